@@ -116,7 +116,7 @@ _SCALES: Mapping[str, Scale] = {
     "B": _bytes,
 }
 """By unit; values in other units are printed as they are."""
-_NAMED_ONCE = ("tokens/s", "cycles", "cores")
+_NAMED_ONCE = ("tokens/s", "cycles", "cores", "steps")
 """Units that a table has in its heading, and that a sentence must add."""
 
 
@@ -136,7 +136,7 @@ def _suffix(metric: str) -> str:
 
 
 def _is_count(metric: str) -> bool:
-    return metric in METRICS and METRICS[metric].counted
+    return metric in METRICS and (METRICS[metric].counted or METRICS[metric].unit == "steps")
 
 
 def plain(metric: str, value: float, digits: int | None = None) -> str:
@@ -166,7 +166,7 @@ def informs(metric: str, estimate: Estimate) -> bool:
     low, high = estimate.low, estimate.high
     if estimate.both or low is None or high is None:
         return False
-    if _unit(metric) in ("", "1"):
+    if _unit(metric) in ("", "1") or METRICS[metric].signed:
         return True  # may be 0 or negative, so a factor says nothing
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 

@@ -60,9 +60,19 @@ class Workload:
     unreplayed: Callable[[], Any] | None = None
     """The step of a `run` that replays a CUDA graph, with the same kernels launched one by one: a
     profile of it shows the ranges of kernels, which those of a graph lack. Called after `run`."""
+    steps: int | None = None
+    """Of a training run: it takes exactly this many steps, at least 2, within its timeout. None:
+    as many as give enough samples."""
+    recorded: Callable[[], Mapping[str, Any]] | None = None
+    """Called after every step, outside of its time: numbers or scalar tensors of this step by name,
+    which the record keeps step by step: loss (nats), bits_per_byte, grad_norm, memory_bytes."""
     capturable: bool = False
     """Whether replaying a captured step as a CUDA graph does the work of a call: no state on the
     host, such as a cursor in the data, changes from step to step."""
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.steps < 2:
+            raise ValueError(f"steps={self.steps} is below 2, so nothing is left after a warm-up")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

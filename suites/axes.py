@@ -46,13 +46,15 @@ _MODEL = _FA2 | {
 }
 _ROUTING = (_MODEL | {"NSA_BRANCHES"}) - {"NSA_PREFILL_BATCHED"}
 """Flags that concern only NSA's branches."""
+_TRAIN = _MODEL | {"NSA_BRANCHES", "NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"}
 READ_FLAGS: Mapping[str, set[str]] = {
     "attention": _FA2,  # its provider is the route of the selection
     "forward": _MODEL,
     "layer": _MODEL,
     "decode": _MODEL,
     "decode_attention": set(),  # its provider is the route of everything
-    "train": _MODEL | {"NSA_BRANCHES", "NSA_FWE_DOC_BATCH", "NSA_FWE_PREFETCH", "NSA_FWE_Q"},
+    "training_run": _TRAIN,
+    "train": _TRAIN,
 }
 """Flags that a workload reads for at least one provider or dataset, and so can sweep."""
 

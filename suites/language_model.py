@@ -1,5 +1,7 @@
 """The byte-level language model: a training step, a forward pass, decoding."""
 
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,8 +19,9 @@ from nsa.flags import Flags, Prefill
 from nsa.model.cache import DenseCache, LayerCache
 from nsa.model.language_model import ByteLM, cross_entropy
 from nsa.routes import fa2
+from nsa.train.__main__ import PRESET_SETTINGS
 from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
-from nsa.train.data import DataError, check_dataset
+from nsa.train.data import DataError, bits_per_byte, check_dataset
 from nsa.train.loop import Trainer, describe_routes
 from suites.axes import DENSE, DTYPES, Axes, AxisError
 
@@ -36,9 +39,24 @@ CHECKED_TOKENS: Mapping[Prefill, int] = {"batched": 1024, "token": 96}
 layer, and taking queries one by one costs hundreds of launches each."""
 
 
-def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> TrainConfig:
-    """Check the axes of one case of `train`."""
-    given = Axes("train", axes, flags)
+FAULTS = ("none", "hang", "slow", "nan")
+"""What can be planted in one step of a training run."""
+SLOW_S = 1.0
+"""Delay of a planted slow step."""
+
+
+def train_config(
+    provider: str, axes: Mapping[str, Scalar], flags: Flags, *, run: bool = False
+) -> TrainConfig:
+    """Check the axes of one case of `train`, or of `training_run`."""
+    given = Axes("training_run" if run else "train", axes, flags)
+    whole: dict[str, Any] = {}
+    if run:
+        whole["steps"] = given.integer("steps")
+        settings = PRESET_SETTINGS[given.word("preset", PRESETS)]
+        whole |= {name: value for name, value in settings.items() if name == "lr"}
+        given.word("fault", FAULTS, "none")
+        given.integer("fault_at", 5)
     if provider in TRAINED_BY:
         given.unrouted(f"{provider} sets every route")
     dataset = given.text("dataset", "synthetic")
@@ -47,6 +65,7 @@ def train_config(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> Tra
     except DataError as error:
         raise AxisError(f"dataset: {error}") from error
     config = TrainConfig(
+        **whole,
         model=_model_config(provider, given, (*PROVIDERS, *TRAINED_BY)),
         routes=TRAINED_BY.get(provider),
         dense_backend=DENSE.get(provider, "sdpa"),
@@ -73,7 +92,10 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     compiled if the case is: every token's loss, and the gradient that reaches the embedding.
     """
     flags = Flags.from_env()
-    config = train_config(provider, axes, flags)
+    return _training(train_config(provider, axes, flags), flags)[1]
+
+
+def _training(config: TrainConfig, flags: Flags) -> tuple[Trainer, Workload]:
     trainer = Trainer(config, flags)
     model, autocast = trainer.model, AUTOCAST[config.precision]
     length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
@@ -95,7 +117,7 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         with _autocast(trainer.device, autocast):
             return _learned(_definition(model, torch.float32), tokens, exact)
 
-    return Workload(
+    workload = Workload(
         run=trainer.step,
         check=check,
         reference=lambda: _learned(_definition(model, torch.float64), tokens, exact),
@@ -111,6 +133,46 @@ def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         stateful=True,
         unreplayed=partial(trainer.step, replay=False) if config.cuda_graph else None,
     )
+    return trainer, workload
+
+
+def training_run(provider: str, axes: Mapping[str, Scalar]) -> Workload:
+    """So many steps of one training, each with its loss, gradient norm and memory on record.
+
+    Axes: those of `train`; steps; fault and fault_at, which plant a hang, a slow step or NaN in the
+    weights (FAULTS) in that step, to see what the harness says of it. The learning rate is that of
+    the preset.
+    """
+    flags = Flags.from_env()
+    trainer, workload = _training(train_config(provider, axes, flags, run=True), flags)
+    fault, at = axes.get("fault", "none"), axes.get("fault_at", 5)
+    loss = torch.zeros(())
+
+    def run() -> dict[str, Tensor]:
+        nonlocal loss
+        if trainer.steps_done + 1 == at:
+            _plant(str(fault), trainer.model)
+        loss = trainer.step()
+        return {"loss": loss}
+
+    def recorded() -> dict[str, float | Tensor]:
+        nats = loss.item()
+        values = {"loss": nats, "bits_per_byte": bits_per_byte(nats)}
+        if trainer.device.type == "cuda":
+            values["memory_bytes"] = torch.cuda.memory_allocated(trainer.device)
+        return {**values, "grad_norm": trainer.gradient_norm}
+
+    return replace(workload, run=run, recorded=recorded, steps=trainer.config.steps)
+
+
+def _plant(fault: str, model: ByteLM) -> None:
+    while fault == "hang":
+        time.sleep(3600)
+    if fault == "slow":
+        time.sleep(SLOW_S)
+    if fault == "nan":
+        with torch.no_grad():
+            model.embedding.weight.fill_(math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 from harness.records import Scalar
@@ -28,6 +28,7 @@ __all__ = [
     "layer",
     "preflight",
     "train",
+    "training_run",
 ]
 
 PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler")
@@ -40,6 +41,7 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "forward": _language_model.forward_plan,
     "layer": _language_model.layer_plan,
     "train": _language_model.train_config,
+    "training_run": partial(_language_model.train_config, run=True),
 }
 
 
@@ -85,6 +87,7 @@ decode_attention = _at_the_seam(_decoding.decode_attention)
 forward = _at_the_seam(_language_model.forward)
 layer = _at_the_seam(_language_model.layer)
 train = _at_the_seam(_language_model.train)
+training_run = _at_the_seam(_language_model.training_run)
 
 
 def counts(

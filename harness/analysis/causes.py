@@ -16,6 +16,7 @@ from statistics import fmean, median
 from harness import units
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, by_range, effects
+from harness.analysis.overhead import course, leaked
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
@@ -27,8 +28,8 @@ SETTING = 1.2
 """Ratio of step times from which the slower value of a setting is a cause."""
 SAME_WORK = 1.05
 """Ratio of FLOPs per token within which two cases do the same work."""
-GROWN, GROWN_BYTES, EVENLY = 0.05, 64 * 2**20, 0.2
-"""Growth of memory while sampling that is a leak: as a share, in bytes, and of it in any third."""
+GROWN, GROWN_BYTES = 0.05, 64 * 2**20
+"""Growth of memory while sampling that is a leak: as a share, and in bytes."""
 STEEP, STEEPER = 1.5, 0.3
 """Exponent of a range that is too steep, and how far it exceeds that of the FLOPs."""
 LARGE_PART = 0.25
@@ -51,6 +52,8 @@ class CauseKind(StrEnum):
     SHARED = "shared GPU"
     THERMAL = "thermal limit"
     LEAK = "memory leak"
+    SINKING = "tokens/s sinks"
+    SLOW_STEPS = "slow steps"
     COLD = "cold start"
     CELL = "suspect the cell"
     RANKS = "rank imbalance"
@@ -91,7 +94,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *wrong,
         *_failures(measured),
         *_without_effect(run, ours),
-        *_leaks(measured),
+        *_over_time(measured),
         *_limits(run, judged),
         *_ranks(measured),
         *_settings(run, judged),
@@ -206,31 +209,28 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
     yield from _dearest(CauseKind.POWER, power)
 
 
-def _leaks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
-    """Memory that grows in every quarter of the sampling of every process."""
-    seen: dict[str, str] = {}
+def _over_time(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+    """Memory that leaks, over the steps or while sampling; tokens/s that sink; slow steps."""
+    leaks, sinking, slow = dict[str, str](), dict[str, str](), dict[str, str]()
     for case_id, processes in measured.items():
+        if went := course(processes):
+            if went.leaked and went.growth:
+                each, by = units.size(went.growth.value), units.size(went.leaked)
+                leaks[case_id] = f"memory grows by {each} a step, {by} in {went.steps} steps"
+            if went.trend == "sinking" and went.drift:
+                change = units.cell("tokens_per_s_drift", went.drift)
+                sinking[case_id] = f"tokens/s changes by {change} in {went.steps} steps"
+            for step, factor in [*went.slow.items()][:1]:
+                more = f"; {len(went.slow) - 1} more are slow" if len(went.slow) > 1 else ""
+                text = f"step {step} takes {units.factor(factor)} as long as those around it"
+                slow[case_id] = text + more
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
-            used = [readings(m, channel, ("sampling",)) for m in processes]
-            quarters = [_quarters(r) for r in used]
-            if quarters and all(map(_grows, quarters)):
-                grew = " to ".join(units.size(x) for x in (quarters[0][0], quarters[0][-1]))
-                seen.setdefault(case_id, f"{what} grows while sampling, {grew}")
-    yield from _one(CauseKind.LEAK, seen)
-
-
-def _quarters(values: Sequence[float]) -> list[float]:
-    """The median of each quarter of the readings; zeros if they are too few."""
-    size = len(values) // 4
-    return [median(values[i * size : (i + 1) * size]) if size > 1 else 0.0 for i in range(4)]
-
-
-def _grows(quarters: Sequence[float]) -> bool:
-    """Whether memory grows far and evenly: a cache, or code that is loaded, grows once."""
-    grown = quarters[-1] - quarters[0]
-    return grown > max(GROWN * quarters[0], GROWN_BYTES) and all(
-        b - a > EVENLY * grown for a, b in pairwise(quarters)
-    )
+            read = (readings(m, channel, ("sampling",)) for m in processes)
+            if grown := min((leaked(r, GROWN, GROWN_BYTES) for r in read), default=0.0):
+                leaks.setdefault(case_id, f"{what} grows by {units.size(grown)} while sampling")
+    yield from _one(CauseKind.LEAK, leaks)
+    yield from _one(CauseKind.SINKING, sinking)
+    yield from _one(CauseKind.SLOW_STEPS, slow)
 
 
 def suspect_cells(ours: Sequence[CaseSummary]) -> Iterator[Cause]:

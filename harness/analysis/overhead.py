@@ -1,4 +1,5 @@
-"""Where the time of a run goes, how long a run will take, and what reading the probes costs.
+"""Where the time of a run goes, how long a run will take, what changes over the steps of a training
+run, and what reading the probes costs.
 
 The cost is the ratio of processes with telemetry to processes without it. The runner alternates
 the two (A B, B A, A B, ...), so that neither is always first and slow drift affects both. Each
@@ -6,13 +7,15 @@ adjacent pair gives one ratio of medians; their logarithms have a t-interval. Al
 count equally.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from harness.analysis import statistics
-from harness.records import Case, Outcome, Run, Suite
+from harness.records import Case, Estimate, Measurement, Outcome, Run, Suite
 
 LIMIT = 0.005
 """Largest share of the step time that reading the probes may cost."""
@@ -176,3 +179,235 @@ def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...
 def _by_settings(case: Case) -> ExpectedTime:
     low_s = min(case.settings.sample_s, case.settings.timeout_s)
     return ExpectedTime(case_id=case.case_id, low_s=low_s, high_s=case.settings.timeout_s)
+
+
+# --- over the steps of a training run ----------------------------------------------------
+#
+# Trends: what follows the first eighth of the run is divided into blocks, whose medians one slow
+# step does not move; a line through them, one a process with a common slope, has a t-interval.
+
+BLOCKS, PER_BLOCK = 8, 2
+"""Blocks of a trend, and the fewest steps in one."""
+DRIFTS = 0.05
+"""Change of tokens/s over the run within which it is steady."""
+LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.2
+"""Growth of memory that is a leak: as a share, in bytes, and of the mean growth in every block."""
+SLOW, SLOW_S, AROUND, START = 3.0, 0.01, 15, 2
+"""A slow step: its factor to the median around it, the least delay, steps around on each side, and
+the first steps, which compile and allocate."""
+ALIKE, LOSSES = 0.01, ("loss", "bits_per_byte")
+"""Difference of two losses that does not matter."""
+
+Values = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """How a training run went over its steps, by all processes of a case, also failed ones."""
+
+    steps: int
+    """The last step; of several processes the least."""
+    first: Mapping[str, float]
+    last: Mapping[str, float]
+    """loss and bits_per_byte: of the first step, and the mean of the last tenth."""
+    speed: tuple[float, float] | None
+    """Tokens/s in the first quarter after the start, and in the last: medians."""
+    drift: Estimate | None
+    """Change of tokens/s over the run by its trend: -0.1 is a tenth slower at the end."""
+    growth: Estimate | None
+    """Of memory, in bytes a step."""
+    leaked: float
+    """How far memory grew, in bytes, if that is a leak; else 0."""
+    slow: Mapping[int, float] = field(default_factory=dict)
+    """Slow step -> how many times as long as those around it, the slowest first."""
+    not_finite: Mapping[str, int] = field(default_factory=dict)
+    """Name -> the first step at which it was NaN or infinite."""
+
+    @property
+    def trend(self) -> str:
+        """steady, sinking, rising or not decided; empty if the steps are too few."""
+        if self.drift is None or self.drift.low is None or self.drift.high is None:
+            return ""
+        if self.drift.high < -DRIFTS or self.drift.low > DRIFTS:
+            return "sinking" if self.drift.high < 0 else "rising"
+        inside = self.drift.low >= -DRIFTS and self.drift.high <= DRIFTS
+        return "steady" if inside else "not decided"
+
+
+def course(measurements: Sequence[Measurement]) -> Course | None:
+    """How one case went over its steps; None if no step of it was recorded."""
+    seen = [(m, m.over_steps) for m in measurements if m.over_steps]
+    if not seen:
+        return None
+    slow: dict[int, float] = {}
+    not_finite: dict[str, int] = {}
+    for _, s in seen:
+        for step, factor in _slow(s.step, s.step_s):
+            slow[step] = max(factor, slow.get(step, 0.0))
+        for name, steps in s.not_finite.items():
+            not_finite[name] = min(steps[0], not_finite.get(name, steps[0]))
+    own = [s.step for _, s in seen]
+    speeds, memory = [speeds_of(m) for m, _ in seen], [_memory(m) for m, _ in seen]
+    drift = _trend(own, [[math.log(v) if v else None for v in of] for of in speeds])
+    if drift is not None:
+        span = float(np.mean([steps[-1] - steps[0] for steps in own]))
+        low, value, high = (
+            math.expm1(span * (e or 0)) for e in (drift.low, drift.value, drift.high)
+        )
+        drift = replace(drift, value=value, low=low, high=high)
+    medians = np.array([[median for *_, median in _blocks(of)] for of in speeds if drift])
+    ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
+    return Course(
+        steps=min(max(steps, default=0) for steps in own),
+        first={n: float(np.mean([a for a, _ in v])) for n, v in ends.items()},
+        last={n: float(np.mean([b for _, b in v])) for n, v in ends.items()},
+        speed=(float(np.median(medians[:, :2])), float(np.median(medians[:, -2:])))
+        if drift
+        else None,
+        drift=drift,
+        growth=_trend(own, memory),
+        leaked=min(map(leaked, memory)),
+        slow=dict(sorted(slow.items(), key=lambda one: -one[1])),
+        not_finite=not_finite,
+    )
+
+
+def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
+    """The metrics of a training run, if every process has a record of its steps."""
+    found = course(ok) if all(m.over_steps for m in ok) else None
+    if found is None:
+        return {}
+    exact = {"steps_taken": found.steps, "slow_steps": len(found.slow)}
+    trends = {"tokens_per_s_drift": found.drift, "memory_growth_bytes_per_step": found.growth}
+    return {
+        **{name: e for name, e in trends.items() if e},
+        **{
+            f"{name}_last": statistics.arithmetic([b for _, b in ends], samples=len(ends))
+            for name in LOSSES
+            if len(ends := _ends(ok, name)) == len(ok)
+        },
+        **{
+            name: Estimate(value=n, low=n, high=n, processes=len(ok), samples=found.steps)
+            for name, n in exact.items()
+        },
+    }
+
+
+def loss_difference(
+    ours: Sequence[Measurement], theirs: Sequence[Measurement]
+) -> tuple[Estimate, str] | None:
+    """By how much a loss differs from another one, as a share of it, and the conclusion.
+
+    At equal steps of the last quarter of those that all processes have: the differences scatter
+    less than the losses where both read the same data. Four blocks of them give the interval. It is
+    `same` if the interval is within the noise (1 %, or as far as the processes of one side are
+    apart, as with other seeds), `higher` or `lower` if it is outside, else `not decided`.
+    """
+    sides = [[_known(m, "loss") for m in side if m.over_steps] for side in (ours, theirs)]
+    common = sorted(set.intersection(*map(set, sides[0] + sides[1]))) if all(sides) else []
+    steps = common[-(len(common) // 4) :]
+    if len(steps) < 4 * PER_BLOCK:
+        return None
+    a, b = (np.array([[of[s] for s in steps] for of in side]) for side in sides)
+    if (level := float(b.mean())) <= 0:
+        return None
+    blocks = [float(d.mean()) / level for d in np.array_split(a.mean(0) - b.mean(0), 4)]
+    found = statistics.arithmetic(blocks, samples=len(steps))
+    noise = max(ALIKE, *(float(np.ptp(v.mean(1))) / level for v in (a, b)))
+    low, high = found.low or 0.0, found.high or 0.0
+    if -noise <= low and high <= noise:
+        said = "same"
+    else:
+        said = "higher" if low > noise else "lower" if high < -noise else "not decided"
+    return replace(found, processes=min(len(a), len(b))), said
+
+
+def _known(m: Measurement, name: str) -> dict[int, float]:
+    """The finite values of a series by step."""
+    s = m.over_steps
+    of = zip(s.step, s.values.get(name, ()), strict=False) if s else ()
+    return {step: v for step, v in of if v is not None}
+
+
+def _ends(measurements: Sequence[Measurement], name: str) -> list[tuple[float, float]]:
+    """The first value of each process that has any, and the mean of its last tenth."""
+    known = [[*_known(m, name).values()] for m in measurements]
+    return [(v[0], float(np.mean(v[-max(1, len(v) // 10) :]))) for v in known if v]
+
+
+def speeds_of(m: Measurement) -> Values:
+    """Tokens/s of each step; empty if its tokens are not known."""
+    assert m.over_steps is not None
+    own = m.over_steps.values.get("tokens_per_s")
+    return own or [m.tokens / s for s in m.over_steps.step_s if m.tokens]
+
+
+def _memory(m: Measurement) -> Values:
+    """Memory after each step: as reported, or by the GPU's or the host's readings."""
+    own = m.over_steps.values.get("memory_bytes") if m.over_steps else ()
+    return own or at_steps(m, "gpu_memory_bytes") or at_steps(m, "rss_bytes")
+
+
+def at_steps(m: Measurement, channel: str) -> Values:
+    """Telemetry at the end of each step; empty if a trend would have too few readings."""
+    ends, seen = m.over_steps.end_s if m.over_steps else (), m.telemetry
+    if not ends or seen is None:
+        return ()
+    read = zip(seen.t_s, seen.channels.get(channel, ()), strict=False)
+    during = [(t, v) for t, v in read if v is not None and t >= ends[0]]
+    if len(during) < BLOCKS * PER_BLOCK:
+        return ()
+    times, values = np.transpose(during)
+    return [float(v) for v in np.interp(ends, times, values)]
+
+
+def _blocks(values: Values) -> list[tuple[int, int, float]]:
+    """Begin, end and median of each block after the start; empty if the values are too few."""
+    edges = np.linspace(max(START, len(values) // 8), len(values), BLOCKS + 1).astype(int)
+    known = [(a, b, [v for v in values[a:b] if v is not None]) for a, b in pairwise(edges)]
+    if any(len(of) < PER_BLOCK for *_, of in known):
+        return []
+    return [(int(a), int(b), float(np.median(of))) for a, b, of in known]
+
+
+def _trend(steps: Sequence[Sequence[int]], values: Sequence[Values]) -> Estimate | None:
+    """The common slope over the steps of all processes; None if one has too few."""
+    points = []
+    for own, of in zip(steps, values, strict=True):
+        x = np.array([[np.mean(own[a:b]), median] for a, b, median in _blocks(of)])
+        if not len(x):
+            return None
+        points.append(x - x.mean(0))
+    x, y = np.concatenate(points).T
+    if not x.any():  # one number for all of its steps
+        return None
+    slope, freedom = float(x @ y / (x @ x)), len(x) - len(points) - 1
+    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / freedom / float(x @ x))
+    half = statistics.t_factor(freedom) * error
+    return Estimate(
+        value=slope,
+        low=slope - half,
+        high=slope + half,
+        processes=len(points),
+        samples=sum(map(len, steps)),
+    )
+
+
+def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> float:
+    """How far memory grew evenly, in bytes; 0 if it did not, or only at once, as by a cache."""
+    medians = [median for *_, median in _blocks(values)]
+    grown = medians[-1] - medians[0] if medians else 0.0
+    if not medians or grown <= max(share * medians[0], least):
+        return 0.0
+    even = all(b - a > EVENLY * grown / (BLOCKS - 1) for a, b in pairwise(medians))
+    return grown if even else 0.0
+
+
+def _slow(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple[int, float]]:
+    """Slow steps with their factor to those around them, so that a run that sinks has none."""
+    least = SLOW * min(times_s, default=0.0)
+    for i in (i for i in range(START, len(times_s)) if times_s[i] > least):
+        near = [*times_s[max(START, i - AROUND) : i], *times_s[i + 1 : i + 1 + AROUND]]
+        usual = float(np.median(near)) if len(near) >= BLOCKS else math.inf
+        if times_s[i] > max(SLOW * usual, usual + SLOW_S):
+            yield steps[i], times_s[i] / usual

@@ -10,6 +10,7 @@ from harness import units
 from harness.analysis import counters, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
+from harness.analysis.overhead import course_metrics
 from harness.analysis.roofline import RooflineBound, bound
 from harness.analysis.statistics import (
     LAG_S,
@@ -23,6 +24,7 @@ from harness.analysis.statistics import (
 from harness.records import (
     COUNTERS,
     METRICS,
+    OVER_STEPS,
     Case,
     CaseSummary,
     Environment,
@@ -174,6 +176,8 @@ def why_absent(
         if precision is None:
             return "precision unknown"
         return f"no data-sheet peak for {environment.device_name} at {precision}"
+    if metric in OVER_STEPS:
+        return "its steps do not report it, or are too few"
     if metric == "peak_memory_bytes":
         return "no device memory to measure" if environment.gpu is None else "not reported"
     if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
@@ -369,7 +373,7 @@ def _metrics(
             metrics[name] = rates[name].estimate(count)
         else:
             metrics.pop(name, None)
-    return {**counters.estimates(ok), **metrics}
+    return {**counters.estimates(ok), **metrics, **course_metrics(ok)}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:

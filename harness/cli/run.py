@@ -170,7 +170,7 @@ def run(
         say(f"stopped: {units.stop_text(agenda.stop)}\n  To measure the rest: {rest}")
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
-    recorded = reader.load(store_root, writer.run_id)
+    recorded = reader.load(store_root, writer.folder)
     _conclude(recorded, pages.written(recorded, reports) if report else None, as_json)
 
 
@@ -270,7 +270,7 @@ def overhead(
         with store_writer.create(store_root, chosen, here) as writer:
             if _carry_out(Agenda(chosen), rig, launcher, here, writer, self_test=True):
                 writer.finish()
-    recorded = reader.load(store_root, writer.run_id)
+    recorded = reader.load(store_root, writer.folder)
     found = sampling.overhead(recorded)
     if as_json:
         document({"run": recorded.run_id, "overhead": asdict(found) if found else None})

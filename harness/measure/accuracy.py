@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from harness.records import Accuracy, TensorError
+from harness.records import Accuracy, OverSteps, TensorError
 from harness.workload import Workload
 
 EAGER_FACTOR = 2.0
@@ -43,6 +43,8 @@ class NonFinite(Exception):
     """Which of the workload's functions returned it: check or run."""
     steps = 0
     """Steps done by then."""
+    over_steps: OverSteps | None = None
+    """What they reported."""
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
@@ -94,16 +96,20 @@ def require_finite(name: str, value: Tensor) -> None:
             raise NonFinite(f"{name}: {bad} of {value.numel()} values are NaN or Inf")
 
 
-def require_finite_step(output: object, step: int) -> None:
+def require_finite_step(output: object, step: int, *, own: int | None = None) -> None:
     """Check small outputs of a step, such as a loss; reading a large one would change the caches
     before the next sample.
+
+    Args:
+        own: The workload's own number of the step, if it has one.
 
     Raises:
         NonFinite: One contains NaN or Inf.
     """
     for name, value in _named(output):
         if isinstance(value, Tensor) and value.numel() <= SMALL:
-            _require_finite_run(name, value, step + 1, f", first in step {step} (counted from 0)")
+            when = f"{step} (counted from 0)" if own is None else f"{own}"
+            _require_finite_run(name, value, step + 1, f", first in step {when}")
 
 
 def require_finite_output(output: object, *, steps: int = 1) -> None:

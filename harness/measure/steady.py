@@ -14,14 +14,16 @@ heuristics for simulation", WSC 2000 (MSER-5). Each process must reach its own s
 some never do: Kalibera & Jones, "Rigorous benchmarking in reasonable time", ISMM 2013.
 """
 
+import math
 from array import array
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.records import MeasureSettings
+from harness.records import MeasureSettings, OverSteps
 
 MIN_STEADY = 4
 """Two readings in each half; fewer cannot show a drift."""
@@ -116,6 +118,42 @@ class StepSeries:
             return Division(start=self._first + start, steady=True)
         until = (self.warm_at or 0.0) + self._settings.warmup_s
         return Division(start=max(self._first, bisect_left(self.began_at, until)), steady=False)
+
+
+class StepLog:
+    """What each step of one process reported, for the record."""
+
+    def __init__(self, launched_at: float) -> None:
+        self._launched_at = launched_at
+        self._rows: list[tuple[int, float, float, Mapping[str, float]]] = []
+        self._not_finite: dict[str, list[int]] = {}
+
+    def add(self, step: int, step_s: float, end_at: float, values: Mapping[str, float]) -> None:
+        """A finished step, by its own number; `end_at` as time.monotonic."""
+        self.note(step, values)
+        self._rows.append((step, step_s, end_at - self._launched_at, values))
+
+    def note(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep which values are NaN or infinite, also of a step that does not finish."""
+        for name in (n for n, v in values.items() if not math.isfinite(v)):
+            self._not_finite.setdefault(name, []).append(step)
+
+    def record(self) -> OverSteps | None:
+        """All steps so far, in seven digits; None if none reported a value."""
+        names = dict.fromkeys(name for *_, values in self._rows for name in values)
+        if not names and not self._not_finite:
+            return None
+        return OverSteps(
+            step=tuple(step for step, *_ in self._rows),
+            step_s=tuple(float(f"{s:.7g}") for _, s, _, _ in self._rows),
+            end_s=tuple(round(end, 4) for _, _, end, _ in self._rows),
+            values={n: tuple(_short(values.get(n)) for *_, values in self._rows) for n in names},
+            not_finite={name: tuple(steps) for name, steps in self._not_finite.items()},
+        )
+
+
+def _short(value: float | None) -> float | None:
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
 
 
 def steady_start(readings_s: NDArray[np.float64]) -> int | None:

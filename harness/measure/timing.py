@@ -128,9 +128,11 @@ def take(
     progress: Callable[[float], None] = lambda _: None,
     sampling: Callable[[float], None] = lambda _: None,
     prepare: Callable[[int], None] = lambda _: None,
-    inspect: Callable[[Any, int], None] = lambda *_: None,
+    inspect: Callable[[TimedStep, int], None] = lambda *_: None,
+    steps: int | None = None,
 ) -> Timing:
-    """Run until steady, then until there are `max_samples`, or `min_samples` that took `sample_s`.
+    """Run until steady, then until there are `max_samples`, or `min_samples` that took `sample_s`;
+    or, if that is stated, for so many steps.
 
     Without a steady state within `warmup_s`, later readings are the samples, marked as not steady,
     unless they become steady after all. With two samples, no step starts that would probably end
@@ -145,7 +147,8 @@ def take(
         sampling: Called with time.monotonic at the beginning of the first sample, once it is known
             and whenever later readings move it.
         prepare: Called before each step with its index.
-        inspect: Called after each step with its output and its index.
+        inspect: Called after each step with its reading and its index.
+        steps: All steps to take.
     """
     series = steady.StepSeries(settings, first=1)
     announced: float | None = None
@@ -159,12 +162,12 @@ def take(
             ended_at.append(monotonic())
             series.append(reading.began_at, reading.time_s, reading.host_s)
             progress(reading.host_s)
-            inspect(reading.output, series.count - 1)
+            inspect(reading, series.count - 1)
             start = series.look().start
             if start < series.count and series.began_at[start] != announced:
                 announced = series.began_at[start]
                 sampling(announced)
-            if series.enough:
+            if series.count == steps or (steps is None and series.enough):
                 cut = False
                 break
             if cut := series.must_end(monotonic(), deadline):

@@ -5,6 +5,7 @@ for a workload. The program runs to its end, or, if the suite says so, until the
 samples; its descendants end with the worker.
 """
 
+import math
 import re
 import resource
 import signal
@@ -12,9 +13,9 @@ import statistics
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.git import origin
-from harness.measure.steady import EVERY_READING, StepSeries
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run
 from harness.program.output import BoundedLog
@@ -27,16 +28,8 @@ from harness.program.reported import (
     StepReader,
     Value,
 )
-from harness.records import (
-    Accuracy,
-    Clock,
-    Evidence,
-    Measurement,
-    MeasureSettings,
-    Outcome,
-    Program,
-    Scalar,
-)
+from harness.program.steps import ProgramSteps
+from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 
 ALIVE_S = 0.1
 """Least time between two signs of life."""
@@ -97,7 +90,13 @@ class _Session:
         self.setup_steps = program.steps.setup_steps if program.steps else 0
         self.folder = process.folder(program, order.roots)
         self.metrics = ReportedMetrics(program, self.folder)
-        self.series = ProgramSteps(settings, setup_steps=self.setup_steps)
+        self.series = ProgramSteps(
+            settings, setup_steps=self.setup_steps, launched_at=order.launched_at
+        )
+        self.unfinished: dict[str, float] = {}
+        """Metrics reported since the last step."""
+        self.not_finite_at: int | None = None
+        """The program's own number of the step that reported NaN or infinity."""
 
     def run(self) -> None:
         """Run the program to its end.
@@ -132,10 +131,18 @@ class _Session:
         alive = finder is None or not self.warm
         for line in read.lines:
             self.lines += 1
-            self.metrics.read_line(line, read.at)
             step = finder.read(line) if finder else None
+            try:
+                self.unfinished |= self.metrics.read_line(line, read.at)
+            except NotFinite as error:
+                self.series.add(steps, read.at)
+                if step is not None and step.count is not None:
+                    self.not_finite_at = step.count
+                    self.series.log.note(step.count, {error.metric: math.nan})
+                raise
             if step is not None:
-                steps.append(step)
+                steps.append(replace(step, values=self.unfinished))
+                self.unfinished = {}
             elif finder and not alive:
                 alive = finder.is_alive(line)
         took = self.series.add(steps, read.at)
@@ -205,6 +212,8 @@ class _Session:
     def after_step(self) -> str:
         """The last finished step, by the program's own number if it prints one, for a detail."""
         done, own = self.series.finished, self.series.last_step
+        if self.not_finite_at is not None:
+            return f", at its step {self.not_finite_at}"
         if own is not None:
             return f", after its step {own}"
         return f", after step {done}" if done else ""
@@ -220,6 +229,7 @@ class _Session:
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
+            over_steps=self.series.log.record(),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
@@ -306,6 +316,7 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
+            over_steps=self.series.log.record(),
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:
@@ -320,69 +331,3 @@ class _Session:
     def _effective(self) -> dict[str, Scalar]:
         found = process.find(self.order.case, self.program, self.folder)
         return {"program": found or self.program.argv[0]}
-
-
-# --- its steps ---------------------------------------------------------------------------
-
-
-class ProgramSteps(StepSeries):
-    """One reading for each line after the setup: for a line of ten steps, the mean of the ten.
-
-    Warm-up begins at the end of the setup.
-    """
-
-    def __init__(self, settings: MeasureSettings, *, setup_steps: int) -> None:
-        super().__init__(settings, first=0)
-        self._setup_steps = setup_steps
-        self._last_line_at: float | None = None
-        self.last_step: int | None = None
-        """The program's own number of its last step, if it prints one."""
-        self.finished = 0
-        """Steps, including setup."""
-        self.together = 0
-        """Readings from lines that arrived together, which share their time equally."""
-        self.one_by_one = True
-        """Whether each line reports one step."""
-
-    def add(self, steps: Sequence[Step], at: float) -> list[float]:
-        """Add the steps of lines that arrived together, at `at`; returns the times of those after
-        setup, of one line at most EVERY_READING."""
-        took: list[float] = []
-        untimed: list[int] = []
-        is_setup = restarted = False
-        for step in steps:
-            advance = self._advance(step)
-            self.finished += advance
-            if self.finished <= self._setup_steps:
-                is_setup = True
-            elif step.time_s is not None:
-                self._keep(step.time_s, at - step.time_s)
-                took += [step.time_s] * min(advance, EVERY_READING)
-            restarted |= advance == 0
-            untimed += [advance] if step.time_s is None else []
-        if untimed and self._last_line_at is not None and not (is_setup or restarted):
-            each_s = (at - self._last_line_at) / sum(untimed)
-            done = 0
-            for advance in untimed:
-                self._keep(each_s, self._last_line_at + done * each_s)
-                done += advance
-            took += [each_s] * min(done, EVERY_READING)
-            self.together += len(untimed) if len(untimed) > 1 else 0
-        if steps:
-            self._last_line_at = at
-            if self.warm_at is None and self.finished >= self._setup_steps:
-                self.warm_at = min(self.began_at[0], at) if self.began_at else at
-        return took
-
-    def _advance(self, step: Step) -> int:
-        """How many steps a line finishes; 0 if the program's count restarts."""
-        if step.count is None:
-            return 1
-        before, self.last_step = self.last_step, step.count
-        advance = 1 if before is None else max(0, step.count - before)
-        self.one_by_one &= advance <= 1
-        return advance
-
-    def _keep(self, time_s: float, began_at: float) -> None:
-        if time_s > 0:
-            self.append(began_at, time_s, time_s)

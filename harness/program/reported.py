@@ -5,13 +5,15 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.records import MetricSource, Program, Steps
 
+MAY_OVERFLOW = "grad_norm"
+"""The one metric that may be NaN or infinite: a step of fp16 that overflowed is left out."""
 MAX_READINGS = 10_000
 """Newest readings kept of a metric."""
 _SHOWN = 120
@@ -23,6 +25,10 @@ class MissingMetric(Exception):
 
 class NotFinite(Exception):
     """A program reported NaN or infinity."""
+
+    def __init__(self, problem: str, metric: str) -> None:
+        super().__init__(problem)
+        self.metric = metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +52,22 @@ class ReportedMetrics:
         self.values: dict[str, deque[Value]] = {
             r.metric: deque(maxlen=MAX_READINGS) for r in program.readings
         }
+        self._overflowed = False
 
-    def read_line(self, line: str, at: float) -> None:
-        """Read one line of output.
+    def read_line(self, line: str, at: float) -> dict[str, float]:
+        """Read one line of output; returns its values by metric.
 
         Raises:
             MissingMetric: Its value is not a number.
             NotFinite: It is NaN or infinite.
         """
+        values = {}
         for source in self._of_lines:
             found = _in_line(source, line)
             if found is not None:
-                self._keep(source, found, at, f"in the line {_short(line)}")
+                value = self._keep(source, found, at, f"in the line {_short(line)}")
+                values[source.metric] = value
+        return values
 
     def read_files(self, at: float) -> None:
         """Read the files of a program that has ended.
@@ -79,14 +89,21 @@ class ReportedMetrics:
     def require_all(self) -> None:
         """Raise MissingMetric if a metric has no reading."""
         for source in self._of_lines:
-            if not self.values[source.metric]:
+            if not self.values[source.metric] and not (
+                self._overflowed and source.metric == MAY_OVERFLOW
+            ):
                 after = f" after {source.prefix!r}" if source.prefix else ""
                 json_line = f"a JSON line with {source.json!r}{after}"
                 wanted = f"a line that matches {source.line!r}" if source.line else json_line
                 raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
 
-    def _keep(self, source: MetricSource, found: Any, at: float, where: str) -> None:
-        self.values[source.metric].append(Value(at, _number(source, found, where)))
+    def _keep(self, source: MetricSource, found: Any, at: float, where: str) -> float:
+        value = _number(source, found, where)
+        if math.isfinite(value):
+            self.values[source.metric].append(Value(at, value))
+        else:
+            self._overflowed = True
+        return value
 
 
 def _in_line(source: MetricSource, line: str) -> Any:
@@ -152,8 +169,8 @@ def _number(source: MetricSource, found: Any, where: str) -> float:
     except ValueError:
         shown = _short(found) if isinstance(found, str) else json.dumps(found)[:_SHOWN]
         raise MissingMetric(f"{source.metric}: {shown} is not a number, {where}") from None
-    if not math.isfinite(value):
-        raise NotFinite(f"{source.metric} is {found}, {where}")
+    if not math.isfinite(value) and source.metric != MAY_OVERFLOW:
+        raise NotFinite(f"{source.metric} is {found}, {where}", source.metric)
     return value
 
 
@@ -165,6 +182,8 @@ class Step:
     """Steps finished so far, if reported."""
     time_s: float | None
     """Time of this step, if reported."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What was reported since the step before, by metric."""
 
 
 class StepReader:

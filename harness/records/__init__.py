@@ -59,6 +59,7 @@ from harness.records.measured import (
     EvidenceFile,
     Measurement,
     NonFiniteOrigin,
+    OverSteps,
     Phase,
     Run,
     Telemetry,
@@ -68,7 +69,7 @@ from harness.records.measured import (
     bounded,
     require_times,
 )
-from harness.records.metrics import METRICS, Metric
+from harness.records.metrics import METRICS, OVER_STEPS, Metric
 from harness.records.outcome import FAILURES, Clock, Outcome, Scalar, Stop, as_text
 from harness.records.profile import (
     COUNTERS,

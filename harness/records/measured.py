@@ -127,6 +127,27 @@ class Telemetry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OverSteps:
+    """What a process reported step by step: an entry a step, or a line of several steps."""
+
+    step: tuple[int, ...]
+    """The program's own number of each step; a workload's are counted from 1."""
+    step_s: tuple[float, ...]
+    """Time of the step, or the mean of those of the line."""
+    end_s: tuple[float, ...]
+    """Its end, in seconds since the launch, as the times of the telemetry."""
+    values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """Name -> value of each step, such as loss (nats), bits_per_byte, grad_norm, memory_bytes;
+    None if it reported none, or NaN or infinity."""
+    not_finite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Name -> numbers of the steps at which it was NaN or infinite."""
+
+    def __post_init__(self) -> None:
+        if {len(v) for v in (self.step_s, self.end_s, *self.values.values())} - {len(self.step)}:
+            raise ValueError("a series over steps needs one value a step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFile:
     """One file of evidence of a failure, or why there is none."""
 
@@ -279,6 +300,8 @@ class Measurement:
     profile: Profile | None = None
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Values that a program reported by metric, without step times, in order."""
+    over_steps: OverSteps | None = None
+    """Of a training run, also of one that failed; None if no step was recorded by itself."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""

@@ -17,9 +17,23 @@ class Metric:
     """An exact count of one step, without noise: one of harness.records.COUNTERS."""
     of_case: bool = True
     """Whether a single case has a value, so that an expectation may name the metric."""
+    signed: bool = False
+    """Whether it may be 0 or negative, so that a factor says nothing of it."""
     about: str = ""
     """What the name does not say, for editors of a suite."""
 
+
+_LAST = "Mean of the last tenth of the steps"
+_OVER_STEPS = (
+    ("steps_taken", "steps taken", "steps", True, False, "Number of the last step."),
+    ("loss_last", "last loss", "1", False, False, f"{_LAST}, in nats."),
+    ("bits_per_byte_last", "last bits per byte", "1", False, False, f"{_LAST}."),
+    ("tokens_per_s_drift", "drift of tokens/s", "ratio", True, True, "-0.1: a tenth is lost."),
+    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, True, "By the trend."),
+    ("slow_steps", "slow steps", "steps", False, False, "3x as long as those around them."),
+)
+"""Metrics that only a training run has: name, title, unit, direction, signed, about."""
+OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
 
 METRICS: Mapping[str, Metric] = {
     m.name: m
@@ -68,6 +82,17 @@ METRICS: Mapping[str, Metric] = {
             unit="1",
             higher_is_better=False,
             of_case=False,
+        ),
+        *(
+            Metric(
+                name=name,
+                title=title,
+                unit=unit,
+                higher_is_better=higher,
+                signed=signed,
+                about=about,
+            )
+            for name, title, unit, higher, signed, about in _OVER_STEPS
         ),
         *(
             Metric(

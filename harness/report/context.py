@@ -231,6 +231,7 @@ def build(
         "scaling": tables.scaling(fits, short) if fits else None,
         "scaling_pictures": [n for n in names if n.startswith("scaling-")],
         "judged_pictures": [n for n in names if n in {_scaling(f) for f in fitted}],
+        "over_steps": steadiness.over_steps(run, short),
         "steadiness": steadiness.table(spreads(run), summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
@@ -281,6 +282,11 @@ def _pictures(
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
         drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
+    trained = [
+        (short[c.case_id], next((m for m in run.of(c.case_id) if m.over_steps), None))
+        for c in run.suite.cases
+    ]
+    drawn.append(figures.over_steps([(name, m) for name, m in trained if m]))
     judged = cited.judged(run, summaries)
     if slow := max(judged or summaries, key=_time_per_token, default=None):
         label = f"Slowest {'judged ' if judged else ''}case: {short[slow.case.case_id]}"

@@ -21,6 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 
 from harness import units
 from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack, Versus
+from harness.analysis.overhead import course, speeds_of
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
@@ -41,6 +42,8 @@ DPI = 160
 WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 """No figure is larger than a screen."""
 LONG_TITLE = 92
+MIN_CURVE = 4
+"""Fewest steps that are drawn as a curve."""
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
 
@@ -220,6 +223,51 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
     part = units.percent(round(seconds / found[0].step_s, 2))
     return _picture("where", figure, f"{name}: {part} of {step} are {most}")
+
+
+def over_steps(found: Sequence[tuple[str, Measurement]]) -> Picture | None:
+    """Loss and tokens/s over the steps: two panels, one curve a case.
+
+    Args:
+        found: Short name of a case, and the process that is drawn.
+    """
+    drawn = [(n, m, s) for n, m in found if (s := m.over_steps) and len(s.step) >= MIN_CURVE]
+    drawn = drawn[: 2 * len(COLOURS)]
+    if not drawn:
+        return None
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN * 0.8), layout="constrained")
+    panels = figure.subplots(1, 2, squeeze=False)[0]
+    for axes, name in zip(panels, ("loss, nats", "tokens/s"), strict=True):
+        _plain(axes)
+        axes.set_title(name, fontsize=9, color=INK, loc="left")
+        axes.set_xlabel("step", color=MUTED)
+        axes.grid(axis="y", color=FAINT, lw=0.8)
+    handles = []
+    for i, (_, m, s) in enumerate(drawn):
+        style: dict[str, Any] = {
+            "color": COLOURS[i % len(COLOURS)],
+            "ls": "--" if i >= len(COLOURS) else "-",
+        }
+        losses = [math.nan if v is None else v for v in s.values.get("loss", ())]
+        if losses:
+            panels[0].plot(s.step, losses, lw=1.1, **style)
+        if speeds := [math.nan if v is None else v for v in speeds_of(m)]:
+            panels[1].plot(s.step, speeds, lw=1.1, **style)
+        handles.append(Line2D([], [], lw=1.5, **style))
+    panels[1].set_ylim(bottom=0)
+    panels[1].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
+    names = _folded(n for n, _, _ in drawn)
+    columns = 3 if max(map(len, names)) < LONG_ROW // 2 else 2
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
+    went = course([drawn[0][1]])
+    ends = went and went.last.get("loss")
+    said = f"loss {went.first['loss']:.3f} to {ends:.3f}" if went and ends else "tokens/s"
+    if went and went.trend not in ("", "not decided"):
+        said += f", tokens/s {went.trend}"
+    said += f" in {drawn[0][2].step[-1]:,} steps"
+    return _picture("over-steps", figure, drawn[0][0], said)
 
 
 def telemetry(measurement: Measurement, label: str) -> Picture | None:

@@ -26,6 +26,8 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.SHARED: ("Measure on an idle GPU", f"{AGAIN} --wait-for-gpu 600"),
     CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),
     CauseKind.LEAK: ("Keep no tensor of an earlier step", AGAIN),
+    CauseKind.SINKING: ("Look for work that grows with the steps: a list, a log, a cache", AGAIN),
+    CauseKind.SLOW_STEPS: ("Look what else such a step does: a save, a log, a collection", AGAIN),
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),

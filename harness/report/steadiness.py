@@ -1,13 +1,16 @@
-"""How far to trust the numbers of a run: spread, discarded samples, the self-test."""
+"""How far to trust the numbers of a run, and how its training runs went over their steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness import units
+from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
 from harness.analysis.summary import Spread
 from harness.records import CaseSummary, Peaks, Run
 from harness.report.tables import NONE, Table
 from harness.report.text import plural
 
+MAX_STEPS = 3
+"""Slow steps that a row names."""
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
 
 
@@ -33,6 +36,58 @@ def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | 
         for s in found
     ]
     return Table(columns=tuple(columns), rows=tuple(rows))
+
+
+def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
+    """One row a training run; None without one.
+
+    Args:
+        names: Case id -> its short name.
+    """
+    found = [(c, went) for c in run.suite.cases if (went := course(run.of(c.case_id)))]
+    if not found:
+        return None
+    rows, against = [], dict[str, str]()
+    for case, went in found:
+        difference = NONE
+        if (first := against.setdefault(case.workload, case.case_id)) != case.case_id:
+            compared = loss_difference(run.of(case.case_id), run.of(first))
+            if compared:
+                difference = f"{units.change(1 + compared[0].value)} ({compared[1]})"
+        tokens = [units.plain("tokens_per_s", v, 3) for v in went.speed or ()]
+        growth = NONE
+        if went.growth:
+            flat = abs(went.growth.value) * went.steps < LEAKS_BYTES
+            growth = "flat" if flat else f"{units.size(went.growth.value)} a step"
+        rows.append(
+            (
+                names[case.case_id],
+                f"{went.steps:,}",
+                *(_from_to(went, name) for name in ("loss", "bits_per_byte")),
+                difference,
+                f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
+                f"leak: {growth}" if went.leaked else growth,
+                ", ".join(f"{n} ({units.factor(x)})" for n, x in [*went.slow.items()][:MAX_STEPS])
+                or NONE,
+                ", ".join(f"{what} at {n}" for what, n in went.not_finite.items()) or NONE,
+            )
+        )
+    heads = ("case", ">steps", ">loss", ">bits per byte", ">loss at equal steps", ">tokens/s")
+    remarks = (
+        "Loss and bits per byte: the first step, and the mean of the last tenth. Loss at equal "
+        "steps: the mean difference from the first case of the workload in the last quarter; the "
+        "same if it is surely within 1 %, or within what the processes of one case differ. "
+        "Tokens/s: the first and the last quarter after the start; steady if the trend changes it "
+        "by less than 5 %. Slow steps take three times as long as those around them.",
+    )
+    columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
+    return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+
+
+def _from_to(went: Course, name: str) -> str:
+    if name not in went.last:
+        return NONE
+    return f"{went.first[name]:.3f} → {went.last[name]:.3f}"
 
 
 def self_test_sentence(run: Run) -> str:

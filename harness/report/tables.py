@@ -14,6 +14,7 @@ from harness.analysis.statistics import times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
     METRICS,
+    OVER_STEPS,
     Case,
     CaseSummary,
     Environment,
@@ -37,8 +38,8 @@ from harness.report.verdict_text import requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
-_DETAILS = ("step_cycles",)
-"""Metrics only of the table of details: each repeats another one in another unit."""
+_DETAILS = ("step_cycles", *OVER_STEPS)
+"""Metrics only of the table of details: another one in another unit, or of a table of their own."""
 NONE = "–"
 _TITLES = {m.name: m.title for m in METRICS.values()} | {
     "cpu_utilisation": "CPU cores",

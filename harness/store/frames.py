@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from harness.analysis import overhead
 from harness.analysis.summary import summarise
-from harness.records import COUNTERS, METRICS, CaseSummary, Run
+from harness.records import COUNTERS, METRICS, CaseSummary, Measurement, Run
 from harness.store import reader, tables
 from harness.store.index import NOT_RUN
 
@@ -17,6 +18,10 @@ _OF_PROCESS = ["case_id", *_COLUMNS[_COLUMNS.index("process") : _COLUMNS.index("
 _OF_SAMPLE = ["case_id", "process", *_COLUMNS[_COLUMNS.index("sample") :]]
 _UNITS = {"_s": "s", "bytes": "B", "flops": "FLOP", "tokens": "tokens"}
 """End of a column's name -> its unit."""
+
+_NO_STEPS = pd.DataFrame(
+    {"case_id": "", "process": 0, "step": 0, "step_s": 0.0, "end_s": 0.0}, index=[]
+).astype({"case_id": "string", "process": "Int64", "step": "Int64"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,9 @@ class RunFrames:
     counters: pd.DataFrame
     """A process that counted: `process`, its counts of one step (`host_syncs`, ...), and `exact`:
     whether two steps agree."""
+    steps: pd.DataFrame
+    """A step of a training run: `process`, `step` (its own number), `step_s`, `end_s` since the
+    launch, what it reported (`loss`, ...), and the channels of the telemetry at its end."""
 
 
 def load(run: str | Path, store: str | Path) -> RunFrames:
@@ -85,7 +93,18 @@ def load(run: str | Path, store: str | Path) -> RunFrames:
         processes=framed(rows[rows["sample"].fillna(0) == 0].dropna(subset="process")[_OF_PROCESS]),
         samples=framed(rows.dropna(subset="sample")[_OF_SAMPLE]),
         counters=framed(counted),
+        steps=framed(pd.concat([_NO_STEPS, *map(_steps, whole.measurements)])),
     )
+
+
+def _steps(m: Measurement) -> pd.DataFrame:
+    s = m.over_steps
+    if s is None:
+        return _NO_STEPS
+    channels = m.telemetry.channels if m.telemetry else ()
+    own = {"case_id": m.case_id, "process": m.process, "step": s.step, "step_s": s.step_s}
+    read = {name: of for name in channels if len(of := overhead.at_steps(m, name))}
+    return pd.DataFrame({**own, "end_s": s.end_s, **read, **s.values}).astype(_NO_STEPS.dtypes)
 
 
 def _summed(s: CaseSummary, metrics: Sequence[str]) -> dict[str, object]:

@@ -32,7 +32,7 @@ from harness.records import (
 )
 from harness.runner.launcher import Launcher
 from harness.tests import faulty, workers
-from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, trained
 from harness.tests.workers import QUICK, make_case
 
 PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
@@ -238,6 +238,33 @@ def leak(c: Case, m: Measurement) -> Measurement:
     return channel(m, "gpu_memory_bytes", lambda at: (8 + 4 * at) * 2**30)
 
 
+def sinking(c: Case, m: Measurement) -> Measurement:
+    """Each step takes longer than the last, twice as long at the end."""
+    return trained(m, pace=lambda n: 1 + n / 200)
+
+
+def late_sinking(c: Case, m: Measurement) -> Measurement:
+    return trained(m, pace=lambda n: 1.3 if n > 120 else 1.0)
+
+
+def leaks_a_little(c: Case, m: Measurement) -> Measurement:
+    """1 MiB a step is 2.4 % of the memory after 200 steps."""
+    return trained(m, memory_bytes=lambda n: 8 * 2**30 + n * 2**20)
+
+
+def one_slow_step(c: Case, m: Measurement) -> Measurement:
+    return trained(m, pace=lambda n: 7.0 if n == 120 else 1.0)
+
+
+def steady_training(c: Case, m: Measurement) -> Measurement:
+    """Compiles at first, fills a cache at once, and steps vary."""
+    return trained(
+        m,
+        pace=lambda n: 100.0 if n <= 2 else 1.0 + 0.3 * (n % 10 == 0),
+        memory_bytes=lambda n: (9 if n > 90 else 8) * 2**30,
+    )
+
+
 def overflow(c: Case, m: Measurement) -> Measurement:
     origins = (
         NonFiniteOrigin(
@@ -299,6 +326,11 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (occupied, CASES, CauseKind.SHARED),
         (cold, CASES, CauseKind.COLD),
         (leak, CASES, CauseKind.LEAK),
+        (leaks_a_little, CASES, CauseKind.LEAK),
+        (sinking, CASES, CauseKind.SINKING),
+        (late_sinking, CASES, CauseKind.SINKING),
+        (one_slow_step, CASES, CauseKind.SLOW_STEPS),
+        (steady_training, CASES, None),
         (overflow, CASES, CauseKind.OVERFLOW),
         (odd_cell, GC, CauseKind.CELL),
         (nothing, CASES, None),

@@ -105,6 +105,7 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
             fields["accuracy"] = error.accuracy
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
+            fields["over_steps"] = error.over_steps
             if error.computation == "run":
                 fields["evidence"] = Evidence(phase="run", steps=error.steps)
         case _ if _is_out_of_memory(error):

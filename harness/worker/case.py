@@ -9,7 +9,7 @@ from time import monotonic
 import torch
 
 from harness.git import origin
-from harness.measure import accuracy, attestation, digest, inputs, memory, timing
+from harness.measure import accuracy, attestation, digest, inputs, memory, steady, timing
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, Outcome
 from harness.worker.factory import load_factory
@@ -50,12 +50,26 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
 
     reporter.phase("warmup")
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
-    timed = inputs.prepare(workload, case.settings)
+    timed, log = inputs.prepare(workload, case.settings), steady.StepLog(order.launched_at)
 
-    def inspect(output: object, step: int) -> None:
-        accuracy.require_finite_step(output, step)
+    def inspect(reading: timing.TimedStep, step: int) -> None:
+        own = None
+        if workload.recorded:
+            own = step + 1
+            numbers = {name: float(value) for name, value in workload.recorded().items()}
+            log.add(own, reading.time_s, reading.began_at + reading.host_s, numbers)
+        try:
+            accuracy.require_finite_step(reading.output, step, own=own)
+        except accuracy.NonFinite as error:
+            error.over_steps = log.record()
+            raise
         if step == 0:
-            first.inspect(output)
+            first.inspect(reading.output)
+
+    def progress(seconds: float) -> None:
+        if workload.recorded:
+            reporter.last_step = (reporter.last_step or 0) + 1
+        reporter.ran(seconds)
 
     def prepare(step: int) -> None:
         if timed.fresh and step:
@@ -68,16 +82,18 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         case.settings,
         stopwatch,
         deadline=deadline,
-        progress=reporter.ran,
+        progress=progress,
         sampling=lambda at: reporter.phase("sampling", at),
         prepare=prepare,
         inspect=inspect,
+        steps=workload.steps,
     )
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
     reporter.phase("repeat")
     outputs = digest.Repeats(workload, checked, first.elements)
-    taken = _repeated(timed, taken, outputs, deadline, reporter)
+    if workload.steps is None:
+        taken = _repeated(timed, taken, outputs, deadline, reporter)
     effective, flags_read = attestation.observed(case, workload)
     effective |= timed.effective
     code = _require_code(order)
@@ -116,6 +132,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         output_digest=first.digest,
         counters=ran.counters,
         profile=ran.profile,
+        over_steps=log.record(),
     )
     return Answer(measurement=measurement, between_s=taken.between_s)
 

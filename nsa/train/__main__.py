@@ -88,20 +88,22 @@ def train(
     peak = trainer.peak_flops
     logged = trainer.steps_done
     first = logged + 1
-    total = torch.zeros((), device=trainer.device)
+    taken: list[Tensor] = []  # loss and gradient norm of each step, on the device
     began = mark = time.perf_counter()
     for step in range(first, steps + 1):
-        total += trainer.step()
+        taken.append(torch.stack((trainer.step(), trainer.gradient_norm)))
         saves = save_every is not None and step % save_every == 0
         if step not in (first, steps) and step % log_every and not saves:
             continue
-        loss = _over_processes(total / (step - logged), trainer.launch)
+        losses, norms = _over_processes(torch.stack(taken).T, trainer.launch).tolist()
         now = time.perf_counter()  # the loss was read, so the device is done
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss is {loss} at step {step}; it was finite up to step {logged}\n"
-                f"  {_REMEDIES[trainer.config.precision]}"
-            )
+        for i, loss in enumerate(losses, logged + 1):
+            if not math.isfinite(loss):
+                raise NonFiniteError(
+                    f"the loss is {loss} at step {i}; it was finite up to step {i - 1}\n"
+                    f"  {_REMEDIES[trainer.config.precision]}"
+                )
+        loss = math.fsum(losses) / len(losses)
         held_out = None
         if held_out_batches:
             held_out = bits_per_byte(trainer.held_out_loss(held_out_batches).item())
@@ -110,12 +112,15 @@ def train(
             step=step,
             loss=loss,
             bits_per_byte=bits_per_byte(loss),
+            gradient_norm=norms[-1],
             held_out_bits_per_byte=held_out,
             tokens_per_s=rate and rate * trainer.tokens_per_step,
             mfu=rate and peak and rate * trainer.flops_per_step / peak,
             elapsed_s=now - began,
+            losses=tuple(losses),
+            gradient_norms=tuple(norms),
         )
-        total.zero_()
+        taken.clear()
         logged, mark = step, time.perf_counter()
 
 
@@ -282,12 +287,13 @@ def _draw(path: Path, preset: str, config: TrainConfig, curve: Sequence[Progress
     )
 
 
-def _over_processes(value: Tensor, launch: Launch) -> float:
-    """The mean over all processes, on the host."""
+def _over_processes(values: Tensor, launch: Launch) -> Tensor:
+    """The means over all processes."""
     if launch.world_size > 1:
-        dist.all_reduce(value)
-        value = value / launch.world_size
-    return value.item()
+        values = values.contiguous()
+        dist.all_reduce(values)
+        values = values / launch.world_size
+    return values
 
 
 def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags, trainer: Trainer) -> list[Sink]:

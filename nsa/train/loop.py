@@ -87,6 +87,9 @@ class Trainer:
                 generator=torch.Generator().manual_seed(config.seed),
             ).to(self.device)
         self.steps_done = 0
+        self.gradient_norm = torch.zeros((), device=self.device)
+        """Of the whole gradient in the last step, before clipping: a scalar on the device. NaN or
+        Inf where fp16 overflowed, whose step is left out."""
         self.routes = config.routes or (Routes() if dense else flags.routes())
         self.prefill = flags.prefill if config.prefill is None else config.prefill
         self._graph: CapturedStep | None = None
@@ -179,18 +182,20 @@ class Trainer:
         batches = (self._drawn() for _ in range(self.config.accum))
         rate = self.config.learning_rate(self.steps_done)
         if self.config.cuda_graph and (replay or self._graph is None):
-            loss = self._replay(list(batches), rate)
+            loss, norm = self._replay(list(batches), rate).unbind()
         else:
             self._set_rate(rate)
-            loss = self._learn(self._to_device(batch) for batch in batches)
+            loss, norm = self._learn(self._to_device(batch) for batch in batches)
+        self.gradient_norm = norm
         if self.device.type == "cuda":
             with named_range("nsa.data"):
                 self.stream.prepare(self.config.accum)
         self.steps_done += 1
         return loss
 
-    def _learn(self, batches: Iterable[Tensor]) -> Tensor:
-        """One optimiser step on batches on the device, at the rate that is set."""
+    def _learn(self, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        """One optimiser step on batches on the device, at the rate that is set: its loss and
+        gradient norm."""
         self._seen = self._nothing_seen()
         accum = self.config.accum
         losses = []
@@ -200,18 +205,18 @@ class Trainer:
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
-            self._update()
-        return torch.stack(losses).mean()
+            norm = self._update()
+        return torch.stack(losses).mean(), norm
 
     def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
-        """The same by a CUDA graph, which is captured at the first step."""
+        """The same by a CUDA graph, which is captured at the first step; both in one tensor."""
         if self._graph is None:
             self._set_rate(0.0)  # the warm-up must not change the weights
             state = self._optimiser.state.items()
             kept = {p: {name: value.clone() for name, value in s.items()} for p, s in state}
             try:
                 self._graph = CapturedStep(
-                    self._learn,
+                    self._recorded,
                     batches,
                     device=self.device,
                     before_capture=partial(self._forget, kept),
@@ -225,6 +230,9 @@ class Trainer:
         self._seen.replayed = True
         self._set_rate(rate)
         return self._graph(batches)
+
+    def _recorded(self, batches: Iterable[Tensor]) -> Tensor:
+        return torch.stack(self._learn(batches))
 
     def _forget(self, kept: dict[Tensor, dict[str, Tensor]]) -> None:
         """Give the optimiser the state from before the warm-up, and allow its capture."""
@@ -371,12 +379,13 @@ class Trainer:
             else:
                 group["lr"] = rate
 
-    def _update(self) -> None:
+    def _update(self) -> Tensor:
         self._scaler.unscale_(self._optimiser)
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self._scaler.step(self._optimiser)
         self._scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
+        return norm
 
     def _no_reduction(self) -> AbstractContextManager[object]:
         """A context in which gradients are summed but not averaged over the processes."""

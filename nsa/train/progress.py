@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -30,9 +30,20 @@ class Progress:
     tokens_per_s or if the peak is unknown."""
     elapsed_s: float
     """Since the first step began."""
+    gradient_norm: float
+    """Of the last step, before clipping; NaN or infinite where fp16 left a step out."""
+    losses: tuple[float, ...] = ()
+    """Of each step since the last Progress, in nats per byte."""
+    gradient_norms: tuple[float, ...] = ()
+    """Likewise; not in the logs, whose lines have one number a name."""
+
+    def logged(self) -> dict[str, float | None]:
+        """What a line of a log has, by name."""
+        return {n: v for n, v in asdict(self).items() if not isinstance(v, tuple)}
 
     def __str__(self) -> str:
         line = f"step {self.step:6d}  loss {self.loss:.4f}  bits/byte {self.bits_per_byte:.4f}"
+        line += f"  grad norm {self.gradient_norm:.4g}"
         if self.held_out_bits_per_byte is not None:
             line += f"  held out {self.held_out_bits_per_byte:.4f}"
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}"
@@ -68,12 +79,12 @@ def csv_sink(path: Path, steps_done: int = 0) -> Sink:
         nonlocal begun
         if not begun:
             rows = path.read_text(encoding="utf-8").splitlines()[1:] if steps_done else ()
-            write((f.name for f in fields(Progress)), mode="w")
+            write(progress.logged(), mode="w")
             for row in (row.split(",") for row in rows):
                 if int(row[0]) <= steps_done:
                     write(row)
             begun = True
-        write(asdict(progress).values())
+        write(progress.logged().values())
 
     return sink
 
@@ -96,7 +107,7 @@ def tensorboard_sink(stack: ExitStack, folder: Path, steps_done: int = 0) -> Sin
     stack.callback(writer.close)
 
     def write(progress: Progress) -> None:
-        for name, value in asdict(progress).items():
+        for name, value in progress.logged().items():
             if value is not None and name != "step":
                 writer.add_scalar(name, value, progress.step)
 

@@ -155,8 +155,8 @@ def test_an_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.M
         stopped = harness("run", "fakes.yaml", "--no-self-test", cwd=tmp_path)
     (record,) = (tmp_path / "reports/runs").glob("*/run.jsonl")
     kept = measurements(record)
-    asked = ("run", "--resume", "latest", "--json", "--no-report", "--no-self-test")
-    resumed = harness(*asked, cwd=tmp_path)
+    asked = ("run", "--resume", str(record.parent), "--json", "--no-report", "--no-self-test")
+    resumed = harness(*asked, "--store", "elsewhere", cwd=tmp_path)
 
     assert (stopped.returncode, kept) == (3, 1)
     assert f"harness run --resume {record.parent.relative_to(tmp_path)}" in stopped.stderr

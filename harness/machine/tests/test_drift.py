@@ -175,7 +175,7 @@ def test_a_package_that_only_one_suite_required_is_not_compared() -> None:
     def has(**versions: str | None) -> Environment:
         return replace(BASELINE, versions={**BASELINE.versions, **versions})
 
-    assert drift.differences(BASELINE, has(wheel="0.45")) == ()
+    assert [*drift.differences(BASELINE, has(wheel="0.45"))] == []
     assert [d.name for d in drift.differences(has(wheel=None), has(wheel="0.45"))] == ["wheel"]
 
 

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.program.command import ProgramSteps
 from harness.program.output import Lines
 from harness.program.reported import Step
+from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
@@ -40,6 +40,27 @@ for i in range(1, 13):
     losses = m.readings["loss"]
     assert losses == tuple(pytest.approx(1 / i) for i in range(13 - len(losses), 13))
     assert "step 12" in (tmp_path / m.log).read_text()
+
+
+def test_each_step_keeps_the_metrics_of_its_lines(warm: Launcher, tmp_path: Path) -> None:
+    program = """
+for i in range(10, 130, 10):
+    time.sleep(0.01)
+    if i == 50: print("norm 3")
+    print(f"step {i} loss {1 / i}")
+"""
+    norm = "metrics: {loss: {line: 'loss (?P<value>\\S+)', unit: nats, better: lower},"
+    norm += " grad_norm: {line: 'norm (?P<value>\\S+)', unit: '1', better: lower}}"
+    m = measured(warm, tmp_path, program, STEPS, norm)
+
+    seen = m.over_steps
+    assert seen is not None
+    assert seen.step == tuple(range(20, 130, 10))
+    assert seen.step_s == pytest.approx((*m.warmup_s, *m.samples_s))
+    assert seen.values["loss"] == pytest.approx([1 / i for i in seen.step])
+    assert [v for v in seen.values["grad_norm"] if v] == [3.0]
+    assert seen.values["grad_norm"][seen.step.index(50)] == 3.0
+    assert 0 < seen.end_s[0] < seen.end_s[-1] < m.wall_s
 
 
 def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> None:

@@ -99,6 +99,38 @@ def test_each_failure_has_its_outcome(
     assert m.samples_s == ()
 
 
+def test_nan_is_named_by_the_step_that_reports_it(warm: Launcher, tmp_path: Path) -> None:
+    program = """
+for i in range(11, 17):
+    time.sleep(0.01)
+    print('step', i, 'loss', 'nan' if i == 15 else 1.5)
+"""
+    m = measured(warm, tmp_path, program, STEPS, LOSS)
+
+    assert m.outcome is Outcome.NON_FINITE
+    assert m.detail.endswith(", at its step 15")
+    assert m.over_steps is not None
+    assert m.over_steps.step[-1] == 14
+    assert m.over_steps.not_finite == {"loss": (15,)}
+
+
+def test_a_gradient_norm_may_overflow(warm: Launcher, tmp_path: Path) -> None:
+    """As in fp16, where the loss scale falls until a step is taken."""
+    program = """
+for i in range(11, 23):
+    time.sleep(0.01)
+    print('step', i, 'loss', 'inf' if i < LAST else 1.5)
+"""
+    norm = LOSS.replace("loss:", "grad_norm:")
+    m = measured(warm, tmp_path, program.replace("LAST", "14"), STEPS, norm)
+
+    assert m.outcome is Outcome.OK, m.detail
+    assert m.over_steps is not None
+    assert m.over_steps.not_finite == {"grad_norm": (12, 13)}
+    always = measured(warm, tmp_path, program.replace("LAST", "99"), STEPS, norm)
+    assert (always.outcome, always.readings) == (Outcome.OK, {"grad_norm": ()})
+
+
 def test_the_evidence_of_a_crash_is_kept(warm: Launcher, tmp_path: Path) -> None:
     program = """
 def broken():

@@ -17,7 +17,7 @@ from harness.records import Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
 from harness.report.figures import Picture
 from harness.report.profile import where_table
-from harness.tests.fake_runs import case, run, sweep, timed
+from harness.tests.fake_runs import case, run, sweep, timed, trained
 
 SCREEN = 1300, 660
 
@@ -124,6 +124,19 @@ def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
         return [replace(m, phases=(*before, short)) for m in seen]
 
     assert "utilisation" not in pictures(run(sweep(seq_len=[512, 1024]), measure))
+
+
+def test_losses_and_speeds_are_curves_over_the_steps() -> None:
+    cases = sweep(prefill=["batched", "token"])
+    made = run(cases, lambda c: [trained(m) for m in timed(c, 0.05)])
+    short = run(cases, lambda c: [trained(m, steps=3) for m in timed(c, 0.05)])
+
+    drawn = pictures(made)["over-steps"]
+
+    assert size(drawn) <= (1300, 660)
+    assert drawn.alt.endswith("loss 5.314 to 3.585, tokens/s steady in 200 steps")
+    assert "over-steps" not in pictures(short)
+    assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
 
 
 def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:

@@ -1,9 +1,9 @@
 """How far a run's numbers can be trusted: the spread of each case, and the self-test."""
 
 from harness.analysis.summary import spreads, summarise
-from harness.records import Peaks, SelfTest
+from harness.records import Case, Measurement, Outcome, Peaks, SelfTest
 from harness.report import steadiness
-from harness.tests.fake_runs import case, run, timed
+from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6, sync_s=9e-6)
@@ -31,3 +31,32 @@ def test_the_report_states_the_measured_peaks_or_why_there_are_none() -> None:
     assert "--no-self-test" in steadiness.self_test_sentence(
         run([CASE], lambda _: [], self_tests=(skipped,))
     )
+
+
+def test_a_row_a_training_run_says_how_it_went() -> None:
+    cases = sweep(prefill=["batched", "token"], precision=["bf16", "fp16"])
+
+    def measure(c: Case) -> list[Measurement]:
+        faults: dict[int, dict[str, object]] = {
+            1: {"not_finite": {"grad_norm": (2,)}, "memory_bytes": lambda n: 8e9 + n * 2**20},
+            2: {"pace": lambda n: (1 + n / 200) * (8 if n == 120 else 1), "loss": lambda n: 6.0},
+        }
+        if c is cases[3]:
+            (m,) = ended(c, Outcome.NON_FINITE)
+            return [trained(m, steps=5, not_finite={"loss": (6,)})]
+        return [trained(m, **faults.get(cases.index(c), {})) for m in timed(c, 0.05)]  # type: ignore[arg-type]
+
+    found = steadiness.over_steps(run(cases, measure), {c.case_id: c.case_id[-6:] for c in cases})
+
+    assert found is not None
+    first, leaks, sinks, failed = (row[1:] for row in found.rows)
+    assert first[:4] == ("200", "5.314 → 3.585", "–", "–")
+    assert first[4:] == ("10,200 → 10,300 (steady)", "–", "–", "–")
+    assert leaks[3:] == (
+        "+0.0 % (same)", "10,200 → 10,300 (steady)", "leak: 1.00 MiB a step", "–", "grad_norm at 2",
+    )  # fmt: skip
+    assert sinks[3].endswith("(higher)")
+    assert sinks[4].endswith("(sinking)")
+    assert sinks[6].startswith("120 (")
+    assert (failed[0], failed[-1]) == ("5", "loss at 6")
+    assert steadiness.over_steps(run([CASE], lambda c: timed(c, 0.05)), {}) is None

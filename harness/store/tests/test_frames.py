@@ -11,7 +11,7 @@ from harness.analysis.summary import summarise
 from harness.records import Case, Counters, Measurement, MetricSource, Outcome, Program, Run
 from harness.store.reader import load
 from harness.store.writer import create
-from harness.tests.fake_runs import ended, run, sweep, timed
+from harness.tests.fake_runs import ended, run, sweep, timed, trained
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BOTH = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024])]
@@ -26,7 +26,8 @@ def measure(c: Case) -> list[Measurement]:
         made = timed(c, 0.05, readings=said, counters=counted)
         return [replace(made[0], discarded={"throttled": (1,)}), *made[1:]]
     if c.case_id == ALONE.case_id:
-        return timed(c, 0.1, processes=1)
+        (m,) = timed(c, 0.1, processes=1, telemetry={"cpu_utilisation": 0.9})
+        return [trained(m, bits_per_byte=lambda n: 8.0)]
     return ended(c, Outcome.TIMEOUT, lower_bound_s=2.0) if c.case_id == LATE.case_id else []
 
 
@@ -75,6 +76,17 @@ def test_samples_processes_and_counters_are_those_of_the_record(recorded: Run) -
     for frame in (frames.cases, frames.samples, frames.processes, frames.counters):
         assert {*frame.run_id} == {recorded.run_id}
         assert {"workload", "provider", "seq_len", "precision"} <= {*frame}
+
+
+def test_a_training_step_has_what_it_reported_and_the_telemetry_at_its_end(recorded: Run) -> None:
+    steps = harness.load(recorded.folder).steps
+
+    assert list(steps["case_id"].unique()) == [ALONE.case_id]
+    assert list(steps["step"]) == list(range(1, 201))
+    assert set(steps["bits_per_byte"]) == {8.0}
+    assert steps["cpu_utilisation"].iloc[-1] == pytest.approx(0.9, rel=0.3)
+    assert steps.attrs["units"]["step_s"] == "s"
+    assert {"loss", "end_s", "axis_outcome", "seq_len"} <= {*steps}
 
 
 def test_the_example_of_the_page_runs(

@@ -1,6 +1,7 @@
 """How a worker answers for one case, in this process: its settings, and the outcome of an error."""
 
 import errno
+import math
 import os
 import time
 from asyncio import CancelledError
@@ -21,6 +22,7 @@ from harness.messages import (
     MeasureOrder,
     Message,
     MessageReader,
+    StepsDone,
 )
 from harness.records import Case, Measurement, NonFiniteOrigin, Outcome, PathRule
 from harness.tests.fake_workloads import good
@@ -51,6 +53,22 @@ def counts_up(provider: str, axes: Any) -> Workload:
     return Workload(run=lambda: torch.tensor(next(steps)))
 
 
+def trains(provider: str, axes: Any) -> Workload:
+    """So many steps, whose loss is their number, NaN at step `bad`; fp16 leaves out step 2."""
+    steps = count(1)
+    taken = list[int]()
+
+    def run() -> dict[str, torch.Tensor]:
+        taken.append(next(steps))
+        return {"loss": torch.tensor(float(taken[-1]) if taken[-1] != axes["bad"] else math.nan)}
+
+    def recorded() -> dict[str, Any]:
+        norm = math.inf if taken[-1] == 2 else 1 / 3
+        return {"loss": float(taken[-1]), "grad_norm": torch.tensor(norm)}
+
+    return Workload(run=run, steps=axes["steps"], recorded=recorded, stateful=True)
+
+
 def wrong_now_and_then(provider: str, axes: Any) -> Workload:
     """Every third output; `check` is right."""
     steps, right = count(), torch.ones(8)
@@ -75,6 +93,11 @@ def remembers(provider: str, axes: Any) -> Workload:
 
 
 def answered(case: Case, **order: Any) -> Measurement:
+    (found,) = (m.measurement for m in messages(case, **order) if isinstance(m, Answer))
+    return found
+
+
+def messages(case: Case, **order: Any) -> list[Message]:
     answers, end = os.pipe()
     os.set_blocking(answers, False)
     asked = {"launched_at": time.monotonic(), **order}
@@ -83,8 +106,7 @@ def answered(case: Case, **order: Any) -> Measurement:
     received: list[Message] = []
     MessageReader(answers).drain(received.append)
     os.close(answers)
-    (found,) = (message.measurement for message in received if isinstance(message, Answer))
-    return found
+    return received
 
 
 def test_the_step_without_its_graph_reaches_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +278,39 @@ def test_nan_at_step_4_is_traced_to_operator_and_module() -> None:
     assert (origin.precision, origin.operator) == ("float32", "aten.sub")
     assert origin.module == "second (Module)"
     assert "Inf appeared earlier, from output 0 of aten.exp in second (Module)" in origin.note
+
+
+def test_a_training_run_takes_its_steps_and_records_each() -> None:
+    m = answered(replace(make_case("", axes={"steps": 30, "bad": 0}), factory=f"{__name__}:trains"))
+
+    assert m.outcome is Outcome.OK, m.detail
+    assert len(m.warmup_s) + len(m.samples_s) == 30
+    seen = m.over_steps
+    assert seen is not None
+    assert seen.step == tuple(range(1, 31))
+    assert seen.step_s == pytest.approx((*m.warmup_s, *m.samples_s))
+    assert list(seen.end_s) == sorted(seen.end_s)
+    assert seen.values["loss"] == tuple(map(float, range(1, 31)))
+    assert seen.values["grad_norm"][:3] == (0.3333333, None, 0.3333333)
+    assert seen.not_finite == {"grad_norm": (2,)}
+
+
+def test_the_parent_knows_the_last_step_of_a_training_run_for_a_hang() -> None:
+    case = replace(make_case("", axes={"steps": 5, "bad": 0}), factory=f"{__name__}:trains")
+
+    said = [m.last_step for m in messages(case) if isinstance(m, StepsDone)]
+
+    assert said[0] is not None
+    assert 4 in said
+
+
+def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
+    m = answered(replace(make_case("", axes={"steps": 30, "bad": 7}), factory=f"{__name__}:trains"))
+
+    assert (m.outcome, evidence_of(m).steps) == (Outcome.NON_FINITE, 7)
+    assert m.detail == "loss: 1 of 1 values are NaN or Inf, first in step 7"
+    assert m.over_steps is not None
+    assert m.over_steps.step == tuple(range(1, 8))
 
 
 def test_nan_of_fresh_inputs_is_searched_with_the_inputs_of_its_step() -> None:

@@ -119,8 +119,8 @@ def _operator(packed: bool) -> Callable[[Shape, int], object]:
         N = s.config.compressed_length(T)
         inputs = (s.q(T), s.k(N), s.v(N), s.k(T), s.v(T), s.k(T), s.v(T), s.gates(T))
         leaves = tuple(x.requires_grad_() for x in inputs)
-        arguments: tuple[Any, ...] = (*leaves, _at(s, _documents() if packed else None))
-        out, _ = routes.attention(*arguments, ROUTES)
+        arguments: tuple[Any, ...] = (*leaves, _at(s, _documents() if packed else None), ROUTES)
+        out, _ = routes.attention(*arguments)
         return torch.autograd.grad(out, leaves, torch.empty_like(out))
 
     return launch

@@ -247,14 +247,34 @@ def test_the_logged_loss_is_the_mean_of_its_interval(monkeypatch: pytest.MonkeyP
         assert [p.loss for p in train(trainer, log_every=3)] == [7.0, 2.0]
 
 
+def test_every_step_keeps_its_loss_and_gradient_norm_until_the_next_log() -> None:
+    def steps(log_every: int) -> list[tuple[float, float]]:
+        with Trainer(tiny(steps=5)) as trainer:
+            seen = list(train(trainer, log_every=log_every))
+        assert [p.gradient_norm for p in seen] == [p.gradient_norms[-1] for p in seen]
+        return [one for p in seen for one in zip(p.losses, p.gradient_norms, strict=True)]
+
+    each = steps(1)
+
+    assert steps(4) == each
+    assert len(set(each)) == 5
+    with Trainer(tiny(steps=5)) as trainer:
+        tokens = next(trainer.stream)
+        loss = trainer._loss(tokens, trainer.model)
+        gradients = torch.autograd.grad(loss, list(trainer.model.parameters()))
+        assert each[0][0] == pytest.approx(loss.item())
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        assert each[0][1] == pytest.approx(norm.item(), rel=1e-4)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_at_the_next_log(
+def test_a_loss_that_is_not_finite_stops_at_the_next_log_and_names_its_step(
     monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     with Trainer(tiny(steps=9)) as trainer:
         values = iter(torch.tensor([1.0, 1.0, value, 1.0]))
         monkeypatch.setattr(trainer, "step", lambda: next(values))
-        finite = r"at step 4; it was finite up to step 2\n  Lower --lr\.$"
+        finite = r"at step 3; it was finite up to step 2\n  Lower --lr\.$"
         with pytest.raises(NonFiniteError, match=finite):
             list(train(trainer, log_every=2))
 

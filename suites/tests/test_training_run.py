@@ -1,0 +1,135 @@
+"""A training run as a workload, and the suite of step 5, small and on the CPU, to its verdict."""
+
+import gc
+import math
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.analysis.overhead import course
+from harness.analysis.summary import summarise
+from harness.analysis.verdict import judge
+from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
+from harness.records import Case, Decision, Measurement, Outcome, Run, Scalar
+from harness.suite import load as suites
+from harness.tests.small_run import ENVIRONMENT
+from harness.worker import answer
+from suites import workloads
+
+FILE = Path(__file__).parents[1] / "step5-breakthrough.yaml"
+STEPS = 16
+SMALL = {
+    "device: cuda": "device: any",
+    r"steps: (200|20)\b": f"steps: {STEPS}",
+    "go: 200": f"go: {STEPS}",
+    r"preset: (125m|small)": "preset: tiny",
+    r"seq_len: \d+": "seq_len: 4",
+    "processes: 3}": "processes: 1}",
+    r"processes: 2\n": "processes: 1\n  accuracy: false\n  profile: false\n  telemetry: false\n",
+    r"timeout_s: \d+": "timeout_s: 60",
+}
+AXES: Mapping[str, Scalar] = {
+    "preset": "tiny", "seq_len": 24, "batch": 2, "precision": "fp32", "steps": 4,
+}  # fmt: skip
+
+
+def seldom(c: Case) -> bool:
+    """fp16 is slow on a CPU; the statistics run in one configuration."""
+    statistics = c.get("NSA_DISABLE_AUX_STATS") == 0
+    batched = c.get("NSA_PREFILL_BATCHED") == 1
+    return c.axes["precision"] == "fp16" or (
+        statistics and not (batched and c.axes["precision"] == "fp32")
+    )
+
+
+def answered(case: Case) -> Measurement:
+    """What a worker answers for a case, in this process; a planted hang ends as the parent says."""
+    if case.axes.get("fault") == "hang":
+        return Measurement(case_id=case.case_id, process=0, outcome=Outcome.HANG)
+    answers, end = os.pipe()
+    os.set_blocking(answers, False)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in case.env.items():
+            patch.setenv(name, value)
+        order = MeasureOrder(case=case, process=0, launched_at=time.monotonic())
+        answer.work(order, Channel(end))
+    os.close(end)
+    received: list[Message] = []
+    MessageReader(answers).drain(received.append)
+    os.close(answers)
+    return next(m.measurement for m in received if isinstance(m, Answer))
+
+
+def test_the_suite_of_step_5_runs_to_its_verdict() -> None:
+    text = FILE.read_text()
+    for old, new in SMALL.items():
+        text = re.sub(old, new, text)
+    suite = suites.loads(text, "step5.yaml")
+    suite = replace(suite, cases=tuple(c for c in suite.cases if not seldom(c)))
+    gc.freeze()  # what pytest has loaded is not searched between the steps
+    run = Run(
+        run_id="r",
+        folder="",
+        suite=suite,
+        environment=ENVIRONMENT,
+        measurements=tuple(map(answered, suite.cases)),
+    )
+    gc.unfreeze()
+
+    verdict = judge(suite, ENVIRONMENT, summarise(run), ())
+
+    found = {r.rule: r.decision for r in verdict.rules}
+    assert found["every case ran"] is Decision.GO, verdict.rules[0].findings
+    assert found["every configuration takes 200 steps"] is Decision.GO
+    assert found["expectations are met"] is Decision.GO
+    (failed,) = [m for m in run.measurements if m.outcome is Outcome.NON_FINITE]
+    went = course([failed])
+    assert went is not None
+    assert went.not_finite["loss"] == 5
+    (slow,) = [m for m in run.measurements if "fault=slow" in m.case_id]
+    went = course([slow])
+    assert went is not None
+    assert 5 in went.slow
+    courses = [course([m]) for m in run.measurements if "steps/nsa" in m.case_id]
+    losses = {c.last["loss"] for c in courses if c}
+    assert max(losses) < 1.01 * min(losses), "prefill, precision and statistics train alike"
+
+
+def test_a_training_run_learns_and_says_so_step_by_step() -> None:
+    workload = workloads.training_run("nsa", AXES)
+    assert workload.recorded is not None
+
+    seen = []
+    for _ in range(4):
+        (loss,) = workload.run().values()
+        seen.append(workload.recorded())
+        assert seen[-1]["loss"] == pytest.approx(loss.item())
+
+    assert workload.steps == 4
+    assert seen[0]["loss"] == pytest.approx(math.log(256), rel=0.1)
+    assert all(s["bits_per_byte"] == pytest.approx(s["loss"] / math.log(2)) for s in seen)
+    assert all(float(s["grad_norm"]) > 0 for s in seen)
+    assert len({s["loss"] for s in seen}) == 4
+
+
+def test_a_planted_hang_waits_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr("suites.language_model.time.sleep", sleep)
+    workload = workloads.training_run("nsa", {**AXES, "fault": "hang", "fault_at": 3})
+    assert torch.isfinite(workload.run()["loss"])
+    workload.run()
+
+    with pytest.raises(TimeoutError):
+        workload.run()
+    assert waited[0] > 60
