@@ -190,7 +190,7 @@ BLOCKS, PER_BLOCK = 8, 2
 """Blocks of a trend, and the fewest steps in one."""
 DRIFTS = 0.05
 """Change of tokens/s over the run within which it is steady."""
-LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.2
+LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.5
 """Growth of memory that is a leak: as a share, in bytes, and of the mean growth in every block."""
 SLOW, SLOW_S, AROUND, START = 3.0, 0.01, 15, 2
 """A slow step: its factor to the median around it, the least delay, steps around on each side, and

@@ -1,18 +1,22 @@
 """What a training run says of its steps: ends, trends, slow steps, and two losses compared."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.analysis.overhead import course, loss_difference
+from harness.analysis.overhead import course, leaked, loss_difference
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Decision, Measurement, Outcome, Rule, Telemetry
 from harness.tests.fake_runs import case, ended, run, timed, trained
 
 CASE = case({"seq_len": 512})
+EVEN = range(1697, 1857, 20)
+AT_ONCE = (1697, 1703, 1712, 1717, 1780, 1785, 1803, 1825)
+"""MiB of a compiled kernel of another project, which loads code as it runs."""
 
 
 def training(process: int = 0, **changes: Any) -> Measurement:
@@ -48,6 +52,13 @@ def test_lines_of_ten_steps_grow_by_the_step() -> None:
     assert went.growth is not None
     assert went.growth.value == pytest.approx(2**20)
     assert went.leaked > 300 * 2**20
+
+
+@pytest.mark.parametrize(("mib", "leaks"), [(EVEN, True), (AT_ONCE, False)], ids=["even", "once"])
+def test_memory_leaks_if_it_grows_in_every_block(mib: Sequence[int], leaks: bool) -> None:
+    read = [float(m * 2**20) for m in (mib[0], *mib) for _ in range(8)]
+
+    assert bool(leaked(read)) == leaks
 
 
 def test_memory_is_that_of_the_telemetry_if_no_step_reports_it() -> None:
