@@ -22,7 +22,13 @@ FAST, SLOW, CHECKPOINTED = 60_000.0, 27.0, 16.0
 """tokens/s of the fast routes, and of the users' run, without and with checkpointing."""
 TINY = (
     *("preset=tiny", "seq_len=48", "accum=1", "precision=fp32", "compile=off", "graph=off"),
-    *("NSA_USE_TRITON=0", "dataset=synthetic", "measure.processes=1", "measure.min_samples=2"),
+    *(
+        "steps=6",
+        "NSA_USE_TRITON=0",
+        "dataset=synthetic",
+        "measure.processes=1",
+        "measure.min_samples=2",
+    ),
     *("measure.max_samples=2", "measure.warmup_s=0", "measure.accuracy=false"),
     "measure.profile=false",
 )
@@ -31,7 +37,15 @@ TINY = (
 def measured(case: Case, rate: float) -> list[Measurement]:
     tokens = int(case.axes["seq_len"]) * int(case.axes["accum"])
     count = case.settings.processes
-    return fake_runs.timed(case, tokens / rate, tokens=tokens, processes=count)
+    found = fake_runs.timed(case, tokens / rate, tokens=tokens, processes=count)
+    return [run_over(m) for m in found] if case.workload == "smoke" else found
+
+
+def run_over(m: Measurement, pace: Callable[[int], float] = lambda n: 1.0) -> Measurement:
+    """With its 500 steps: a loss that falls, and memory that stays."""
+    return fake_runs.trained(
+        m, steps=500, pace=pace, loss=lambda n: 2 + 3 / n, memory_bytes=lambda n: 1e9
+    )
 
 
 def as_planned(case: Case) -> float:
@@ -67,6 +81,19 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     ]
     assert "…" in cost.rows[0][1]
     assert len(cost.columns) == 3
+
+
+def test_a_speed_that_sinks_over_500_steps_is_no_go() -> None:
+    run = run_of()
+    sinking = [
+        run_over(m, lambda n: 1 + n / 500) if m.case_id.startswith("smoke") else m
+        for m in run.measurements
+    ]
+
+    found = decisions(replace(run, measurements=tuple(sinking)))
+
+    assert found["tokens/s stay steady"] is Decision.NO_GO
+    assert found["memory stays flat"] is Decision.GO
 
 
 @pytest.mark.parametrize(

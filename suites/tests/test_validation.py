@@ -29,10 +29,12 @@ SMALL = {
     "seq_len: 2048": "seq_len: 40",
     "seq_len: 512": "seq_len: 40",
     "processes: 2": "processes: 1",
+    "[10, 200]": "[10, 12]",
+    "steps: 200": "steps: 12",
+    "go: 200": "go: 12",
     "sample_s: 0.3, warmup_s: 1": "sample_s: 0.01, warmup_s: 0.01, min_samples: 2",
 }
 LEFT_OUT = [
-    "run",
     "direct",
     "drift",
     "triton",
@@ -64,7 +66,7 @@ def test_a_small_variant_runs_to_its_verdict(tmp_path: Path) -> None:
     cases = summarise(run)
     verdict = judge(run.suite, run.environment, cases, scaling.fit(cases))
     met = {r.asks for r in verdict.rules if r.applies and r.decision is Decision.GO}
-    assert met >= {"flag", "odd", "drift"}
+    assert met >= {"flag", "odd", "drift", "steps"}
     assert {r.asks for r in verdict.rules if not r.applies} >= {"package", "direct"}
     (found,) = (c.metrics for c in cases if c.case.workload == "checks")
     assert found["gate_std"].value > 0.01

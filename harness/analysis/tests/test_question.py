@@ -330,7 +330,7 @@ def test_a_curve_that_steepens_is_judged_by_its_last_octave(
     assert found.decision is decision
     assert found.estimate is not None
     assert found.estimate.value == pytest.approx(last, abs=0.02)
-    assert "4096 to 8192" in found.detail
+    assert "4096–8192" in found.detail
 
 
 def test_a_growth_that_a_fixed_cost_hides_says_so() -> None:
