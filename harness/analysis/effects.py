@@ -6,7 +6,7 @@ provider against the others, and the parts of a step.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import pvariance
@@ -322,9 +322,16 @@ class Stack:
     the rest."""
 
 
-def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
-    """The longest of each group of cases along their longest axis, the longest step first: of each
-    factory and provider one at least, so that an operator is beside the model that calls it."""
+def stacks(
+    run: Run, summaries: Sequence[CaseSummary], judged: Collection[str] = ()
+) -> tuple[Stack, ...]:
+    """The longest of each group of cases along their longest axis, those judged first and then the
+    longest step: of each factory and provider one at least, so that an operator is beside the model
+    that calls it.
+
+    Args:
+        judged: Ids of the cases that rules ask.
+    """
     found: list[Stack] = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
         cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
@@ -334,7 +341,7 @@ def stacks(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Stack, ...]:
         found += [stack for s, stack in profiled if s in last]
         found += [] if profiled else _alone(cases)
         found += _left_out(cases)
-    found.sort(key=lambda stack: -stack.step_s)
+    found.sort(key=lambda stack: (stack.case.case_id not in judged, -stack.step_s))
     kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
     firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
     shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]

@@ -140,7 +140,7 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
         case _:
             word, todo = "Nothing to do", "the limits are met"
     if not run.ended_at:
-        word, todo = "Act", "finish the run before you decide"
+        return "**Act**: finish the run before you decide."
     if v.not_measured:
         word, todo = "Act", f"run the suite on {v.not_measured}. On {v.device}, {todo}"
     return f"**{word}**: {todo}: {said}."
@@ -243,6 +243,11 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
 def _short(r: RuleResult) -> str:
     """The reason, and what is needed where that is not in the question."""
     plain = r.stated and r.stated.against and r.stated.go == 1
+    timed = [f for f in r.findings if f.estimate]
+    if plain and timed and (gaps := [f for f in r.findings if f not in timed]):
+        worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
+        some = f"lowest of {plural('pair', len(timed))}: {finding_sentence(worst)}"
+        return f"{some}; no time for {len(gaps):,} more"
     return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}{gap_text(r)}"
 
 
@@ -479,12 +484,12 @@ def trust(
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none behind the answer' if none else ''}"
+        more = f"{beyond}{', none decisive' if none else ''}"
         yield f"correctness: {counted}{more}"
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"not repeatable (over {LOOSE:g}x apart)", loose),
+        ("not repeatable", loose),
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:

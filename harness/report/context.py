@@ -162,7 +162,7 @@ def build(
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
-    parts = stacks(run, summaries)
+    parts = stacks(run, summaries, [s.case.case_id for s in cited.judged(run, summaries)])
     pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]
     assessments = assess(suite, env, summaries)

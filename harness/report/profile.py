@@ -10,6 +10,7 @@ from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.analysis.scaling import groups_along
 from harness.records import (
     COUNTERS,
+    SAME_STEP,
     Breakdown,
     CaseSummary,
     Measurement,
@@ -69,7 +70,7 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
             share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
     last = [name for name in (OTHER, OUTSIDE, REST) if share.pop(name, 0.0) >= SMALL]
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
-    rows, remarks = [], []
+    rows, remarks, replayed = [], [], list[str]()
     for stack in found:
         name = names[stack.case.case_id]
         cells = (
@@ -86,7 +87,9 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
                 f"Parts of {case} were timed alone, without a profile: sum less whole "
                 f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
             )
-        if stack.note:
+        if stack.note.startswith(SAME_STEP):
+            replayed.append(stack.note)
+        elif stack.note:
             remarks.append(f"{case}: {stack.note}.")
         if stack.added:
             left = stack.parts[REST]
@@ -95,6 +98,9 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
                 f"{units.duration(left)} ({units.percent(left / stack.step_s)}) are the rest of "
                 "the model, and work that parts share or hide behind each other."
             )
+    if replayed:
+        but = ", but for a few that replay otherwise" if {*replayed} != {SAME_STEP} else ""
+        remarks.append(f"{SAME_STEP[0].upper()}{SAME_STEP[1:]}{but}.")
     columns = ("case", *(f">{n}" for n in shown), ">step")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
 

@@ -465,7 +465,7 @@ def factors_text(outside: Sequence[Assessment]) -> str:
         for a in outside
         for value, low in [(a.actual.value if a.actual else a.bound, a.expectation.low)]
     )
-    return f"{over}{' to '.join(by)} {' or '.join(sides)}"
+    return f"{over}{'–'.join(by)} {' or '.join(sides)}"
 
 
 def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:

@@ -13,7 +13,7 @@ from harness.analysis import scaling
 from harness.analysis.effects import OUTSIDE, REST, Stack
 from harness.analysis.statistics import less
 from harness.analysis.summary import summarise
-from harness.records import Case, Estimate, Match, Measurement, Rule, Run
+from harness.records import SAME_STEP, Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
 from harness.report.figures import Picture
 from harness.report.profile import where_table
@@ -150,6 +150,8 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     found = [
         Stack(case=one, step_s=0.1, parts=parts, note="as without replay"),
         Stack(case=one, step_s=0.04, parts={"select": 0.03, "window": 0.012}, alone=True),
+        Stack(case=one, step_s=0.04, parts={"select": 0.004}, note=f"{SAME_STEP}, but for 1"),
+        Stack(case=one, step_s=0.04, parts={"select": 0.004}, note=SAME_STEP),
         Stack(
             case=one,
             step_s=0.1,
@@ -169,10 +171,14 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert table.rows[0] == ("paper shape", "60.0 ms (60 %)", "–", "39.5 ms (40 %)", "–", "100 ms")
     assert table.remarks[0] == "paper shape: as without replay."
     assert "sum less whole 2.00 ms (5 %)" in table.remarks[1]
-    assert table.rows[2][1:3] == ("30.0 ms [28.3 … 31.7] (30 %)", "-1.00 ms, may be 0 (-1 %)")
+    assert table.rows[4][1:3] == ("30.0 ms [28.3 … 31.7] (30 %)", "-1.00 ms, may be 0 (-1 %)")
     assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[2]
+    assert table.remarks[3:] == (
+        "Kernels of the CUDA graph count to the ranges that launch them without replay, but for a "
+        "few that replay otherwise.",
+    )
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
-    assert figures.where(found[2:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
+    assert figures.where(found[4:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
     assert where_table([], {}) is None
     assert figures.where([], {}) is None
