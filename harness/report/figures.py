@@ -175,7 +175,8 @@ def scaling(
 
 
 def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
-    """A bar a case: the length of a part is its share of the step, its time is printed.
+    """A bar a case: the length of a part is its share of the step, its time is printed. The
+    smallest parts, for which there is no colour, are among the other kernels.
 
     Args:
         names: Case id -> its short name.
@@ -183,23 +184,28 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
     if not found:
         return None
     figure, axes = _canvas(min(HEIGHT_IN, 1.3 + 0.3 * len(found)))
-    every = dict.fromkeys(name for stack in found for name in stack.parts)
-    parts = [
-        *(n for n in every if n not in (OTHER, OUTSIDE, REST)),
-        *(n for n in (OTHER, OUTSIDE, REST) if n in every),
-    ]
-    colours = dict(zip(parts, (*COLOURS[:3], GREEN, *COLOURS[3:], *COLOURS), strict=False))
-    colours |= {OTHER: "#BBBBBB", OUTSIDE: "white", REST: "#E4E4E4"}
+    palette = (*COLOURS[:3], GREEN, *COLOURS[3:])
+    most_of = dict[str, float]()
+    for stack in found:
+        for name, seconds in stack.parts.items():
+            most_of[name] = max(most_of.get(name, 0.0), seconds / stack.step_s)
+    own = sorted((n for n in most_of if n not in (OTHER, OUTSIDE, REST)), key=lambda n: -most_of[n])
+    small = own[len(palette) :]
+    greys = [n for n in (OTHER, OUTSIDE, REST) if n in most_of or (n == OTHER and small)]
+    parts = [*own[: len(palette)], *greys]
+    colours = {**dict(zip(own, palette, strict=False)), OTHER: "#BBBBBB", OUTSIDE: "white"}
+    colours |= {REST: "#E4E4E4"}
     style: dict[str, Any] = {"edgecolor": "#888888", "lw": 0.4}
     for row, stack in enumerate(found):
-        left = 0.0
+        left, rest = 0.0, sum(stack.parts.get(name, 0.0) for name in small)
+        times = {**stack.parts, OTHER: stack.parts.get(OTHER, 0.0) + rest}
         for name in parts:
-            share = max(0.0, stack.parts.get(name, 0.0)) / stack.step_s
+            share = max(0.0, times.get(name, 0.0)) / stack.step_s
             dark = colours[name] in (BLUE, VERMILLION, GREEN, BLACK)
             hatch = "////" if name == OUTSIDE else None
             axes.barh(row, share, left=left, color=colours[name], hatch=hatch, height=0.7, **style)
             if share > 0.09:
-                text, ink = units.duration(stack.parts[name]), "white" if dark else INK
+                text, ink = units.duration(times[name]), "white" if dark else INK
                 box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if hatch else None
                 at = left + share / 2, row
                 axes.text(*at, text, ha="center", va="center", fontsize=7.5, color=ink, bbox=box)

@@ -355,7 +355,8 @@ class DenseAttention(nn.Module):
             k, v, start = cache.append(k, v)
         attend = partial(ops.dense_attention, route=self.backend)
         if prefill == "batched":
-            return attend(q, k, v, q_start=start, cu_seqlens=cu_seqlens)
+            with named_range("nsa.attention"):
+                return attend(q, k, v, q_start=start, cu_seqlens=cu_seqlens)
         answers = []
         for tokens, _ in _documents(cu_seqlens, T, self.config.nsa):
             for t in range(tokens.start, tokens.stop):

@@ -37,13 +37,17 @@ def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
     assert branches["_partial_kernel"] == branches["_backward_kernel"] == {"nsa.select"}
 
 
-def test_a_training_step_names_its_parts() -> None:
-    workload = workloads.train("nsa", {"preset": "tiny", "seq_len": 24, "precision": "fp32"})
+BRANCHES = "phi compress scores select window gate"
+
+
+@pytest.mark.parametrize(("provider", "own"), [("nsa", BRANCHES), ("dense", "attention")])
+def test_a_training_step_names_its_parts(provider: str, own: str) -> None:
+    workload = workloads.train(provider, {"preset": "tiny", "seq_len": 24, "precision": "fp32"})
     workload.run()
 
     ran = profile.take(workload.run, step_s=0.05, time_left_s=60, profile_s=0.0)
 
     assert ran.profile.breakdown is not None
     named = set(ran.profile.breakdown.host_by_range)
-    parts = "phi compress scores select window gate projections feed_forward loss data optimiser"
+    parts = f"{own} projections feed_forward loss data optimiser"
     assert {f"nsa.{part}" for part in parts.split()} <= named
