@@ -228,7 +228,7 @@ class ModelConfig:
 
 
 PRESETS: dict[str, ModelConfig] = {
-    # Called 125m for its parameters with a larger vocabulary; with bytes it has 78M.
+    # Called 125m for its parameters with a larger vocabulary; with bytes it has 82M.
     "125m": ModelConfig(
         dim=768, n_layers=12, n_heads=12, n_kv_heads=2, head_dim_qk=64, head_dim_v=64
     ),

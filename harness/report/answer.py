@@ -136,7 +136,11 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
         case _ if v.partial:
             word, todo = "Read", "the limits are met, but only a part of the suite ran"
         case _ if missed:
-            word, todo = "Read", "the limits are met, but an expectation is not"
+            short = [a for a in noted if a.judgement in _MISSED]
+            judged = [a for a in noted if a.judgement in _JUDGED]
+            word, todo = "Read", "the limits are met"
+            many = f"{len(short)} of {plural('expectation', len(judged))}"
+            said = f"{said}; but {many} missed, {factors_text(short)}"
         case _:
             word, todo = "Nothing to do", "the limits are met"
     if not run.ended_at:
@@ -154,7 +158,7 @@ def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
     if due[f] <= 1:
         return ()
     others = sum(times > 1 for times in due.values()) - 1
-    more = f" ({plural('other', others)} less)" if others else ""
+    more = f", and {others} more" if others else ""
     todo = f"make {f.subject} {units.factor(due[f])} faster{more}"
     return todo, f"now {finding_sentence(f)}{_needed(r)}"
 
@@ -235,9 +239,18 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
     decides = _deciding(v)
-    said = "; ".join("see above" if r is decides else _short(r) for r in asked)
+    said = "; ".join(_above(r) if r is decides else _short(r) for r in asked)
     note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {said}."
+
+
+def _above(r: RuleResult) -> str:
+    """Of the rule whose number the first line has: how many miss it, if not all."""
+    missed = sum(_misses(f, r.stated) for f in r.findings)
+    if not r.stated or not 0 < missed < r.judged:
+        return "see above"
+    noun = "pair" if r.stated.against else "case"
+    return f"{missed} of {plural(noun, r.judged)} miss it, see above"
 
 
 def _short(r: RuleResult) -> str:
@@ -489,7 +502,7 @@ def trust(
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        ("not repeatable", loose),
+        (f"spread ≥ {LOOSE:g}x", loose),
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
@@ -515,8 +528,8 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
         near = min(far, key=lambda f: far[f])
         spread = max(_spread(run, i) for i in (near.subject, near.partner))
         band = max(GUARD, 2 * (spread - 1))
-        side = "outside" if far[near] > 1 + band else "inside"
-        said += f", {side} their {units.percent(band)} guard band"
+        side = "clear of" if far[near] > 1 + band else "within"
+        said += f", {side} a margin of {units.percent(band)}"
     yield said
 
 

@@ -162,7 +162,13 @@ def build(
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
-    parts = stacks(run, summaries, [s.case.case_id for s in cited.judged(run, summaries)])
+    over = remedies.excess(verdict, run)
+    parts = stacks(
+        run,
+        summaries,
+        [s.case.case_id for s in cited.judged(run, summaries)],
+        first=over.case_id if over else "",
+    )
     pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]
     assessments = assess(suite, env, summaries)
@@ -174,7 +180,7 @@ def build(
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
-    groups, over = _by_workload(summaries), remedies.excess(verdict, run)
+    groups = _by_workload(summaries)
     sections = {
         workload: _section(run, workload, members, axis_effects, against, names)
         for workload, members in groups.items()

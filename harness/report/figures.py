@@ -29,7 +29,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import growth
-from harness.report.text import span_of_speeds
+from harness.report.text import plural, span_of_speeds
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -128,6 +128,8 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
         for t in theirs
         if (ends := [r.value for v in drawn if v.theirs == t for x, r in v.points if x == xs[-1]])
     ]
+    if alone := len(found) - len(drawn):
+        said.append(f"not drawn: {plural('pair', alone)} without another along {drawn[0].axis}")
     return _picture(f"speed-{slug(workload)}", figure, *said)
 
 

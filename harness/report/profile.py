@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness import units
@@ -73,6 +74,11 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
     rows, remarks, replayed = [], [], list[str]()
     for stack in found:
         name = names[stack.case.case_id]
+        small = sum(t for n, t in stack.parts.items() if n not in shown)
+        if OTHER in shown:
+            stack = replace(
+                stack, parts={**stack.parts, OTHER: stack.parts.get(OTHER, 0.0) + small}
+            )
         cells = (
             f"{_time(stack, n)} ({100 * t / stack.step_s:.0f} %)"
             if (t := stack.parts.get(n))
@@ -94,13 +100,14 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
         if stack.added:
             left = stack.parts[REST]
             remarks.append(
-                f"Parts of {case} are what the step is shorter by without each. The other "
-                f"{units.duration(left)} ({units.percent(left / stack.step_s)}) are the rest of "
-                "the model, and work that parts share or hide behind each other."
+                f"{case}: without one part, the step is shorter by the time in its column. The "
+                f"other {units.duration(left)} ({units.percent(left / stack.step_s)}) are the rest "
+                "of the model, and work that parts share or hide behind each other."
             )
     if replayed:
-        but = ", but for a few that replay otherwise" if {*replayed} != {SAME_STEP} else ""
-        remarks.append(f"{SAME_STEP[0].upper()}{SAME_STEP[1:]}{but}.")
+        but = ", but for a few that it lacks" if {*replayed} != {SAME_STEP} else ""
+        known = "Kernels inside a CUDA graph are given to parts by their names in the same step"
+        remarks.append(f"{known} without the graph{but}.")
     columns = ("case", *(f">{n}" for n in shown), ">step")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
+from harness.analysis.effects import OTHER, stack_of
 from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
 from harness.records import Decision, Finding, Rule, Run, Verdict
 from harness.report.tables import NONE, Table
@@ -141,18 +142,22 @@ class Excess:
 
 
 def excess(v: Verdict, run: Run) -> Excess | None:
-    """The case that misses its rule farthest, of those with a profile."""
+    """The case that misses its rule farthest, of those with a profile. Against another case, a part
+    that both have counts by what it takes longer here."""
     missed = [
-        (times, r.rule, f.subject)
+        (times, r.rule, f.subject, f.partner)
         for r in v.rules
         if r.applies and r.counts and r.stated and r.decision is not Decision.GO
         for f in r.findings
         if (times := times_due(r.stated, f)) > 1
     ]
     cases = {c.case_id: c for c in run.suite.cases}
-    for times, rule, case_id in sorted(missed, reverse=True):
+    for times, rule, case_id, partner in sorted(missed, reverse=True):
         if case_id in cases and (found := parts_of(run, cases[case_id])):
             step_s, parts = found
+            other = stack_of(run, cases[partner]) if partner in cases else None
+            theirs = {n: t for n, t in other.parts.items() if n != OTHER} if other else {}
+            parts = {name: max(0.0, t - theirs.get(name, 0.0)) for name, t in parts.items()}
             limit_s = step_s / times
             return Excess(
                 rule=rule,

@@ -262,11 +262,15 @@ def test_a_case_that_a_rule_asks_is_shown_before_a_longer_one() -> None:
     cases = [replace(case({"seq_len": 512, "batch": b}), workload=f"w{b}") for b in range(6)]
     cases = [replace(c, case_id=f"{c.workload}/{c.case_id}") for c in cases]
     two = seen(0.06, select=0.04, window=0.01)
-    recorded = run(cases, lambda c: timed(c, 0.1 * (1 + c.axes["batch"]), cv=0, profile=two))
+    recorded = run(cases, lambda c: timed(c, 0.1 * (1 + int(c.axes["batch"])), cv=0, profile=two))
 
     found = stacks(recorded, summarise(recorded), [cases[0].case_id])
 
     assert [s.case.workload for s in found] == ["w0", "w5", "w4", "w3"]
+
+    found = stacks(recorded, summarise(recorded), [cases[0].case_id], first=cases[2].case_id)
+
+    assert [s.case.workload for s in found] == ["w2", "w0", "w5", "w4"]
 
 
 def test_an_operator_and_parts_left_out_are_shown_beside_many_cases_of_the_model() -> None:

@@ -8,11 +8,12 @@ from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import judge
-from harness.records import Case, Match, Measurement, Rule
+from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
 from harness.report import answer, remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests import test_planted_causes as planted
+from harness.tests.fake_runs import case, run, timed
 
 SUITE = "harness run suites/retest.yaml"
 LONG = Match(criteria={"seq_len": (4096,), "NSA_FA2": (0,)})
@@ -120,6 +121,28 @@ def test_what_is_enough_by_itself_is_kept_out_by_a_line_of_the_suite() -> None:
 
     assert remedies.required([loop, small, prose, token]) == "env: {NSA_LOOP: 0, NSA_BATCHED: 1}"
     assert remedies.required([small, prose]) == ""
+
+
+def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        own = ("select", 0.06) if c.provider == "nsa" else ("attention", 0.02)
+        parts = dict([own, ("feed forward", 0.04)])
+        step_s = sum(parts.values())
+        uses = (Use(name=n, where=f"nsa.{n}", calls=1, time_s=t) for n, t in parts.items())
+        took = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=step_s)
+        return timed(c, step_s, cv=0, profile=Profile(kernels=tuple(uses), breakdown=took))
+
+    both = [case({"seq_len": 512}, provider=p) for p in ("nsa", "dense")]
+    ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
+    rule = Rule(name="faster", metric="step_s", go=1.0, match=ours, against=theirs)
+    made = run(both, measure, rules=(rule,))
+    verdict = judge(made.suite, made.environment, summarise(made), ())
+
+    found = remedies.excess(verdict, made)
+
+    assert found is not None
+    saved = {s.name: s.most_s for s in found.parts}
+    assert [saved["select"], saved["feed forward"]] == pytest.approx([0.06, 0.0])
 
 
 @pytest.mark.parametrize(
