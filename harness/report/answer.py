@@ -510,7 +510,7 @@ def trust(
             yield f"{what}: {short[those[0].case.case_id] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := sum(len(c.cases) for c in found if c.kind in clocks):
-        yield f"{limited} at a limited clock"
+        yield f"{limited} clock-limited"
     if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
         yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
 

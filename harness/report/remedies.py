@@ -136,6 +136,8 @@ class Excess:
 
     rule: str
     case_id: str
+    partner: str
+    """The case that it is compared with, if the rule is a ratio."""
     step_s: float
     lose_s: float
     parts: tuple[Saving, ...]
@@ -162,6 +164,7 @@ def excess(v: Verdict, run: Run) -> Excess | None:
             return Excess(
                 rule=rule,
                 case_id=case_id,
+                partner=partner,
                 step_s=step_s,
                 lose_s=step_s - limit_s,
                 parts=savings(step_s, limit_s, parts),
@@ -190,6 +193,7 @@ def speed_up(found: Excess, run: Run) -> str:
     first = found.parts[0]
     part = f"{units.duration(first.most_s)} of {units.duration(found.step_s)}"
     again = AGAIN.format(suite=shlex.quote(run.suite.path), case=shlex.quote(found.case_id))
+    again += f" -f {shlex.quote(found.partner)}" if found.partner else ""
     return f"Speed up {first.name} ({part}): `{again}`"
 
 

@@ -48,7 +48,7 @@ def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something()
     slow = values(planted.planted(planted.limited(0x4, 0.8), planted.CASES))
     rarely = values(planted.planted(planted.rarely_limited, planted.CASES))
 
-    assert f"{len(planted.CASES)} at a limited clock" in slow["trust"]
+    assert f"{len(planted.CASES)} clock-limited" in slow["trust"]
     assert "limited clock" not in rarely["trust"], "though its notes count some readings"
 
 
@@ -141,6 +141,9 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer() -> 
     found = remedies.excess(verdict, made)
 
     assert found is not None
+    assert remedies.speed_up(found, made).endswith(
+        "-f train/nsa/seq_len=512 -f train/dense/seq_len=512`"
+    )
     saved = {s.name: s.most_s for s in found.parts}
     assert [saved["select"], saved["feed forward"]] == pytest.approx([0.06, 0.0])
 
