@@ -105,6 +105,7 @@ def _satisfies(version: str, wanted: str) -> bool:
     if wanted[:1] not in "<>=!~":
         return version != _UNKNOWN and fnmatchcase(version, wanted)
     try:
-        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+        release = Version(Version(version).base_version)  # 2.9.0a0+nv is a build of 2.9
+        return SpecifierSet(wanted).contains(release)
     except InvalidVersion:
         return False

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from harness.measure import steady
-from harness.records import Clock, MeasureSettings
+from harness.records import Clock, MeasureSettings, OverSteps
+
+
+class StepsMissing(Exception):
+    """A training run did not take all of its steps before the time limit."""
+
+    def __init__(self, taken: int, steps: int, over_steps: OverSteps | None) -> None:
+        super().__init__(f"took {taken:,} of {steps:,} steps before the time limit")
+        self.over_steps = over_steps
 
 
 @dataclass(frozen=True, slots=True)

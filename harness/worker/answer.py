@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from harness.measure import accuracy, attestation, diagnosis, memory, self_test
+from harness.measure import accuracy, attestation, diagnosis, memory, self_test, timing
 from harness.messages import (
     Answer,
     Channel,
@@ -108,6 +108,9 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
             fields["over_steps"] = error.over_steps
             if error.computation == "run":
                 fields["evidence"] = Evidence(phase="run", steps=error.steps)
+        case timing.StepsMissing():
+            outcome, detail = Outcome.TIMEOUT, str(error)
+            fields["over_steps"] = error.over_steps
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
             fields["evidence"] = Evidence(

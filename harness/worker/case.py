@@ -88,8 +88,11 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         inspect=inspect,
         steps=workload.steps,
     )
+    done = len(taken.warmup_s) + len(taken.samples_s)
+    if taken.cut and workload.steps is not None:
+        raise timing.StepsMissing(done, workload.steps, log.record())
     peak = first.device_peak_bytes()
-    accuracy.require_finite_output(taken.output, steps=len(taken.warmup_s) + len(taken.samples_s))
+    accuracy.require_finite_output(taken.output, steps=done)
     reporter.phase("repeat")
     outputs = digest.Repeats(workload, checked, first.elements)
     if workload.steps is None:

@@ -3,8 +3,8 @@
 Under torchrun every process reads its own share of the data, and gradients are averaged. An option
 takes precedence over its NSA_* variable, and the variable over the preset; on a GPU the rest is
 what is fast there (nsa.train.fast). The boot line names the source of each setting.
-Exit status: 0 trained; 1 the loss became NaN or infinite; 2 the request cannot be carried out;
-130 interrupted.
+Exit status: 0 trained; 1 the loss or its gradient became NaN or infinite; 2 the request cannot be
+carried out; 130 interrupted.
 """
 
 import argparse
@@ -60,7 +60,7 @@ _REMEDIES: Mapping[Precision, str] = {
     "bf16": "Lower --lr, or use --precision fp32.",
     "fp16": "Lower --lr, or use --precision bf16 or fp32.",
 }
-"""What to do when the loss is not finite."""
+"""What to do when the loss or the gradient is not finite."""
 _ENTROPY_SAMPLE_BYTES = 2**20
 Attention = Literal["nsa", "dense"]
 
@@ -70,7 +70,7 @@ class UsageError(Exception):
 
 
 class NonFiniteError(Exception):
-    """The loss became NaN or infinite."""
+    """The loss, or the norm of its gradient, became NaN or infinite."""
 
 
 def train(
@@ -82,7 +82,8 @@ def train(
     the caller does at a yield, such as saving, counts in tokens_per_s.
 
     Raises:
-        NonFiniteError: The loss since the last Progress is not a finite number.
+        NonFiniteError: A loss or, but in fp16, a gradient norm since the last Progress is not a
+            finite number.
     """
     steps = trainer.config.steps
     peak = trainer.peak_flops
@@ -97,10 +98,14 @@ def train(
             continue
         losses, norms = _over_processes(torch.stack(taken).T, trainer.launch).tolist()
         now = time.perf_counter()  # the loss was read, so the device is done
-        for i, loss in enumerate(losses, logged + 1):
-            if not math.isfinite(loss):
+        scaled = trainer.config.precision == "fp16"  # then a step without a finite norm is left out
+        for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), logged + 1):
+            what, value = (
+                ("loss", loss) if scaled or not math.isfinite(loss) else ("gradient norm", norm)
+            )
+            if not math.isfinite(value):
                 raise NonFiniteError(
-                    f"the loss is {loss} at step {i}; it was finite up to step {i - 1}\n"
+                    f"the {what} is {value} at step {i}; it was finite up to step {i - 1}\n"
                     f"  {_REMEDIES[trainer.config.precision]}"
                 )
         loss = math.fsum(losses) / len(losses)

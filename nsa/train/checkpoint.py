@@ -76,7 +76,10 @@ def resume(trainer: Trainer, folder: Path) -> str:
     found = [folder] if (folder / _STATE).exists() else _checkpoints(folder)
     if not found:
         raise TrainError(f"{folder}: no checkpoint", "Name a folder that --save wrote.")
-    chosen, remedy = found[-1], "Name an older one: --resume DIR/step-..."
+    chosen, remedy = (
+        found[-1],
+        f"Delete {found[-1]}, or resume in another folder: --resume, --save.",
+    )
     with _files(chosen, "read", remedy):
         state = json.loads((chosen / _STATE).read_text())
         step, scaler, there = state["step"], state["scaler"], state["settings"]
@@ -108,18 +111,19 @@ def resume(trainer: Trainer, folder: Path) -> str:
 
 
 def check_no_later(folder: Path, steps_done: int) -> None:
-    """Raise TrainError if a folder has a checkpoint after this step, from another run."""
+    """Raise TrainError if a folder has a checkpoint after this step."""
     for last in _checkpoints(folder)[-1:]:
         if _step(last) > steps_done:
             raise TrainError(
-                f"{folder}: has a checkpoint of another run, {last.name}",
-                f"Use --resume {folder}, or save to another folder.",
+                f"{folder}: has a later checkpoint, {last.name}",
+                f"Use --resume {folder}, delete {last.name}, or save to another folder.",
             )
 
 
 def _checkpoints(folder: Path) -> list[Path]:
     """The whole checkpoints in a folder, the newest last."""
-    return sorted((path for path in folder.glob("step-[0-9]*") if not path.suffix), key=_step)
+    named = (p for p in folder.glob("step-*") if p.name.removeprefix("step-").isdecimal())
+    return sorted(named, key=_step)
 
 
 def _step(checkpoint: Path) -> int:
@@ -136,6 +140,7 @@ def _settings(trainer: Trainer) -> dict[str, str]:
         "branches": "+".join(trainer.routes.running()),
         "prefill": trainer.prefill,
         "processes": trainer.launch.world_size,
+        "ddp_compress": trainer.compressed,
         "routes": describe_routes(trainer.routes),
     }
     parts = {**asdict(config), **asdict(config.model), **asdict(config.model.nsa), **seen}

@@ -99,6 +99,8 @@ class Trainer:
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
         self._ddp = None
+        self.compressed = flags.ddp_compress if launch.world_size > 1 else "off"
+        """Number format of gradients between processes; see Flags.ddp_compress."""
         if launch.world_size > 1:
             unused = self.routes.compress == OFF  # phi then has no gradient
             self._ddp = distribute(self.model, self.device, flags, unused=unused)

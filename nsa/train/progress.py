@@ -81,7 +81,7 @@ def csv_sink(path: Path, steps_done: int = 0) -> Sink:
             rows = path.read_text(encoding="utf-8").splitlines()[1:] if steps_done else ()
             write(progress.logged(), mode="w")
             for row in (row.split(",") for row in rows):
-                if int(row[0]) <= steps_done:
+                if row[0].isdecimal() and int(row[0]) <= steps_done:
                     write(row)
             begun = True
         write(progress.logged().values())

@@ -111,6 +111,12 @@ def test_everything_that_is_missing_is_in_one_message_with_its_command() -> None
     assert lines[-1].endswith("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
+def test_a_build_of_a_release_meets_its_bound() -> None:
+    suite = replace(SUITE, requires={"packages.torch": ">=2.9"})
+
+    requirements.require(suite, changed(versions={"torch": "2.9.0a0+50eac811a6.nv25.09"}))
+
+
 @pytest.mark.parametrize("lacks", [None, "1.0"])
 def test_what_is_only_wanted_does_not_stop_and_is_reported(lacks: str | None) -> None:
     suite = replace(SUITE, requires={"gpu": "H200"}, wants={"packages.flash-attn": ">=2"})

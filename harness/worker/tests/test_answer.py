@@ -176,6 +176,16 @@ def test_what_is_no_workload_is_a_crash(fake: str, said: str) -> None:
     assert (m.outcome, said in m.detail) == (Outcome.CRASH, True), m.detail
 
 
+def test_a_training_run_that_lacks_steps_at_the_time_limit_is_a_timeout() -> None:
+    case = replace(make_case("", axes={"steps": 1000, "bad": 0}), factory=f"{__name__}:trains")
+    m = answered(case, launched_at=time.monotonic() - QUICK.timeout_s)
+
+    assert m.outcome is Outcome.TIMEOUT
+    assert m.detail == "took 3 of 1,000 steps before the time limit"
+    assert m.over_steps is not None
+    assert m.over_steps.step == (1, 2, 3)
+
+
 def test_too_few_samples_at_the_time_limit_are_kept() -> None:
     m = answered(make_case("good"), launched_at=time.monotonic() - QUICK.timeout_s)
 

@@ -178,7 +178,7 @@ def test_what_cannot_be_resumed_is_one_message(
         ([f"--resume={fourth}", "--attention=dense"], "  attention: nsa there, dense here"),
         ([f"--resume={saved}"], "step-000006: all 6 steps are done"),
         ([f"--resume={saved / 'none'}"], "none: no checkpoint"),
-        ([f"--save={saved}"], "has a checkpoint of another run, step-000006"),
+        ([f"--save={saved}"], "has a later checkpoint, step-000006"),
         ([f"--save={saved / 'train.csv'}"], "cannot be written: "),
         (["--save-every=2"], "Add --save DIR"),
     ):

@@ -279,6 +279,20 @@ def test_a_loss_that_is_not_finite_stops_at_the_next_log_and_names_its_step(
             list(train(trainer, log_every=2))
 
 
+def test_a_gradient_that_is_not_finite_stops_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step makes the weights NaN, and a checkpoint of them would replace a good one."""
+    with Trainer(tiny(steps=9)) as trainer:
+        honest = trainer._update
+
+        def update() -> torch.Tensor:
+            norm = honest()
+            return norm * math.inf if trainer.steps_done == 2 else norm
+
+        monkeypatch.setattr(trainer, "_update", update)
+        with pytest.raises(NonFiniteError, match="the gradient norm is inf at step 3"):
+            list(train(trainer, log_every=1))
+
+
 # --- several processes -------------------------------------------------------------------
 
 
