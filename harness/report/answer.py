@@ -1,31 +1,25 @@
-"""The first screen of a report: the answer, what to do next, and how far to trust it.
+"""The first screen of a report: the answer and what to do next.
 
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.statistics import GUARD
 from harness.analysis.suspects import Conclusion, Diagnosis
-from harness.machine import requirements
 from harness.records import (
     METRICS,
     WORST_FIRST,
     Case,
-    CaseSummary,
     Decision,
     Fact,
     Finding,
-    Grade,
     Measurement,
     Outcome,
     Rule,
@@ -60,8 +54,6 @@ from harness.units import finding_sentence
 
 MAX_STEPS, MAX_ROWS, MAX_OTHERS = 3, 8, 2
 """Of the first screen: commands, rows of its table, and sentences on rules that no part asks."""
-LOOSE = 1.3
-"""Slowest process of a case over its fastest from which its number is not repeatable."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
@@ -114,7 +106,7 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
         v: With the names to show, and brief.
     """
     missed = any(a.judgement in _MISSED for a in noted)
-    decides = _deciding(v) if v.asked else None
+    decides = deciding(v) if v.asked else None
     said = _number(decides) if decides else verdict_sentence(v)
     facts = {f.fact for f in decides.findings} if decides else set()
     word = "Act"
@@ -163,7 +155,7 @@ def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
     return todo, f"now {finding_sentence(f)}{_needed(r)}"
 
 
-def _deciding(v: Verdict) -> RuleResult | None:
+def deciding(v: Verdict) -> RuleResult | None:
     """The rule of the worst decision: one with a number before one without, a missed one first."""
     counted = [r for r in v.rules if r.applies and r.counts]
     if not counted or v.rule is None:
@@ -211,7 +203,7 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         yield f"**{v.said}**: {verdict_sentence(v, 1)}."
     worst = v.rule.rule if v.rule and not suite.parts else ""
     others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
-    decides = _deciding(v)
+    decides = deciding(v)
     unmet = [r for r in others if r.decision is not Decision.GO and r is not decides]
     for r in unmet[:MAX_OTHERS]:
         yield f"**{r.said}**: {r.rule}: {rule_sentence(r, 1)}."
@@ -238,7 +230,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
         return f"Not measured**: {why}."
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
-    decides = _deciding(v)
+    decides = deciding(v)
     said = "; ".join(_above(r) if r is decides else _short(r) for r in asked)
     note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {said}."
@@ -469,120 +461,3 @@ def _largest_part(measured: Sequence[Measurement]) -> str:
             most = f"`{symbol(use.name)}`, {units.percent(share)} of its kernel time"
             return f"its longest kernel is {most}"
     return ""
-
-
-# --- how far to trust it -----------------------------------------------------------------
-
-
-def trust(
-    run: Run, summaries: Sequence[CaseSummary], v: Verdict, found: Sequence[Cause] = ()
-) -> Iterator[str]:
-    """One line: processes, correctness, and what disturbed the numbers."""
-    short = case_names(run.suite)
-    ok = [s for s in summaries if s.outcome is Outcome.OK]
-    counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
-    two = [*_two_processes(v, run)]
-    if counts and not two:
-        most = plural("process", counts[-1])
-        yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
-    yield from two
-    yield f"{len(ok)} of {plural('case', len(summaries))} ok"
-    required = requirements.checks(run.suite, run.environment)
-    if lacking := sum(c.grade is not Grade.OK for c in required):
-        yield f"{lacking} of {plural('requirement', len(required))} not met"
-    done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
-    if run.measurements:
-        behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
-        none = done and behind and not any(m.case_id in behind for m in done)
-        share, _ = _largest_error(done)
-        beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
-        counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none decisive' if none else ''}"
-        yield f"correctness: {counted}{more}"
-    loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
-    for what, those in (
-        ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"spread ≥ {LOOSE:g}x", loose),
-        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
-    ):
-        if those:
-            named = what == "unsteady" and len(those) == 1
-            yield f"{what}: {short[those[0].case.case_id] if named else plural('case', len(those))}"
-    clocks = (CauseKind.POWER, CauseKind.THERMAL)
-    if limited := sum(len(c.cases) for c in found if c.kind in clocks):
-        yield f"{limited} clock-limited"
-    if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
-        yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
-
-
-def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
-    """Whether the deciding number comes from two processes, and how near it is to its limit."""
-    r = _deciding(v)
-    found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
-    if r is None or not found:
-        return
-    said = "two processes decide"
-    if r.stated and not r.stated.axis and r.stated.go > 0:
-        go = r.stated.go
-        far = {f: max(e.value / go, go / e.value) for f in found if (e := f.estimate)}
-        near = min(far, key=lambda f: far[f])
-        spread = max(_spread(run, i) for i in (near.subject, near.partner))
-        band = max(GUARD, 2 * (spread - 1))
-        side = "clear of" if far[near] > 1 + band else "within"
-        said += f", {side} a margin of {units.percent(band)}"
-    yield said
-
-
-def _spread(run: Run, case_id: str) -> float:
-    """The slowest process of a case over its fastest."""
-    steps = [median(m.kept_s) for m in run.of(case_id) if m.outcome is Outcome.OK and m.kept_s]
-    return max(steps) / min(steps) if steps else 1.0
-
-
-def _unsteady(run: Run, s: CaseSummary) -> bool:
-    ok = (m for m in run.of(s.case.case_id) if m.outcome is Outcome.OK)
-    return any(m.steady is False for m in ok)
-
-
-def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
-    """Of all outputs that have a bound: error over bound, and the output's name."""
-    tensors = [t for m in measured if m.accuracy for t in m.accuracy.tensors if t.bound > 0]
-    return max(((t.error / t.bound, t.name) for t in tensors), default=(0.0, ""))
-
-
-def _sampled(compared: Sequence[Measurement]) -> str:
-    """`; 6 by 90 of 8,192 to 92 of 65,536 rows`, if not all compared every row."""
-    rows = [m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled]
-    said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
-    ends = " to ".join(dict.fromkeys((said[0], said[-1]))) if said else ""
-    return f"; {len(said)} by {ends} rows" if said else ""
-
-
-def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
-    """By workload, and provider if these are few: how many processes were compared, how closely,
-    and why not all."""
-    groups: dict[str, list[Measurement]] = {}
-    several = len({(s.case.workload, s.case.provider) for s in summaries}) <= MAX_ROWS
-    for s in summaries:
-        key = f"{s.case.workload} {s.case.provider}" if several else s.case.workload
-        groups.setdefault(key, []).extend(run.of(s.case.case_id))
-    rows = []
-    for name, measured in groups.items():
-        done = [m for m in measured if m.accuracy is not None and m.accuracy.tensors]
-        share, tensor = _largest_error(done)
-        why = Counter(
-            m.accuracy.skipped if m.accuracy else f"no answer ({outcome_name(m.outcome)})"
-            for m in measured
-            if m not in done
-        )
-        shown = why.most_common(2)
-        skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in shown)
-        if more := why.total() - sum(n for _, n in shown):
-            skipped += f"; for {plural('other reason', len(why) - 2)}: {more}"
-        error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
-        length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
-        on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""
-        counted = f"{len(done)} of {len(measured)}{on}{_sampled(done)}"
-        rows.append((name, counted, error, skipped or NONE))
-    columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
-    return Table(columns=columns, rows=tuple(rows)) if rows else None
