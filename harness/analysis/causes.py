@@ -223,6 +223,8 @@ def _over_time(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]
             for step, factor in [*went.slow.items()][:1]:
                 more = f"; {len(went.slow) - 1} more are slow" if len(went.slow) > 1 else ""
                 text = f"step {step} takes {units.factor(factor)} as long as those around it"
+                if (n := sum(bool(m.over_steps) for m in processes)) > 1:
+                    text += f", in {went.slow_in[step]} of {n} processes"
                 slow[case_id] = text + more
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
             read = (readings(m, channel, ("sampling",)) for m in processes)

@@ -184,17 +184,19 @@ def _by_settings(case: Case) -> ExpectedTime:
 # --- over the steps of a training run ----------------------------------------------------
 #
 # Trends: what follows the first eighth of the run is divided into blocks, whose medians one slow
-# step does not move; a line through them, one a process with a common slope, has a t-interval.
+# step does not move. A process counts once: the t-interval is over the processes' own values, and
+# holds each of them. One process has its blocks alone, which are not independent: it is widened.
 
-BLOCKS, PER_BLOCK = 8, 2
-"""Blocks of a trend, and the fewest steps in one."""
+BLOCKS, QUARTER, PER_BLOCK, WIDER = 8, 2, 2, 3.0
+"""Blocks of a trend and of a quarter, the fewest steps in one, and what widens the t-interval over
+blocks: of single processes with correlated noise, 0 to 6 % then sink or rise, in place of 30 %."""
 DRIFTS = 0.05
 """Change of tokens/s over the run within which it is steady."""
 LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.5
 """Growth of memory that is a leak: as a share, in bytes, and of the mean growth in every block."""
-SLOW, SLOW_S, AROUND, START = 3.0, 0.01, 15, 2
-"""A slow step: its factor to the median around it, the least delay, steps around on each side, and
-the first steps, which compile and allocate."""
+SLOW, SLOW_S, AROUND, START = 3.0, 0.05, 15, 2
+"""A slow step: its factor to the median around it, the least delay that matters, steps around on
+each side, and the first steps, which compile and allocate."""
 ALIKE, LOSSES = 0.01, ("loss", "bits_per_byte")
 """Difference of two losses that does not matter."""
 
@@ -211,15 +213,18 @@ class Course:
     last: Mapping[str, float]
     """loss and bits_per_byte: of the first step, and the mean of the last tenth."""
     speed: tuple[float, float] | None
-    """Tokens/s in the first quarter after the start, and in the last: medians."""
+    """Tokens/s in the first quarter after the start, and in the last: medians of blocks, their
+    geometric mean over the processes that are not much shorter than the longest."""
     drift: Estimate | None
-    """Change of tokens/s over the run by its trend: -0.1 is a tenth slower at the end."""
+    """The second over the first, less 1: -0.1 is a tenth slower at the end."""
     growth: Estimate | None
-    """Of memory, in bytes a step."""
+    """Of memory, in bytes a step: the median from block to block, so that a jump does not count."""
     leaked: float
     """How far memory grew, in bytes, if that is a leak; else 0."""
     slow: Mapping[int, float] = field(default_factory=dict)
     """Slow step -> how many times as long as those around it, the slowest first."""
+    slow_in: Mapping[int, int] = field(default_factory=dict)
+    """Slow step -> in how many processes."""
     not_finite: Mapping[str, int] = field(default_factory=dict)
     """Name -> the first step at which it was NaN or infinite."""
 
@@ -239,35 +244,38 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     seen = [(m, m.over_steps) for m in measurements if m.over_steps]
     if not seen:
         return None
-    slow: dict[int, float] = {}
+    slow, slow_in = dict[int, float](), dict[int, int]()
     not_finite: dict[str, int] = {}
     for _, s in seen:
         for step, factor in _slow(s.step, s.step_s):
             slow[step] = max(factor, slow.get(step, 0.0))
+            slow_in[step] = slow_in.get(step, 0) + 1
         for name, steps in s.not_finite.items():
             not_finite[name] = min(steps[0], not_finite.get(name, steps[0]))
-    own = [s.step for _, s in seen]
-    speeds, memory = [speeds_of(m) for m, _ in seen], [_memory(m) for m, _ in seen]
-    drift = _trend(own, [[math.log(v) if v else None for v in of] for of in speeds])
-    if drift is not None:
-        span = float(np.mean([steps[-1] - steps[0] for steps in own]))
-        low, value, high = (
-            math.expm1(span * (e or 0)) for e in (drift.low, drift.value, drift.high)
-        )
+    longest = max(len(s.step) for _, s in seen)
+    whole = [(m, s.step) for m, s in seen if 2 * len(s.step) >= longest]
+    memory = [(steps, of) for m, steps in whole if _blocks(of := _memory(m))]
+    quarters, changes = [], list[tuple[float, float]]()
+    for m, _ in whole:
+        if y := [x for *_, x in _blocks([math.log(v) if v else None for v in speeds_of(m)])]:
+            quarters.append((np.mean(y[:QUARTER]), np.mean(y[-QUARTER:])))
+            changes.append(_change(y))
+    samples = sum(len(steps) for _, steps in whole)
+    if drift := _over_processes(changes, samples):
+        value, low, high = (math.expm1(e or 0.0) for e in (drift.value, drift.low, drift.high))
         drift = replace(drift, value=value, low=low, high=high)
-    medians = np.array([[median for *_, median in _blocks(of)] for of in speeds if drift])
+    speed = [float(v) for v in np.exp(np.mean(quarters, axis=0))] if quarters else []
     ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
     return Course(
-        steps=min(max(steps, default=0) for steps in own),
+        steps=min(max(s.step, default=0) for _, s in seen),
         first={n: float(np.mean([a for a, _ in v])) for n, v in ends.items()},
         last={n: float(np.mean([b for _, b in v])) for n, v in ends.items()},
-        speed=(float(np.median(medians[:, :2])), float(np.median(medians[:, -2:])))
-        if drift
-        else None,
+        speed=(speed[0], speed[1]) if speed else None,
         drift=drift,
-        growth=_trend(own, memory),
-        leaked=min(map(leaked, memory)),
+        growth=_over_processes([g for one in memory if (g := _growth(*one))], samples),
+        leaked=min((leaked(of) for _, of in memory), default=0.0),
         slow=dict(sorted(slow.items(), key=lambda one: -one[1])),
+        slow_in=slow_in,
         not_finite=not_finite,
     )
 
@@ -370,27 +378,43 @@ def _blocks(values: Values) -> list[tuple[int, int, float]]:
     return [(int(a), int(b), float(np.median(of))) for a, b, of in known]
 
 
-def _trend(steps: Sequence[Sequence[int]], values: Sequence[Values]) -> Estimate | None:
-    """The common slope over the steps of all processes; None if one has too few."""
-    points = []
-    for own, of in zip(steps, values, strict=True):
-        x = np.array([[np.mean(own[a:b]), median] for a, b, median in _blocks(of)])
-        if not len(x):
-            return None
-        points.append(x - x.mean(0))
-    x, y = np.concatenate(points).T
-    if not x.any():  # one number for all of its steps
+def _over_processes(own: Sequence[tuple[float, float]], samples: int) -> Estimate | None:
+    """The mean of the processes' own values; the half interval of one counts if it is alone."""
+    if not own:
         return None
-    slope, freedom = float(x @ y / (x @ x)), len(x) - len(points) - 1
-    error = math.sqrt(float(((y - slope * x) ** 2).sum()) / freedom / float(x @ x))
-    half = statistics.t_factor(freedom) * error
-    return Estimate(
-        value=slope,
-        low=slope - half,
-        high=slope + half,
-        processes=len(points),
-        samples=sum(map(len, steps)),
-    )
+    values = [value for value, _ in own]
+    found = replace(statistics.arithmetic(values, samples=samples), both=())
+    if found.low is None or found.high is None:
+        return replace(found, low=found.value - own[0][1], high=found.value + own[0][1])
+    return replace(found, low=min(found.low, *values), high=max(found.high, *values))
+
+
+def _change(medians: Sequence[float]) -> tuple[float, float]:
+    """Last quarter less first quarter, and half its interval: by the scatter around the better of a
+    line and of one fall, in a block that is left out."""
+    y = np.array(medians)
+    shapes = [(np.arange(BLOCKS) / (BLOCKS - QUARTER), y)]
+    for at in range(QUARTER, BLOCKS - QUARTER):
+        shapes.append((np.delete(np.arange(BLOCKS) > at, at).astype(float), np.delete(y, at)))
+    halves = []
+    for shape, of in shapes:
+        x, off, freedom = shape - shape.mean(), of - of.mean(), len(of) - 2
+        left = off - x * (x @ off / (x @ x))
+        error = math.sqrt(left @ left / (x @ x) / freedom)
+        halves.append(statistics.t_factor(freedom) * error)
+    return float(y[-QUARTER:].mean() - y[:QUARTER].mean()), WIDER * min(halves)
+
+
+def _growth(steps: Sequence[int], values: Values) -> tuple[float, float] | None:
+    """The median rate from block to block, and half its interval by their median deviation, which
+    covers 99 % of even noise; None if all steps have one number."""
+    x, y = np.transpose([(np.mean(steps[a:b]), median) for a, b, median in _blocks(values)])
+    on = np.diff(x) > 0
+    if not on.any():
+        return None
+    rates = np.diff(y)[on] / np.diff(x)[on]
+    middle = float(np.median(rates))
+    return middle, WIDER * float(np.median(abs(rates - middle)))
 
 
 def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> float:

@@ -29,7 +29,7 @@ _OVER_STEPS = (
     ("loss_last", "last loss", "1", False, False, f"{_LAST}, in nats."),
     ("bits_per_byte_last", "last bits per byte", "1", False, False, f"{_LAST}."),
     ("tokens_per_s_drift", "drift of tokens/s", "ratio", True, True, "-0.1: a tenth is lost."),
-    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, True, "By the trend."),
+    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, True, "Without jumps."),
     ("slow_steps", "slow steps", "steps", False, False, "3x as long as those around them."),
 )
 """Metrics that only a training run has: name, title, unit, direction, signed, about."""

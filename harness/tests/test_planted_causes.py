@@ -362,6 +362,16 @@ def test_a_setting_that_buys_memory_says_so() -> None:
     assert "memory" not in said(checkpointing)
 
 
+def test_a_slow_step_says_in_how_many_processes() -> None:
+    def once(c: Case, m: Measurement) -> Measurement:
+        return trained(m) if m.process else one_slow_step(c, m)
+
+    made = planted(once, CASES)
+
+    (cause,) = causes(made, summarise(made))
+    assert f"as long as those around it, in 1 of {len(made.of(cause.cases[0]))}" in cause.evidence
+
+
 def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
     def both(first: float, second: float) -> list[CauseKind]:
         """A step that waits so many times its work, and checkpointing at its price; with a leak."""

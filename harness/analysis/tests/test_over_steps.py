@@ -1,6 +1,6 @@
 """What a training run says of its steps: ends, trends, slow steps, and two losses compared."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,14 +35,109 @@ def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
     )
 
 
-def test_a_trend_is_the_change_over_the_run_with_an_interval() -> None:
-    went = course([training(pace=lambda n: 2 ** (n / 199), seed=s) for s in (1, 2)])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("pace", "quarters"),
+    [
+        (lambda n: 2 ** (n / 199), (2**0.234, 2**0.89)),
+        (lambda n: 1 / 0.9 if n > 100 else 1.0, (1.0, 1 / 0.9)),
+    ],
+    ids=["evenly", "at once"],
+)
+def test_a_drift_is_the_last_quarter_over_the_first(
+    pace: Callable[[int], float], quarters: tuple[float, float], processes: int
+) -> None:
+    went = course([training(pace=pace, seed=s) for s in range(processes)])
 
     assert went is not None
     assert went.drift is not None
-    assert went.drift.value == pytest.approx(-0.5, abs=0.01)
-    assert went.drift.high - went.drift.low < 0.02  # type: ignore[operator]
-    assert went.speed == pytest.approx((512 / 0.05 / 2**0.25, 512 / 0.05 / 2**0.9), rel=0.05)
+    assert went.speed is not None
+    assert went.speed == pytest.approx([512 / 0.05 / q for q in quarters], rel=0.01)
+    assert went.drift.value == pytest.approx(went.speed[1] / went.speed[0] - 1)
+    assert went.drift.low < went.drift.value < went.drift.high  # type: ignore[operator]
+    assert went.trend == "sinking"
+
+
+def correlated(rng: np.random.Generator, *, memory: float, scale: float) -> list[float]:
+    """Factors to the step time of 200 steps that start anywhere and return to 1."""
+    x = [float(rng.normal(0, scale))]
+    for e in rng.normal(0, scale * (1 - memory**2) ** 0.5, 200):
+        x.append(memory * x[-1] + float(e))
+    return [float(f) for f in np.exp(x)]
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_correlated_noise_seldom_is_a_trend(processes: int) -> None:
+    """With a t-interval over the blocks, 17 % of these runs sink or rise."""
+    rng, said = np.random.default_rng(0), []
+    for _ in range(200):
+        noise = [correlated(rng, memory=0.98, scale=0.1) for _ in range(processes)]
+        went = course([training(pace=of.__getitem__) for of in noise])
+        said.append(went.trend if went else "")
+
+    assert said.count("sinking") + said.count("rising") <= 0.06 * len(said)
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [((0.8, 0.81), "sinking"), ((0.6, 0.9), "not decided"), ((0.8,) * 9 + (0.97,), "not decided")],
+)
+def test_every_process_has_to_sink(ends: Sequence[float], said: str) -> None:
+    """The processes differ, not their steps: many blocks of two are no evidence of a third."""
+    seen = [training(pace=lambda n, e=e: e ** (-n / 200), seed=s) for s, e in enumerate(ends)]
+
+    went = course(seen)
+
+    assert went is not None
+    assert went.trend == said
+
+
+def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
+    fields: dict[str, Any] = {
+        "pace": lambda n: 1 + n / 1000,
+        "memory_bytes": lambda n: 1e9 + 2**20 * n,
+    }
+    whole = training(steps=1000, **fields)
+
+    alone = course([whole])
+    for steps in (10, 60):
+        went = course([whole, training(steps=steps, **fields)])
+        assert went is not None
+        assert alone is not None
+        assert (went.steps, went.trend) == (steps, "sinking")
+        assert (went.drift, went.growth, went.leaked) == (alone.drift, alone.growth, alone.leaked)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_jump_of_memory_is_no_growth(processes: int) -> None:
+    jump = training(memory_bytes=lambda n: 5e9 + 3e8 * (n > 100))
+
+    went = course([jump] * processes)
+
+    assert went is not None
+    assert went.growth is not None
+    assert (went.leaked, went.growth.value, went.growth.high) == (0.0, 0.0, 0.0)
+
+
+def test_steps_of_one_number_have_no_growth() -> None:
+    m = training(memory_bytes=lambda n: 1e9 + 2**20 * n)
+    assert m.over_steps is not None
+
+    went = course([replace(m, over_steps=replace(m.over_steps, step=(7,) * 200))])
+
+    assert went is not None
+    assert went.growth is None
+
+
+@pytest.mark.parametrize(("delay", "named"), [(0.04, False), (0.06, True)])
+def test_a_slow_step_loses_time_that_matters(delay: float, named: bool) -> None:
+    """Steps of 2 ms, one of which waits for the system."""
+    seen = training(pace=lambda n: (0.002 + delay * (n == 50)) / 0.05)
+
+    went = course([seen, seen, training(pace=lambda _: 0.04)])
+
+    assert went is not None
+    assert dict(went.slow_in) == ({50: 2} if named else {})
 
 
 def test_lines_of_ten_steps_grow_by_the_step() -> None:
