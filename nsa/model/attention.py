@@ -227,12 +227,13 @@ class NSAttention(nn.Module):
         h = heads
         if cache is not None:
             return cache.append(h, compress)
-        k_cmp, v_cmp = h.k_raw[:, :0], h.v_raw[:, :0]
         if routes.compress != OFF:
             k_cmp, v_cmp = compress(h.k_raw, h.v_raw)
         elif routes.select != OFF:
             with torch.no_grad():
                 k_cmp, v_cmp = compress(h.k_raw, None)
+        else:
+            k_cmp, v_cmp = h.k_raw[:, :0], h.v_raw[:, :0]
         return KeyValues(
             k_cmp=k_cmp, v_cmp=v_cmp, k_sel=h.k_sel, v_sel=h.v_sel, k_win=h.k_win, v_win=h.v_win
         )

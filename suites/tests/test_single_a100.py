@@ -9,7 +9,7 @@ import pytest
 from harness.analysis import scaling, summary, verdict
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
-from harness.report import answer, tables
+from harness.report import answer, steadiness, tables
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
@@ -141,7 +141,7 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
     said = [*answer.answers(shown, run.suite)]
 
     assert "500 needed, a gap of 13x" in said[0]
-    trusted = [*answer.trust(run, summary.summarise(run), shown)]
+    trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
     assert "7 of 11 requirements not met" in trusted
 
 
