@@ -11,7 +11,7 @@ FLOORS = (
     {"ops", "flags"},
     {"routes"},
     {"kernels"},
-    {"kernels.banded", "kernels.selected", "kernels.decode", "kernels.phi"},
+    {"kernels.banded", "kernels.selected", "kernels.decode"},
     {"kernels.common", "reference", "checks", "roofline", "profiling"},
     {"config", "errors"},
 )

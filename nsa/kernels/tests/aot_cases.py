@@ -18,7 +18,6 @@ from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
 from nsa.kernels.common.device import Architecture
 from nsa.kernels.decode.attend import decode
-from nsa.kernels.phi import forward as phi
 from nsa.kernels.selected.backward import selected_backward
 from nsa.kernels.selected.forward import selected_forward
 
@@ -175,27 +174,6 @@ def _selected_backward(*, deterministic: bool = False) -> Callable[[Shape, int],
     return launch
 
 
-def _phi(*, float32: bool = False, packed: bool = False) -> Callable[[Shape, int], object]:
-    """Forward and backward, of keys and of values, whose head sizes differ."""
-
-    def launch(s: Shape, T: int) -> object:
-        for x in (s.k(T), s.v(T)):
-            D, size = x.shape[-1], s.config.compress_block_size
-            dtype = torch.float32 if float32 else x.dtype
-            position, w1, b1, w2, b2 = (
-                torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
-                for shape in ((size, D), (D, size * D), (D,), (D, D), (D,))
-            )
-            starts = phi.block_starts(_documents(), T, s.config) if packed else None
-            out = phi.phi_blocks(
-                x.requires_grad_(), position, w1, b1, w2, b2, config=s.config, starts=starts
-            )
-            torch.autograd.grad(out, (x, position, w1, b1, w2, b2), torch.empty_like(out))
-        return None
-
-    return launch
-
-
 def _decode(s: Shape, T: int) -> object:
     """One query of each sequence; T is the cache's capacity."""
     N, ring = s.config.compressed_length(T), s.config.window_size
@@ -228,9 +206,6 @@ CASES = [
     Case("select backward, deterministic", _selected_backward(deterministic=True), only=PAPER),
     Case("gate", lambda s, T: gate.gate_forward(s.gates(T), s.o(T), s.o(T), s.o(T)), only=PAPER),
     Case("one branch backward", lambda s, T: gate.row_dot(s.o(T), s.o(T)), only=PAPER),
-    Case("phi", _phi()),
-    Case("phi, documents", _phi(packed=True), only=TRAINED),
-    Case("phi, float32 parameters", _phi(float32=True), only=PAPER),
     Case("decode", _decode),
 ]
 """The operator launches most kernels, for every shape. The other cases launch them with other
