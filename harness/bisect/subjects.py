@@ -27,7 +27,7 @@ from harness.machine import drift
 from harness.records import Case, Run, Suite
 from harness.runner.interleave import clock
 from harness.store.writer import now
-from harness.suite.load import fits
+from harness.suite.choice import fits
 
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""

@@ -156,7 +156,7 @@ def _process(m: Measurement) -> Process:
 
 def compared(baseline: Baseline, run: Run) -> Mapping[str, tuple[float | None, float | None]]:
     """Case id -> its step time in the baseline and in the run, each the median over processes of
-    their medians; None where it is absent."""
+    their medians; None if it has none there."""
     measured = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
     return {
         i: (_median(baseline.cases.get(i, ())), _median(measured.get(i, ())))

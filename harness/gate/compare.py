@@ -28,7 +28,7 @@ from harness.gate.records import (
 from harness.gate.unpaired import Process, compare_stored, too_few
 from harness.machine import drift
 from harness.records import Case, CaseSummary, Comparison, Decision, Finding, Outcome, Run
-from harness.suite.load import passes
+from harness.suite.choice import passes
 
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""

@@ -16,9 +16,10 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from harness import units
 from harness.records import METRICS, Case, Rule, Thresholds
+from harness.suite.choice import fits
 from harness.suite.decisions import metric_name
 from harness.suite.fields import Form, Matching, Text, checked, wrong
-from harness.suite.load import fits, text_of
+from harness.suite.load import text_of
 from harness.suite.positions import Document, Loc, Problem, nearest, read
 from harness.suite.schema import PathModel
 from harness.suite.sweep import check_match, match

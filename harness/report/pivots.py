@@ -18,7 +18,7 @@ from harness.report.render import rendered
 from harness.report.tables import NONE, Table, axis_cells, metric_cell, titles
 from harness.report.text import outcome_name
 from harness.store.tables import csv_cell
-from harness.suite.load import passes
+from harness.suite.choice import passes
 
 _OF_RUN = ("gpu", "commit", "run")
 _BARE = ("workload", "provider", *_OF_RUN)

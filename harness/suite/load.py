@@ -1,16 +1,14 @@
 """Loads suite files: what to measure, what is expected, and which rules decide.
 
-A suite is read as YAML with positions (harness.suite.positions), validated (harness.suite.schema)
-and expanded into cases (harness.suite.sweep). This module checks its rules against those cases and
-applies overrides and filters of the command line. Errors have file, line and column.
+A suite is read as YAML with positions (harness.suite.positions), validated (harness.suite.schema),
+changed by the command line (harness.suite.choice) and expanded into cases (harness.suite.sweep).
+This module checks its rules against those cases. Errors have file, line and column.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from harness.errors import SuiteError
 from harness.records import (
@@ -22,23 +20,19 @@ from harness.records import (
     Metric,
     Outcome,
     Rule,
-    Scalar,
     SeeAlso,
     Suite,
     Suspect,
     Suspects,
     Weight,
-    as_text,
 )
 from harness.suite import program, sweep
+from harness.suite.choice import Overrides, filtered, set_error
 from harness.suite.decisions import RuleModel, SeeAlsoModel, SuspectsModel
-from harness.suite.fields import Matching, checked, current_key
-from harness.suite.positions import Loc, Problem, nearest, read, scalar
-from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel, measure_setting
+from harness.suite.fields import Matching, checked
+from harness.suite.positions import Loc, Problem, nearest, read
+from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
 
-_SHOWN_IDS = 5
-_SHOWN_CHARACTERS = 60
-_SETTING = "measure."
 MAX_BYTES = 2**20
 """Of a suite or policy; the shipped ones have 6 kB."""
 
@@ -151,20 +145,20 @@ def loads(
     if problems:
         raise document.error(problems)
     free = program.free_metrics(model)
-    changes = _Overrides.parse(overrides, model)
+    changes = Overrides.parse(overrides, model)
     cases = [
         case
         for workload in model.workloads
         for case in sweep.cases(changes.apply(workload), model.measure.given(), changes.settings)
     ]
     if contrary := _contrary(cases):
-        raise _set_error(" ".join(overrides), contrary)
+        raise set_error(" ".join(overrides), contrary)
     whole, parts = (
         (model.question, {})
         if isinstance(model.question, str)
         else (" ".join(model.question.values()), model.question)
     )
-    kept, cost = _filtered(cases, filters, path), model.cost
+    kept, cost = filtered(cases, filters, path), model.cost
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
@@ -199,11 +193,9 @@ def loads(
         suspects=_suspects(model.suspects) if model.suspects else None,
         see_also=tuple(
             SeeAlso(
-                suite=one.suite,
-                better=sweep.match(one.better),
-                than=sweep.match(one.than),
-                same=tuple(one.same),
-                command=one.command,
+                **dict(one)
+                | {"better": sweep.match(one.better), "than": sweep.match(one.than)}
+                | {"same": tuple(one.same)}
             )
             for one in model.see_also
         ),
@@ -414,103 +406,3 @@ def _allow_problems(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     for i, allowed in enumerate(workload.allow):
         if allowed.outcome is Outcome.OK:
             yield Problem((*loc, i, "outcome"), needless, remedy)
-
-
-# --- the command line --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Overrides:
-    """The changes of `--set`. A rule without remaining cases is kept: it must not pass unseen."""
-
-    axes: Mapping[str, tuple[str, ...]]
-    """Axis -> new values, as typed."""
-    settings: Mapping[str, Any]
-    """Fields of MeasureSettings."""
-
-    @classmethod
-    def parse(cls, texts: Sequence[str], model: SuiteModel) -> "_Overrides":
-        known = [*dict.fromkeys(name for w in model.workloads for name in w.axes)]
-        axes: dict[str, tuple[str, ...]] = {}
-        settings: dict[str, Any] = {}
-        given: set[str] = set()
-        for text in texts:
-            name, equals, value = text.partition("=")
-            if name.startswith(_SETTING):
-                setting = current_key("measure", name.removeprefix(_SETTING))
-                name = _SETTING + setting
-            if not equals or not value:
-                raise _set_error(text, "no value", "Write axis=value[,value...].")
-            if name in given:
-                raise _set_error(text, f"{name} is set twice")
-            given.add(name)
-            if name.startswith(_SETTING):
-                try:
-                    settings |= measure_setting(setting, scalar(value))
-                except ValueError as error:
-                    raise _set_error(text, *map(str, error.args)) from None
-            elif name in known:
-                axes[name] = tuple(value.split(","))
-            else:
-                raise _set_error(text, f"no workload has the axis {name!r}", nearest(name, known))
-        changes = cls(axes, settings)
-        for workload in model.workloads:
-            problems = sweep.check(changes.apply(workload), ())
-            if problems:
-                text = f"{workload.name}: {problems[0].text}"
-                raise _set_error(" ".join(texts), text, problems[0].remedy)
-        return changes
-
-    def apply(self, workload: WorkloadModel) -> WorkloadModel:
-        """The workload with replaced axes. One value does not make a fixed axis a swept one: the
-        case keeps its id."""
-        new = {n: self._values(n, workload) for n in workload.axes if n in self.axes}
-        fixed = {n for n, old in workload.axes.items() if not isinstance(old, list)}
-        one = {n: values[0] for n, values in new.items() if n in fixed and len(values) == 1}
-        return workload.model_copy(update={"axes": workload.axes | new | one})
-
-    def _values(self, name: str, workload: WorkloadModel) -> list[Scalar]:
-        """The values with their types in the file, so that "1" stays text."""
-        written = workload.axes[name]
-        by_text = {as_text(v): v for v in (written if isinstance(written, list) else [written])}
-        values = []
-        for text in self.axes[name]:
-            try:
-                values.append(by_text[text] if text in by_text else scalar(text))
-            except ValueError as error:
-                raise _set_error(f"{name}={','.join(self.axes[name])}", str(error)) from None
-        return values
-
-
-def _set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
-    shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
-    return SuiteError(f"--set {shown}", problem, remedy)
-
-
-def _filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
-    if any(not f.removeprefix("!") for f in filters):
-        raise SuiteError(path, "an empty filter matches every case", "Omit it to run all cases.")
-    kept = tuple(case for case in cases if passes(case.case_id, filters))
-    if not kept and not filters:
-        raise SuiteError(path, "every case is excluded with these overrides")
-    if not kept:
-        ids = [case.case_id for case in cases[:_SHOWN_IDS]]
-        more = f"\n  and {len(cases) - len(ids)} more" if len(cases) > len(ids) else ""
-        raise SuiteError(
-            path, f"no case matches {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
-        )
-    return kept
-
-
-def passes(case_id: str, filters: Sequence[str]) -> bool:
-    """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`."""
-    kept = [fits(case_id, f) for f in filters if not f.startswith("!")]
-    dropped = any(fits(case_id, f[1:]) for f in filters if f.startswith("!"))
-    return not dropped and (any(kept) or not kept)
-
-
-def fits(case_id: str, pattern: str) -> bool:
-    """Whether a case id matches a pattern (with `*?[`), or contains a text without them."""
-    if any(c in pattern for c in "*?["):
-        return fnmatchcase(case_id, pattern)
-    return pattern in case_id

@@ -3,9 +3,9 @@
     fa2-torch    the FlashAttention-2 built into PyTorch
     fa2-package  the flash-attn package
 
-Both run on CUDA, in float16 or bfloat16, with heads of at most 256; a build of the package may lack
-some of these, so it is asked. Neither replaces the other: a provider that cannot run raises
-`Unsupported` with the reason.
+Both run on CUDA, in float16 or bfloat16, with heads of at most 256. A build of the package may lack
+a dtype or a head size; one call on one token finds out. Neither replaces the other: a provider that
+cannot run raises `Unsupported` with the reason.
 
 Source: Dao 2023, "FlashAttention-2", arXiv:2307.08691; the branches: arXiv:2502.11089.
 """

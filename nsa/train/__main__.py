@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from nsa.config import PRESETS
@@ -29,7 +28,7 @@ from nsa.flags import FlagError, Flags, Launch
 from nsa.train import checkpoint
 from nsa.train.config import COMPILE, Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
-from nsa.train.devices import process_group
+from nsa.train.devices import over_processes, process_group
 from nsa.train.fast import ROUTE_FLAGS, fast_settings
 from nsa.train.loop import Trainer, describe_routes
 from nsa.train.progress import (
@@ -96,7 +95,7 @@ def train(
         saves = save_every is not None and step % save_every == 0
         if step not in (first, steps) and step % log_every and not saves:
             continue
-        losses, norms = _over_processes(torch.stack(taken).T, trainer.launch).tolist()
+        losses, norms = over_processes(torch.stack(taken).T, trainer.launch).tolist()
         now = time.perf_counter()  # the loss was read, so the device is done
         scaled = trainer.config.precision == "fp16"  # then a step without a finite norm is left out
         for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), logged + 1):
@@ -290,15 +289,6 @@ def _draw(path: Path, preset: str, config: TrainConfig, curve: Sequence[Progress
         unigram_bits=unigram,
         title=f"{preset} LM, {config.model.attention} attention, on {config.dataset}",
     )
-
-
-def _over_processes(values: Tensor, launch: Launch) -> Tensor:
-    """The means over all processes."""
-    if launch.world_size > 1:
-        values = values.contiguous()
-        dist.all_reduce(values)
-        values = values / launch.world_size
-    return values
 
 
 def _open_sinks(stack: ExitStack, out: Path | None, flags: Flags, trainer: Trainer) -> list[Sink]:

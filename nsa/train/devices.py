@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,3 +86,12 @@ def distribute(
                 "Use NSA_DDP_COMPRESS=fp16, or train on GPUs.",
             ) from error
     return ddp
+
+
+def over_processes(values: Tensor, launch: Launch) -> Tensor:
+    """The means over all processes."""
+    if launch.world_size > 1:
+        values = values.contiguous()
+        dist.all_reduce(values)
+        values = values / launch.world_size
+    return values

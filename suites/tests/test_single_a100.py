@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import scaling, summary, verdict
+from harness.analysis import summary, verdict
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
 from harness.report import answer, steadiness, tables
@@ -61,8 +61,7 @@ def run_of(rate: Callable[[Case], float] = as_planned) -> Run:
 
 
 def judged(run: Run) -> Verdict:
-    cases = summary.summarise(run)
-    return verdict.judge(run.suite, run.environment, cases, scaling.fit(cases))
+    return verdict.of_run(run)[-1]
 
 
 def decisions(run: Run) -> dict[str, Decision]:

@@ -2,9 +2,7 @@
 
 import gc
 import math
-import os
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +13,10 @@ import torch
 from harness.analysis.overhead import course
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
-from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
 from harness.records import Case, Decision, Measurement, Outcome, Run, Scalar
 from harness.suite import load as suites
+from harness.tests import answers
 from harness.tests.small_run import ENVIRONMENT
-from harness.worker import answer
 from suites import workloads
 
 FILE = Path(__file__).parents[1] / "step5-breakthrough.yaml"
@@ -52,18 +49,7 @@ def answered(case: Case) -> Measurement:
     """What a worker answers for a case, in this process; a planted hang ends as the parent says."""
     if case.axes.get("fault") == "hang":
         return Measurement(case_id=case.case_id, process=0, outcome=Outcome.HANG)
-    answers, end = os.pipe()
-    os.set_blocking(answers, False)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in case.env.items():
-            patch.setenv(name, value)
-        order = MeasureOrder(case=case, process=0, launched_at=time.monotonic())
-        answer.work(order, Channel(end))
-    os.close(end)
-    received: list[Message] = []
-    MessageReader(answers).drain(received.append)
-    os.close(answers)
-    return next(m.measurement for m in received if isinstance(m, Answer))
+    return answers.answered(case)
 
 
 def test_the_suite_of_step_5_runs_to_its_verdict() -> None:

@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from harness.measure import host_stacks, profile
-from harness.measure.attestation import PathMismatch, mismatch, observed
+from harness.measure.attestation import mismatch
 from harness.measure.counters import StepCount
 from harness.measure.profile import StepProfile
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
 from harness.records import SAME_STEP, Case, PathRule, Use
-from harness.workload import Workload
 
 MAIN, ENGINE, DEVICE = 1, 2, 7
 US = 1000
@@ -489,24 +488,3 @@ def test_a_rule_is_not_broken_by_what_was_not_seen(attended: StepProfile) -> Non
     assert mismatch(replace(CASE, kernels=rule), blind) == ""
     assert mismatch(replace(CASE, operators=rule), profile.without_profile("off")) == ""
     assert mismatch(replace(CASE, operators=rule), blind) != ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"effective": lambda: {"T": 7, "other": 1}}, PathMismatch),
-        ({"flags": lambda: {"NSA_A": False}}, PathMismatch),
-        ({"effective": lambda: {"T": [8]}}, TypeError),
-        ({"flags": lambda: {"NSA_A": 1}}, TypeError),
-    ],
-)
-def test_another_axis_value_or_an_unread_variable_is_a_mismatch(
-    changes: dict[str, Any], error: type[Exception]
-) -> None:
-    case = replace(CASE, axes={"T": 8}, env={"NSA_A": "1", "UNKNOWN": "1"})
-    flags = {"NSA_A": True, "EXPORTED": False}  # by the user, not by the case
-    right = Workload(run=attend, effective=lambda: {"T": 8, "other": 2}, flags=lambda: flags)
-
-    assert observed(case, right) == ({"T": 8, "other": 2}, flags)
-    with pytest.raises(error):
-        observed(case, replace(right, **changes))

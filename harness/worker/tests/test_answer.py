@@ -15,21 +15,17 @@ import torch
 
 from harness.measure import profile
 from harness.messages import (
-    Answer,
-    Channel,
     Checked,
     CheckOrder,
-    MeasureOrder,
-    Message,
-    MessageReader,
     StepsDone,
 )
-from harness.records import Case, Measurement, NonFiniteOrigin, Outcome, PathRule
+from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
+from harness.tests.answers import answered, messages
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
 from harness.tests.workers import QUICK, make_case
-from harness.worker import answer, factory
+from harness.worker import factory
 from harness.workload import Counts, Unsupported, Workload
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -90,23 +86,6 @@ def remembers(provider: str, axes: Any) -> Workload:
         return kept[key]
 
     return Workload(run=run, fresh=lambda i: x.fill_(i))  # type: ignore[arg-type]
-
-
-def answered(case: Case, **order: Any) -> Measurement:
-    (found,) = (m.measurement for m in messages(case, **order) if isinstance(m, Answer))
-    return found
-
-
-def messages(case: Case, **order: Any) -> list[Message]:
-    answers, end = os.pipe()
-    os.set_blocking(answers, False)
-    asked = {"launched_at": time.monotonic(), **order}
-    answer.work(MeasureOrder(case=case, process=0, **asked), Channel(end))
-    os.close(end)
-    received: list[Message] = []
-    MessageReader(answers).drain(received.append)
-    os.close(answers)
-    return received
 
 
 def test_the_step_without_its_graph_reaches_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:

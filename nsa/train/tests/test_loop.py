@@ -349,4 +349,4 @@ def test_two_processes_train_as_one_on_the_data_of_both(tmp_path: Path) -> None:
         error = (mine - weights(alone)).norm() / weights(alone).norm()
         assert least <= error <= most, f"gradients sent as {name}"
     (_, mine, _), (_, theirs, _) = ranks[0]["branches"], ranks[1]["branches"]
-    assert torch.equal(mine, theirs)  # and nobody waited for the gradient of phi
+    assert torch.equal(mine, theirs)  # DDP did not wait for phi, which has no gradient here

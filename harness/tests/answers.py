@@ -1,0 +1,37 @@
+"""What a worker answers for a case, in the process of the test."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
+from harness.records import Case, Measurement
+from harness.worker import answer
+
+
+def messages(case: Case, **order: Any) -> list[Message]:
+    """All that it sends, with the variables of the case set.
+
+    Args:
+        order: Fields of MeasureOrder, to change its process or when it was launched.
+    """
+    answers, end = os.pipe()
+    os.set_blocking(answers, False)
+    asked = {"process": 0, "launched_at": time.monotonic(), **order}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in case.env.items():
+            patch.setenv(name, value)
+        answer.work(MeasureOrder(case=case, **asked), Channel(end))
+    os.close(end)
+    received: list[Message] = []
+    MessageReader(answers).drain(received.append)
+    os.close(answers)
+    return received
+
+
+def answered(case: Case, **order: Any) -> Measurement:
+    """Its measurement."""
+    (found,) = (m.measurement for m in messages(case, **order) if isinstance(m, Answer))
+    return found
