@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, by_range, effects
+from harness.analysis.effects import Effect, effects, kernels_by_range
 from harness.analysis.overhead import course, leaked
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
@@ -383,7 +383,7 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         for group in groups_along([s for s in sound if positive(s, axis)], axis):
             ranked = sorted(group, key=lambda s: positive(s, axis))
             measured = [run.of(s.case.case_id) for s in ranked]
-            parts = [next((p for m in of if (p := by_range(m))), {}) for of in measured]
+            parts = [next((p for m in of if (p := kernels_by_range(m))), {}) for of in measured]
             if len(ranked) < 3 or not all(parts[-2:]):
                 continue
             (a, b), (before, last) = ranked[-2:], parts[-2:]

@@ -14,7 +14,16 @@ from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import half_width, less, times_better
-from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
+from harness.records import (
+    Case,
+    CaseSummary,
+    Estimate,
+    Measurement,
+    Outcome,
+    Run,
+    Scalar,
+    by_range,
+)
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
@@ -361,7 +370,7 @@ def stack_of(run: Run, case: Case) -> Stack | None:
     if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
         return None
     step_s, parts = m.breakdown.step_s, dict[str, float]()
-    for where, time_s in by_range(m).items():
+    for where, time_s in kernels_by_range(m).items():
         name = _part(where)
         parts[name] = parts.get(name, 0.0) + time_s
     busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
@@ -373,12 +382,10 @@ def stack_of(run: Run, case: Case) -> Stack | None:
     return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
 
 
-def by_range(m: Measurement) -> Mapping[str, float]:
+def kernels_by_range(m: Measurement) -> Mapping[str, float]:
     """Time of the kernels of a step by range, in seconds; of old runs, of the longest kernels."""
-    found: dict[str, float] = {}
-    for use in m.profile.kernels if m.profile else ():
-        found[use.where] = found.get(use.where, 0.0) + use.time_s
-    return (m.breakdown.kernels_by_range if m.breakdown else {}) or found
+    found = m.breakdown.kernels_by_range if m.breakdown else {}
+    return found or by_range(m.profile.kernels if m.profile else ())
 
 
 def _part(where: str) -> str:

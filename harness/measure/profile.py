@@ -25,7 +25,17 @@ from torch.autograd.profiler import profile, record_function
 from harness.measure import host_stacks
 from harness.measure.counters import StepCount, counting
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
-from harness.records import COUNTERS, MAX_USES, SAME_STEP, Breakdown, Counters, Frame, Profile, Use
+from harness.records import (
+    COUNTERS,
+    MAX_USES,
+    SAME_STEP,
+    Breakdown,
+    Counters,
+    Frame,
+    Profile,
+    Use,
+    by_range,
+)
 
 MAX_STEP_S = 30.0
 """A longer step is not counted."""
@@ -350,12 +360,6 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),
     )
-
-
-def by_range(kernels: Sequence[Use]) -> dict[str, float]:
-    """Seconds of a step's kernels by range."""
-    ranges = dict.fromkeys(use.where for use in kernels)
-    return {name: sum(use.time_s for use in kernels if use.where == name) for name in ranges}
 
 
 def _breakdown(

@@ -83,6 +83,7 @@ from harness.records.profile import (
     PathRule,
     Profile,
     Use,
+    by_range,
 )
 from harness.records.program import INTERPRETER, REPORTED, MetricSource, Program, Steps
 from harness.records.self_test import Peaks, SelfTest, SelfTestCheck, SelfTestReadings

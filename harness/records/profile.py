@@ -1,6 +1,6 @@
 """What ran: kernels, operators and counters of one step, taken after the last sample."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -84,6 +84,14 @@ class Use:
     """Per step; a whole number if all steps are alike."""
     time_s: float
     """Per step: of a kernel on the device, of an operator on the host without those it calls."""
+
+
+def by_range(uses: Iterable[Use]) -> dict[str, float]:
+    """Seconds of a step by range."""
+    found: dict[str, float] = {}
+    for use in uses:
+        found[use.where] = found.get(use.where, 0.0) + use.time_s
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

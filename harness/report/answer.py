@@ -32,7 +32,7 @@ from harness.records import (
 )
 from harness.report.failures import Failure
 from harness.report.markdown import symbol
-from harness.report.remedies import MINOR, excess, relevant, remedy, speed_up, times_due
+from harness.report.remedies import MINOR, Excess, relevant, remedy, speed_up, times_due
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -365,11 +365,13 @@ def next_steps(
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
     also: Sequence[str] = (),
+    over: Excess | None = None,
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
 
     Args:
         also: Steps that other runs support.
+        over: The case that misses its rule farthest.
     """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
@@ -394,7 +396,7 @@ def next_steps(
         (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
         key=_shortfall,
     )
-    if (over := excess(v, run)) and over.parts[0].conclusion is not Conclusion.RULED_OUT:
+    if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, run)] = None
         slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
     largest = ((f.subject, _largest_part(run.of(f.subject))) for f in slow if not later)

@@ -213,7 +213,7 @@ def build(
                 [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
             ),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also, over),
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),

@@ -16,7 +16,7 @@ from harness.measure.attestation import mismatch
 from harness.measure.counters import StepCount
 from harness.measure.profile import StepProfile
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
-from harness.records import SAME_STEP, Case, PathRule, Use
+from harness.records import SAME_STEP, Case, PathRule, Use, by_range
 
 MAIN, ENGINE, DEVICE = 1, 2, 7
 US = 1000
@@ -108,7 +108,7 @@ def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> Non
 def test_the_time_of_all_kernels_is_known_by_range(trace: Trace) -> None:
     kernels = sum(u.time_s for u in trace.kernels())
 
-    assert profile.by_range(trace.kernels()) == {"select": pytest.approx(kernels)}
+    assert by_range(trace.kernels()) == {"select": pytest.approx(kernels)}
 
 
 def use(name: str, where: str, calls: float, time_s: float) -> Use:
@@ -126,11 +126,11 @@ def test_kernels_of_a_graph_get_the_ranges_that_launch_them_without_it() -> None
         ("gemm", "b", 1),
         ("add", "a", 4),
     ]
-    assert profile.by_range(shared)["b"] == pytest.approx(0.005)
+    assert by_range(shared)["b"] == pytest.approx(0.005)
     assert how == SAME_STEP
     more = [*launched, use("fill", "b", 1, 0.1), use("add", "b", 1, 0.1)]
     shared, how = profile.share_among(more, replayed)
-    assert profile.by_range(shared) == pytest.approx({"a": 0.015, "b": 0.005, "": 0.001})
+    assert by_range(shared) == pytest.approx({"a": 0.015, "b": 0.005, "": 0.001})
     assert how.endswith("2 that replay otherwise: add (4 and 5 times), fill (0 and 1 times)")
 
 

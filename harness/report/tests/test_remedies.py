@@ -76,7 +76,9 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3)
     made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
     summaries = summarise(made)
     verdict = judge(made.suite, made.environment, summaries, ())
-    return answer.next_steps(verdict, made, (), (), causes(made, summaries))
+    return answer.next_steps(
+        verdict, made, (), (), causes(made, summaries), over=remedies.excess(verdict, made)
+    )
 
 
 def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
@@ -175,5 +177,5 @@ def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, ove
         assert f"({over} too slow)" in table.columns[0]
         assert "seq_len=4096, NSA_FA2=0" in table.columns[0]
         assert [row[0] for row in table.rows[:3]] == ["select", "compress", "window"]
-        (step,) = answer.next_steps(verdict, made, ())
+        (step,) = answer.next_steps(verdict, made, (), over=found)
         assert step.startswith("Speed up select (80.0 ms")
