@@ -342,10 +342,9 @@ class Measurement:
         return replace(recorded, step_s=statistics.median(self.kept_s))
 
     def is_evidence(self, min_samples: int) -> bool:
-        """Whether the process kept enough samples to count."""
-        return bool(self.samples_s) and (
-            not self.discarded or len(self.kept_s) >= max(1, min_samples)
-        )
+        """Whether the process counts: it kept min_samples, or more than half of its samples."""
+        kept = len(self.kept_s)
+        return kept > 0 and (kept >= min_samples or 2 * kept > len(self.samples_s))
 
     def without_samples(self, outcome: Outcome, detail: str) -> "Measurement":
         """The process with another outcome than OK, for its samples are not of the case."""

@@ -119,6 +119,16 @@ def test_estimates_use_the_kept_samples_only() -> None:
     assert spreads(made)[0].discarded == 12
 
 
+@pytest.mark.parametrize(("lost", "counts"), [(0, True), (2, True), (3, False), (5, False)])
+def test_a_process_that_took_few_samples_may_lose_two_of_five(lost: int, counts: bool) -> None:
+    (m,) = timed(CASE, 0.05, processes=1)
+    discarded = {"clock_dropped": tuple(range(lost))} if lost else {}
+
+    found = replace(m, samples_s=m.samples_s[:5], discarded=discarded)
+
+    assert found.is_evidence(5) is counts
+
+
 @pytest.mark.parametrize(("count", "processes"), [(15, 3), (16, 2)])
 def test_a_process_that_kept_too_few_samples_does_not_count(count: int, processes: int) -> None:
     made = with_discards(range(count))
