@@ -131,6 +131,8 @@ def _scaled(metric: str, value: float) -> tuple[float, str]:
 
 
 def _suffix(metric: str) -> str:
+    if metric in METRICS and METRICS[metric].counted:
+        return f" {METRICS[metric].title}"
     unit = _unit(metric)
     return f" {unit}" if unit in _NAMED_ONCE else ""
 
@@ -247,8 +249,10 @@ def _with_interval(
 
     Three significant digits, but fewer for a wide interval (the rounding rule of the Particle Data
     Group), and more for one so narrow that three would hide it. An end that would be rounded to 0
-    keeps a digit of its own; so does a value that would become 0.
+    keeps a digit of its own; so does a value that would become 0. An exact value has no interval.
     """
+    if value == low == high and not sign:
+        return (_count(value) if value == round(value) else number(value, digits)) + unit
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         rounded = _rounded(value, digits)
         return _fixed(rounded, _place(rounded, digits), sign) + unit
@@ -340,7 +344,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.RAN:
             return "ran"
         case Fact.TOO_FEW_PROCESSES:
-            return f"{f.count} of {f.asked} processes ran"
+            return f"{f.count} of {f.asked} processes count"
         case Fact.NOT_DETERMINISTIC:
             return (
                 f"not deterministic: the first output of {f.count} of {f.asked} processes differs "

@@ -231,9 +231,14 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
     decides = deciding(v)
-    said = "; ".join(_above(r) if r is decides else _short(r) for r in asked)
+    met = [r for r in asked if r.decision is Decision.GO and r is not decides]
+    if len(met) < 2:
+        met = []
+    said = [_above(r) if r is decides else _short(r) for r in asked if r not in met]
+    if met:
+        said.append(f"{'the other' if said else 'all'} {len(met)} limits are met")
     note = "" if counting else " (noted)"
-    return f"{_word(worst)}**{note}: {said}."
+    return f"{_word(worst)}**{note}: {'; '.join(said)}."
 
 
 def _above(r: RuleResult) -> str:

@@ -190,7 +190,8 @@ def build(
     crossed = [v for v in against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
     ahead = [[v for v in against if (v.workload, v.theirs) == one] for one in met]
-    stated = [*(r.match for r in suite.rules), *(e.match for e in suite.expectations)]
+    timed = [r.match for r in suite.rules if tables.shows(r.metric)]
+    stated = [*timed, *(e.match for e in suite.expectations)]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
     asked = asked or {*sections}
     fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
@@ -224,6 +225,7 @@ def build(
         "correctness": steadiness.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in asked],
+        "noted": text.noted(sum(len(s["notes"]) for w, s in sections.items() if w in asked)),
         "others": [s for w, s in sections.items() if w not in asked],
         "where": where_table(parts, short),
         "profile": profile_section(run, summaries),

@@ -94,8 +94,15 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
     named = titles(cases)
     columns = (*heads, *(f">{named[m]}" for m in metrics), ">n")
-    remarks = () if intervals else tuple(_missing(summaries, run))
-    return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+    remarks = () if intervals else (" ".join(_missing(summaries, run)),)
+    return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, remarks)))
+
+
+def shows(metric: str) -> bool:
+    """Whether `results` has a column for a metric; exact counts and what a training run records
+    over its steps have tables of their own."""
+    known = METRICS.get(metric)
+    return known is None or (known.of_case and not known.counted)
 
 
 def titles(cases: Sequence[Case]) -> dict[str, str]:

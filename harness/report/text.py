@@ -82,6 +82,12 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
 
 
+def noted(cases: int) -> str:
+    """`3 cases have notes that limit these numbers: see the appendix.`, or nothing."""
+    some = "1 case has notes" if cases == 1 else f"{cases:,} cases have notes"
+    return f"{some} that limit these numbers: see the appendix." if cases else ""
+
+
 def case_names(suite: Suite) -> dict[str, str]:
     """Case id -> the suite's label for it, or its provider and swept axes; each name once.
 

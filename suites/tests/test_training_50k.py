@@ -26,14 +26,16 @@ SMALL = {
     "bf16": "fp32",
     "dataset: text": "dataset: synthetic",
     "[128, 256, 512, 1024, 2048]": "[8, 12, 16, 20, 24]",
-    "seq_len: [1024, 2048]": "seq_len: 24",
+    "[128, 256, 1024]": "[8, 12, 20]",
+    "[256, 1024]": "[12, 20]",
+    "[512, 2048]": "[16, 24]",
     "seq_len: 2048": "seq_len: 24",
     "seq_len: 512": "seq_len: 16",
     'compile: "on"': 'compile: "off"',
     'graph: "on"': 'graph: "off"',
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
     "sample_s: 1": "sample_s: 0.01",
-    "warmup_s: 5": "warmup_s: 0.01\n  profile: false\n  telemetry: false\n  accuracy: false",
+    "warmup_s: 3": "warmup_s: 0.01\n  profile: false\n  telemetry: false\n  accuracy: false",
 }
 
 
