@@ -33,12 +33,14 @@ def wait_for_a_peer():
     while True:
         print("still waiting"); time.sleep(0.05)
 for i in range(1001, 1006):
-    print("step", i); time.sleep(0.005)
+    print("step", i, "loss", i / 2); time.sleep(0.005)
 wait_for_a_peer()
 """
-    m = measured(warm, tmp_path, program, STEPS, "measure: {timeout_s: 1000000}")
+    m = measured(warm, tmp_path, program, STEPS, LOSS, "measure: {timeout_s: 1000000}")
 
     assert m.outcome is Outcome.HANG
+    assert m.over_steps
+    assert (m.over_steps.step[-1], m.over_steps.values["loss"][-1]) == (1005, 502.5)
     assert "after its step 1005" in m.detail
     assert evidence_of(m).last_step == 1005
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
