@@ -6,6 +6,7 @@ samples; its descendants end with the worker.
 """
 
 import math
+import os
 import re
 import resource
 import signal
@@ -14,6 +15,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
 
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
@@ -30,6 +33,7 @@ from harness.program.reported import (
 )
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
+from harness.workload import Unsupported
 
 ALIVE_S = 0.1
 """Least time between two signs of life."""
@@ -45,7 +49,15 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
-    """Run the program of a case and measure it."""
+    """Run the program of a case and measure it.
+
+    Raises:
+        Unsupported: It needs more GPUs than there are.
+    """
+    if program.gpus > max(1, seen := torch.cuda.device_count()):
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
+        raise Unsupported(f"needs {program.gpus} GPUs, {where} {seen}")
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
     session = _Session(program, order, channel)
     try:
