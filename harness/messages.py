@@ -20,6 +20,7 @@ from harness.records import (
     MIN_STEP_S,
     Case,
     Measurement,
+    OverSteps,
     SelfTestReadings,
     Work,
     require_times,
@@ -133,6 +134,8 @@ class StepsDone:
     """Shortest finished step; 0 before the first."""
     last_step: int | None = None
     """A program's own number of its last step, if it prints one."""
+    over_steps: OverSteps | None = None
+    """What the steps since the last report recorded; None if nothing."""
 
     def __post_init__(self) -> None:
         require_times(self, "spent_s", least=0.0)
@@ -257,8 +260,11 @@ class Channel:
 class WorkerReporter:
     """Sends phases and progress to the parent, at a limited rate."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(
+        self, channel: Channel, recorded: Callable[[], OverSteps | None] = lambda: None
+    ) -> None:
+        """`recorded` returns what the steps since its last call recorded."""
+        self._channel, self._recorded = channel, recorded
         self._steps = 0
         self._spent_s = 0.0
         self._shortest_s = math.inf
@@ -285,6 +291,7 @@ class WorkerReporter:
                 spent_s=self._spent_s,
                 shortest_s=self._shortest_s if self._steps else 0.0,
                 last_step=self.last_step,
+                over_steps=self._recorded(),
             )
         )
 

@@ -13,6 +13,7 @@ from itertools import combinations, pairwise
 
 from harness.analysis.counters import by_step, exact_counters
 from harness.analysis.effects import NO_EFFECT
+from harness.analysis.overhead import slow_steps
 from harness.analysis.scaling import MIN_POINTS, group_of, groups_along, positive
 from harness.records import COUNTERS, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
@@ -250,7 +251,7 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
     first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)
     outputs, reported = _same_outputs(first, second), _same_readings(a, first, second)
-    differs = False in (counted, ran, outputs, reported)
+    differs = False in (counted, ran, outputs, reported) or _other_steps(a, first, second)
     if not differs and not (counted and (outputs or reported)):
         return None
     profiles = [m.profile for m in (*first, *second)]
@@ -261,6 +262,18 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
         time_differs=not _within_noise(times, unknown=LARGE),
         without_kernels=ran is None or any(c is None or bool(c.no_kernels) for c in profiles),
     )
+
+
+def _other_steps(
+    of: CaseSummary, first: Sequence[Measurement], second: Sequence[Measurement]
+) -> bool:
+    """Whether no two processes recorded as many steps, as many of them slow. If the harness ends a
+    program, their number is chance."""
+    if of.case.program and of.case.program.steps and of.case.program.steps.until_sampled:
+        return False
+    seen = [[m.over_steps for m in case if m.over_steps] for case in (first, second)]
+    a, b = ({(len(s.step), len([*slow_steps(s.step, s.step_s)])) for s in case} for case in seen)
+    return bool(a and b and a.isdisjoint(b))
 
 
 def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:

@@ -247,7 +247,7 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     slow, slow_in = dict[int, float](), dict[int, int]()
     not_finite: dict[str, int] = {}
     for _, s in seen:
-        for step, factor in _slow(s.step, s.step_s):
+        for step, factor in slow_steps(s.step, s.step_s):
             slow[step] = max(factor, slow.get(step, 0.0))
             slow_in[step] = slow_in.get(step, 0) + 1
         for name, steps in s.not_finite.items():
@@ -427,7 +427,7 @@ def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> 
     return grown if even else 0.0
 
 
-def _slow(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple[int, float]]:
+def slow_steps(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple[int, float]]:
     """Slow steps with their factor to those around them, so that a run that sinks has none."""
     least = SLOW * min(times_s, default=0.0)
     for i in (i for i in range(START, len(times_s)) if times_s[i] > least):

@@ -235,7 +235,7 @@ def _flat(case: Case) -> dict[str, Any]:
     return {
         "factory": case.factory,
         **({"command": " ".join(how.pop("argv"))} if how else {}),
-        **{f"program.{n}": v for n, v in how.items() if n not in ("carried", "work_axes")},
+        **{f"program.{n}": v for n, v in how.items() if n not in ("carried", "gpus", "work_axes")},
         **{f"axis {name}": value for name, value in case.axes.items()},
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},

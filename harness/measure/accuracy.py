@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from harness.records import Accuracy, OverSteps, TensorError
+from harness.records import Accuracy, TensorError
 from harness.workload import Workload
 
 EAGER_FACTOR = 2.0
@@ -43,8 +43,6 @@ class NonFinite(Exception):
     """Which of the workload's functions returned it: check or run."""
     steps = 0
     """Steps done by then."""
-    over_steps: OverSteps | None = None
-    """What they reported."""
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:

@@ -121,7 +121,7 @@ class StepSeries:
 
 
 class StepLog:
-    """What each step of one process reported, for the record."""
+    """What each step of one process reported, until the parent has it."""
 
     def __init__(self, launched_at: float) -> None:
         self._launched_at = launched_at
@@ -138,17 +138,18 @@ class StepLog:
         for name in (n for n, v in values.items() if not math.isfinite(v)):
             self._not_finite.setdefault(name, []).append(step)
 
-    def record(self) -> OverSteps | None:
-        """All steps so far, in seven digits; None if none reported a value."""
-        names = dict.fromkeys(name for *_, values in self._rows for name in values)
-        if not names and not self._not_finite:
+    def take(self) -> OverSteps | None:
+        """The steps since the last call, in seven digits; None if there are none."""
+        (rows, self._rows), (bad, self._not_finite) = (self._rows, []), (self._not_finite, {})
+        if not rows and not bad:
             return None
+        names = dict.fromkeys(name for *_, values in rows for name in values)
         return OverSteps(
-            step=tuple(step for step, *_ in self._rows),
-            step_s=tuple(float(f"{s:.7g}") for _, s, _, _ in self._rows),
-            end_s=tuple(round(end, 4) for _, _, end, _ in self._rows),
-            values={n: tuple(_short(values.get(n)) for *_, values in self._rows) for n in names},
-            not_finite={name: tuple(steps) for name, steps in self._not_finite.items()},
+            step=tuple(step for step, *_ in rows),
+            step_s=tuple(float(f"{s:.7g}") for _, s, _, _ in rows),
+            end_s=tuple(round(end, 4) for _, _, end, _ in rows),
+            values={n: tuple(_short(values.get(n)) for *_, values in rows) for n in names},
+            not_finite={name: tuple(steps) for name, steps in bad.items()},
         )
 
 

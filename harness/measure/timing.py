@@ -15,15 +15,14 @@ from typing import Any
 import torch
 
 from harness.measure import steady
-from harness.records import Clock, MeasureSettings, OverSteps
+from harness.records import Clock, MeasureSettings
 
 
 class StepsMissing(Exception):
     """A training run did not take all of its steps before the time limit."""
 
-    def __init__(self, taken: int, steps: int, over_steps: OverSteps | None) -> None:
+    def __init__(self, taken: int, steps: int) -> None:
         super().__init__(f"took {taken:,} of {steps:,} steps before the time limit")
-        self.over_steps = over_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,6 @@ def take(
     watch: Stopwatch,
     *,
     deadline: float = math.inf,
-    progress: Callable[[float], None] = lambda _: None,
     sampling: Callable[[float], None] = lambda _: None,
     prepare: Callable[[int], None] = lambda _: None,
     inspect: Callable[[TimedStep, int], None] = lambda *_: None,
@@ -151,7 +149,6 @@ def take(
         settings: Numbers of samples and time limits.
         watch: Times one step.
         deadline: time.monotonic by which the process must be done.
-        progress: Called after each step with its host time in seconds.
         sampling: Called with time.monotonic at the beginning of the first sample, once it is known
             and whenever later readings move it.
         prepare: Called before each step with its index.
@@ -169,7 +166,6 @@ def take(
             reading = watch.read(run)
             ended_at.append(monotonic())
             series.append(reading.began_at, reading.time_s, reading.host_s)
-            progress(reading.host_s)
             inspect(reading, series.count - 1)
             start = series.look().start
             if start < series.count and series.began_at[start] != announced:

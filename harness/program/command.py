@@ -6,6 +6,7 @@ samples; its descendants end with the worker.
 """
 
 import math
+import os
 import re
 import resource
 import signal
@@ -14,6 +15,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+
+import torch
 
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
@@ -30,6 +33,7 @@ from harness.program.reported import (
 )
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
+from harness.workload import Unsupported
 
 ALIVE_S = 0.1
 """Least time between two signs of life."""
@@ -45,11 +49,17 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
-    """Run the program of a case and measure it."""
-    case, reporter = order.case, WorkerReporter(channel)
+    """Run the program of a case and measure it.
+
+    Raises:
+        Unsupported: It needs more GPUs than there are.
+    """
+    if program.gpus > max(1, seen := torch.cuda.device_count()):
+        chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
+        raise Unsupported(f"needs {program.gpus} GPUs, {where} {seen}")
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
-    reporter.phase("setup")
-    session = _Session(program, order, reporter)
+    session = _Session(program, order, channel)
     try:
         session.run()
     except NotFinite as error:
@@ -57,12 +67,13 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
     except MissingMetric as error:
         return session.failed(Outcome.CRASH, f"{error}{session.after_step()}")
     finally:
+        session.reporter.alive()  # with the steps that no report has yet
         process.kill(session.process)
     measured = session.measurement()
     if measured.outcome is not Outcome.OK:
         return measured
-    if case.settings.profile:
-        reporter.phase("profile")
+    if order.case.settings.profile:
+        session.reporter.phase("profile")
     return profile_run.attested(
         measured,
         order,
@@ -75,9 +86,9 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
 class _Session:
     """One process of a program."""
 
-    def __init__(self, program: Program, order: MeasureOrder, reporter: WorkerReporter) -> None:
+    def __init__(self, program: Program, order: MeasureOrder, channel: Channel) -> None:
         settings = order.case.settings
-        self.program, self.order, self.reporter = program, order, reporter
+        self.program, self.order = program, order
         self.process: subprocess.Popen[bytes] | None = None
         self.stdout, self.stderr = Tail(), Tail()
         self.ended = ""
@@ -93,6 +104,8 @@ class _Session:
         self.series = ProgramSteps(
             settings, setup_steps=self.setup_steps, launched_at=order.launched_at
         )
+        self.reporter = WorkerReporter(channel, self.series.log.take)
+        self.reporter.phase("setup")
         self.unfinished: dict[str, float] = {}
         """Metrics reported since the last step."""
         self.not_finite_at: int | None = None
@@ -229,7 +242,6 @@ class _Session:
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
-            over_steps=self.series.log.record(),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
@@ -316,7 +328,6 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
-            over_steps=self.series.log.record(),
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:

@@ -18,7 +18,7 @@ class ProgramSteps(StepSeries):
     ) -> None:
         super().__init__(settings, first=0)
         self.log = StepLog(launched_at)
-        """The steps after setup, with the metrics of their lines."""
+        """The steps after setup, with the metrics of their lines, until they are reported."""
         self._setup_steps = setup_steps
         self._last_line_at: float | None = None
         self.last_step: int | None = None

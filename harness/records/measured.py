@@ -11,7 +11,7 @@ Schema versions
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -145,6 +145,25 @@ class OverSteps:
     def __post_init__(self) -> None:
         if {len(v) for v in (self.step_s, self.end_s, *self.values.values())} - {len(self.step)}:
             raise ValueError("a series over steps needs one value a step")
+
+    @classmethod
+    def joined(cls, parts: Sequence["OverSteps"]) -> "OverSteps | None":
+        """Parts that follow each other, as one; None if no step reported a value."""
+        names = dict.fromkeys(name for part in parts for name in part.values)
+        bad = dict.fromkeys(name for part in parts for name in part.not_finite)
+        if not names and not bad:
+            return None
+
+        def row(name: str, part: "OverSteps") -> Sequence[float | None]:
+            return part.values.get(name, (None,) * len(part.step))
+
+        return cls(
+            step=tuple(n for part in parts for n in part.step),
+            step_s=tuple(s for part in parts for s in part.step_s),
+            end_s=tuple(s for part in parts for s in part.end_s),
+            values={n: tuple(v for part in parts for v in row(n, part)) for n in names},
+            not_finite={n: tuple(s for p in parts for s in p.not_finite.get(n, ())) for n in bad},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +320,7 @@ class Measurement:
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Values that a program reported by metric, without step times, in order."""
     over_steps: OverSteps | None = None
-    """Of a training run, also of one that failed; None if no step was recorded by itself."""
+    """Of a training run, also of one that hung or crashed; None if no step reported a value."""
     telemetry: Telemetry | None = None
     phases: tuple[Phase, ...] = ()
     started_at: str = ""

@@ -63,6 +63,8 @@ class Program:
     """Tokens of one step."""
     flops: int | None = None
     """Floating-point operations of one step."""
+    gpus: int = field(default=0, compare=False)
+    """GPUs that it needs, or it is unsupported; a single one may be missing."""
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Axis -> the option of the command that alone carries it; older records do not say."""
     work_axes: tuple[str, ...] = field(default=(), compare=False)

@@ -32,6 +32,7 @@ from harness.records import (
     EvidenceFile,
     Measurement,
     Outcome,
+    OverSteps,
     Phase,
 )
 from harness.runner import evidence, stacks
@@ -250,6 +251,7 @@ class Story:
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._stepped_at = launched_at
         self._last_step: int | None = None
+        self._over_steps: list[OverSteps] = []
         self._pace = Pace(case.settings)
         self._observer = observer
         self._told_at = 0.0
@@ -275,6 +277,7 @@ class Story:
                 if message.steps > self._pace.steps or message.last_step != self._last_step:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
+                self._over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
             case Preliminary(measurement=measurement):
@@ -391,7 +394,8 @@ class Story:
                 files=(*answer.evidence.files, *found.files),
             )
         kept = None if answer.outcome is Outcome.OK else found
-        return replace(answer, detail=detail, evidence=kept)
+        steps = OverSteps.joined(self._over_steps)
+        return replace(answer, detail=detail, evidence=kept, over_steps=steps)
 
     def evidence(self, now: float | None = None) -> Evidence:
         """Its progress and pace; with `now`, its silence too."""

@@ -19,7 +19,7 @@ from harness.records import (
     as_text,
 )
 from harness.suite.positions import Loc, Problem, nearest, show
-from harness.suite.schema import ReadingModel, SuiteModel, WorkloadModel
+from harness.suite.schema import Product, ReadingModel, SuiteModel, WorkloadModel
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 """Double braces, a field (also `{axis:text if true}`), or a single brace."""
@@ -52,7 +52,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
             )
             text = f"{show(name)} is swept but does not reach the program"
             yield Problem((*loc, "axes", name), text, remedy, at_key=True)
-    for key in ("tokens", "flops"):
+    for key in ("tokens", "flops", "gpus"):
         yield from _check_product(workload, key, (*loc, key))
     yield from _check_metrics(workload, (*loc, "metrics"))
 
@@ -93,8 +93,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     if workload.command is None:
         return None
     words = _words(workload)
-    work = (workload.tokens, workload.flops)
-    factors = [f for product in work if isinstance(product, list) for f in product]
+    factors = [f for product in (workload.tokens, workload.flops) for f in _factors(product)]
     argv = [_filled(str(word), case) for word in words[:1]]
     for word in words[1:]:
         optional = _optional(word)
@@ -109,6 +108,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         readings=tuple(_source(name, reading, case) for name, reading in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
+        gpus=_product(workload.gpus, case) or 0,
         carried=_carried(["", workload.cwd, *words]),
         work_axes=tuple(n for n in case.axes if n in factors),
     )
@@ -168,15 +168,16 @@ def _check_fields(
 
 
 def _check_product(workload: WorkloadModel, key: str, loc: Loc) -> Iterator[Problem]:
-    factors = getattr(workload, key)
-    for i, factor in enumerate(factors if isinstance(factors, list) else ()):
+    product = getattr(workload, key)
+    for i, factor in enumerate(_factors(product)):
+        place = (*loc, i) if isinstance(product, list) else loc
         if isinstance(factor, int):
             continue
         if factor not in workload.axes:
             text = f"{show(factor)} is not an axis here"
-            yield Problem((*loc, i), text, nearest(factor, [*workload.axes]))
+            yield Problem(place, text, nearest(factor, [*workload.axes]))
         elif not all(type(v) is int and v > 0 for v in values_of(workload, factor)):
-            yield Problem((*loc, i), f"{factor} must be a positive whole number in every case")
+            yield Problem(place, f"{factor} must be a positive whole number in every case")
 
 
 def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
@@ -224,10 +225,14 @@ def _source(name: str, reading: ReadingModel, case: Case) -> MetricSource:
     return MetricSource(metric=name, **given, higher_is_better=higher, last=last)
 
 
-def _product(factors: int | Sequence[int | str] | None, case: Case) -> int | None:
-    if factors is None or isinstance(factors, int):
-        return factors
-    return prod(int(case.axes[f]) if isinstance(f, str) else f for f in factors)
+def _factors(product: Product | None) -> Sequence[int | str]:
+    return product if isinstance(product, list) else [] if product is None else [product]
+
+
+def _product(product: Product | None, case: Case) -> int | None:
+    factors = _factors(product)
+    values = [int(case.axes[f]) if isinstance(f, str) else f for f in factors]
+    return prod(values) if values else None
 
 
 def _optional(word: str) -> tuple[str, str] | None:

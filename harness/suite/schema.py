@@ -155,8 +155,11 @@ def _one_or_mapping(value: Any) -> str:
 VALUE = "value"
 """Group of a metric's regular expression that is the number."""
 Pattern = Annotated[Text, AfterValidator(_pattern)]
-Factor = Annotated[int, Field(ge=1)]
-Product = OneOrList[Factor, Some[Factor | AxisName]]
+Factor = Annotated[
+    Annotated[int, Field(ge=1), Tag("number")] | Annotated[AxisName, Tag("axis")],
+    Discriminator(lambda value: "axis" if isinstance(value, str) else "number"),
+]
+Product = OneOrList[Factor, Some[Factor]]
 
 
 class ProgressModel(Form):
@@ -210,7 +213,7 @@ class ReadingModel(Form):
         return self
 
 
-_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops")
+_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops", "gpus")
 
 
 class WorkloadModel(Form):
@@ -239,9 +242,12 @@ class WorkloadModel(Form):
     """Metrics that a program reports: `step_s`, `tokens_per_s`, `mfu`, `peak_memory_bytes`, or any
     other name with unit and direction."""
     tokens: Product | None = None
-    """Tokens of one step of a program: a number, or a list of numbers and axes to multiply."""
+    """Tokens of one step of a program: a number, an axis, or a list of both to multiply."""
     flops: Product | None = None
     """Floating-point operations of one step of a program, likewise."""
+    gpus: Product | None = None
+    """GPUs that a program needs, likewise. With fewer on the machine the outcome is unsupported; a
+    program that needs one also runs without."""
     providers: Some[Name] = ["program"]
     """The implementations to measure. Optional for a program."""
     axes: dict[AxisName, Values] = {}

@@ -2,12 +2,13 @@
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader
-from harness.records import Case, Measurement
+from harness.messages import Answer, Channel, MeasureOrder, Message, MessageReader, StepsDone
+from harness.records import Case, Measurement, OverSteps
 from harness.worker import answer
 
 
@@ -32,6 +33,8 @@ def messages(case: Case, **order: Any) -> list[Message]:
 
 
 def answered(case: Case, **order: Any) -> Measurement:
-    """Its measurement."""
-    (found,) = (m.measurement for m in messages(case, **order) if isinstance(m, Answer))
-    return found
+    """Its measurement, with the steps that it reported, as the parent joins them."""
+    sent = messages(case, **order)
+    (found,) = (m.measurement for m in sent if isinstance(m, Answer))
+    parts = [m.over_steps for m in sent if isinstance(m, StepsDone) and m.over_steps]
+    return replace(found, over_steps=OverSteps.joined(parts))

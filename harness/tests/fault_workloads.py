@@ -7,6 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,7 +40,9 @@ def _hang(axes: Axes) -> None:
 
 
 def hangs_at_5(provider: str, axes: Axes) -> Workload:
-    return _counted(lambda i: _hang(axes) if i == 5 else None)
+    losses = iter(range(10**9))
+    hangs = _counted(lambda i: _hang(axes) if i == 5 else None)
+    return replace(hangs, recorded=lambda: {"loss": next(losses)})
 
 
 def hangs_after_compiling(provider: str, axes: Axes) -> Workload:

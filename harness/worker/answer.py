@@ -105,12 +105,10 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
             fields["accuracy"] = error.accuracy
         case accuracy.NonFinite():
             outcome, detail = Outcome.NON_FINITE, str(error)
-            fields["over_steps"] = error.over_steps
             if error.computation == "run":
                 fields["evidence"] = Evidence(phase="run", steps=error.steps)
         case timing.StepsMissing():
             outcome, detail = Outcome.TIMEOUT, str(error)
-            fields["over_steps"] = error.over_steps
         case _ if _is_out_of_memory(error):
             outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
             fields["evidence"] = Evidence(

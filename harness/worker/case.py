@@ -27,7 +27,8 @@ class DeviceMissing(Exception):
 
 def measure(order: MeasureOrder, channel: Channel) -> Answer:
     """Measure the workload of a case; errors of the workload propagate."""
-    case, reporter = order.case, WorkerReporter(channel)
+    case, log = order.case, steady.StepLog(order.launched_at)
+    reporter = WorkerReporter(channel, log.take)
 
     reporter.phase("setup")
     if order.device == "cuda" and not torch.cuda.is_available():
@@ -50,26 +51,17 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
 
     reporter.phase("warmup")
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
-    timed, log = inputs.prepare(workload, case.settings), steady.StepLog(order.launched_at)
+    timed = inputs.prepare(workload, case.settings)
 
     def inspect(reading: timing.TimedStep, step: int) -> None:
-        own = None
         if workload.recorded:
-            own = step + 1
+            reporter.last_step = step + 1
             numbers = {name: float(value) for name, value in workload.recorded().items()}
-            log.add(own, reading.time_s, reading.began_at + reading.host_s, numbers)
-        try:
-            accuracy.require_finite_step(reading.output, step, own=own)
-        except accuracy.NonFinite as error:
-            error.over_steps = log.record()
-            raise
+            log.add(step + 1, reading.time_s, reading.began_at + reading.host_s, numbers)
+        reporter.ran(reading.host_s)
+        accuracy.require_finite_step(reading.output, step, own=reporter.last_step)
         if step == 0:
             first.inspect(reading.output)
-
-    def progress(seconds: float) -> None:
-        if workload.recorded:
-            reporter.last_step = (reporter.last_step or 0) + 1
-        reporter.ran(seconds)
 
     def prepare(step: int) -> None:
         if timed.fresh and step:
@@ -77,20 +69,22 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
 
     deadline = order.launched_at + case.settings.timeout_s
     memory.start_peak()
-    taken = timing.take(
-        timed.run,
-        case.settings,
-        stopwatch,
-        deadline=deadline,
-        progress=progress,
-        sampling=lambda at: reporter.phase("sampling", at),
-        prepare=prepare,
-        inspect=inspect,
-        steps=workload.steps,
-    )
+    try:
+        taken = timing.take(
+            timed.run,
+            case.settings,
+            stopwatch,
+            deadline=deadline,
+            sampling=lambda at: reporter.phase("sampling", at),
+            prepare=prepare,
+            inspect=inspect,
+            steps=workload.steps,
+        )
+    finally:
+        reporter.alive()  # with the steps that no report has yet
     done = len(taken.warmup_s) + len(taken.samples_s)
     if taken.cut and workload.steps is not None:
-        raise timing.StepsMissing(done, workload.steps, log.record())
+        raise timing.StepsMissing(done, workload.steps)
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=done)
     reporter.phase("repeat")
@@ -135,7 +129,6 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         output_digest=first.digest,
         counters=ran.counters,
         profile=ran.profile,
-        over_steps=log.record(),
     )
     return Answer(measurement=measurement, between_s=taken.between_s)
 

@@ -97,13 +97,13 @@ def planted_run(
     rate: Callable[[Case], float] = planted,
     stepped: Callable[[Measurement], Measurement] = learned,
     *,
-    one_gpu: bool = False,
+    two: Outcome = Outcome.OK,
 ) -> Run:
     suite = suites.load(NAME)
 
     def measure(c: Case) -> list[Measurement]:
-        if one_gpu and c.axes.get("gpus") == 2:
-            return fake_runs.ended(c, Outcome.CRASH)
+        if two is not Outcome.OK and c.axes.get("gpus") == 2:
+            return fake_runs.ended(c, two)
         tokens = int(c.axes["seq_len"]) * int(c.axes.get("gpus", 1))
         made = fake_runs.timed(c, tokens / rate(c), tokens=tokens, processes=c.settings.processes)
         return [*map(stepped, made)] if c.workload == "run" else made
@@ -158,12 +158,17 @@ def test_a_run_that_is_not_sound_is_no_go(changes: Mapping[str, Any]) -> None:
 
 
 def test_a_machine_with_one_gpu_has_a_verdict() -> None:
-    run = planted_run(one_gpu=True)
+    assert [c.program.gpus for c in suites.load(NAME).cases if c.program] == [1, 2]
+    run = planted_run(two=Outcome.UNSUPPORTED)
 
     found = judged(replace(run, environment=fake_runs.environment(gpu=None)))
 
     assert found.decision is Decision.GO
     assert [r.asks for r in found.rules if r.applies and r.decision is not Decision.GO] == ["two"]
+
+
+def test_a_crash_on_two_gpus_is_no_go() -> None:
+    assert judged(planted_run(two=Outcome.CRASH)).decision is Decision.NO_GO
 
 
 def test_the_program_takes_the_options_and_prints_the_lines_that_the_suite_reads(

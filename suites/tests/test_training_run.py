@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from harness.analysis.overhead import course
 from harness.analysis.summary import summarise
@@ -17,6 +16,7 @@ from harness.records import Case, Decision, Measurement, Outcome, Run, Scalar
 from harness.suite import load as suites
 from harness.tests import answers
 from harness.tests.small_run import ENVIRONMENT
+from harness.tests.workers import make_case
 from suites import workloads
 
 FILE = Path(__file__).parents[1] / "step5-breakthrough.yaml"
@@ -105,7 +105,9 @@ def test_a_training_run_learns_and_says_so_step_by_step() -> None:
     assert len({s["loss"] for s in seen}) == 4
 
 
-def test_a_planted_hang_waits_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_hang_waits_in_its_step_and_those_before_it_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waited = []
 
     def sleep(seconds: float) -> None:
@@ -113,10 +115,11 @@ def test_a_planted_hang_waits_in_its_step(monkeypatch: pytest.MonkeyPatch) -> No
         raise TimeoutError
 
     monkeypatch.setattr("suites.language_model.time.sleep", sleep)
-    workload = workloads.training_run("nsa", {**AXES, "fault": "hang", "fault_at": 3})
-    assert torch.isfinite(workload.run()["loss"])
-    workload.run()
+    case = make_case("", axes={**AXES, "steps": 9, "fault": "hang"})
 
-    with pytest.raises(TimeoutError):
-        workload.run()
-    assert waited[0] > 60
+    m = answers.answered(replace(case, factory="suites.workloads:training_run", provider="nsa"))
+
+    assert (m.outcome, waited[0] > 60) == (Outcome.CRASH, True), m.detail
+    assert m.over_steps
+    assert m.over_steps.step == (1, 2, 3, 4)
+    assert all(5 < (loss or 0) < 6 for loss in m.over_steps.values["loss"])

@@ -16,9 +16,10 @@ from harness.records import (
     Outcome,
     Profile,
     Program,
+    Steps,
     TensorDigest,
 )
-from harness.tests.fake_runs import case, ended, run, sweep, timed
+from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
 
 
 def did(
@@ -138,6 +139,27 @@ def test_an_axis_that_changes_anything_is_not_dead(changed: dict[str, Any]) -> N
     assert odd(FLAGS, did).dead  # without the change
 
     assert odd(FLAGS, lambda c: did(c, **changed if c.axes["flag"] else {})).dead == ()
+
+
+@pytest.mark.parametrize(
+    ("until_sampled", "changed", "dead"),
+    [
+        pytest.param(False, {}, True, id="the same steps"),
+        pytest.param(False, {"steps": 10}, False, id="fewer steps"),
+        pytest.param(False, {"pace": lambda n: 9.0 if n == 100 else 1.0}, False, id="a slow step"),
+        pytest.param(True, {"steps": 190}, True, id="ended by the harness"),
+    ],
+)
+def test_runs_of_other_steps_do_not_do_the_same(
+    until_sampled: bool, changed: dict[str, Any], dead: bool
+) -> None:
+    program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
+    cases = [replace(c, program=program) for c in FLAGS]
+
+    def measure(c: Case) -> list[Measurement]:
+        return [trained(m, **changed if c.axes["flag"] else {}) for m in did(c)]
+
+    assert bool(odd(cases, measure).dead) is dead
 
 
 @pytest.mark.parametrize(

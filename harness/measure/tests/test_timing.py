@@ -59,7 +59,7 @@ def test_samples_begin_after_the_warm_up_and_every_step_is_reported(
         monkeypatch,
         chain([9.0, 3.0, 1.0], jitter(0.1)),
         sampling=sampling.append,
-        progress=steps.append,
+        inspect=lambda reading, _: steps.append(reading.host_s),
     )
 
     assert taken.steady

@@ -13,6 +13,7 @@ from harness.runner import reproduce, watchdog
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
+from harness.tests.answers import answered
 from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of, file_of
 from harness.tests.gate_repositories import git
@@ -33,12 +34,14 @@ def wait_for_a_peer():
     while True:
         print("still waiting"); time.sleep(0.05)
 for i in range(1001, 1006):
-    print("step", i); time.sleep(0.005)
+    print("step", i, "loss", i / 2); time.sleep(0.005)
 wait_for_a_peer()
 """
-    m = measured(warm, tmp_path, program, STEPS, "measure: {timeout_s: 1000000}")
+    m = measured(warm, tmp_path, program, STEPS, LOSS, "measure: {timeout_s: 1000000}")
 
     assert m.outcome is Outcome.HANG
+    assert m.over_steps
+    assert (m.over_steps.step[-1], m.over_steps.values["loss"][-1]) == (1005, 502.5)
     assert "after its step 1005" in m.detail
     assert evidence_of(m).last_step == 1005
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
@@ -131,6 +134,28 @@ for i in range(11, 23):
     assert (always.outcome, always.readings) == (Outcome.OK, {"grad_norm": ()})
 
 
+@pytest.mark.parametrize(
+    ("seen", "needs", "said"),
+    [
+        (1, 2, "needs 2 GPUs, this machine has 1"),
+        (0, 2, "this machine has 0"),
+        (0, 1, ""),
+        (2, 2, ""),
+    ],
+)
+def test_a_program_that_needs_more_gpus_than_there_are_is_not_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: int, needs: int, said: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (case,) = suite_of("open('started', 'w')", tmp_path, "gpus: n", f"axes: {{n: {needs}}}").cases
+
+    m = answered(case)
+
+    assert (m.outcome is Outcome.UNSUPPORTED, said in m.detail) == (bool(said), True), m.detail
+    assert (tmp_path / "started").exists() is not bool(said)
+
+
 def test_the_evidence_of_a_crash_is_kept(warm: Launcher, tmp_path: Path) -> None:
     program = """
 def broken():
@@ -203,6 +228,9 @@ def asked(*rows: str) -> Suite:
         (("command: x", "metrics: {mfu: {}}"), "needs one of line, json or csv"),
         (("command: x", "metrics: {mfu: {csv: a}}"), "needs json or csv with a file"),
         (("command: x", "tokens: [batch]"), "'batch' is not an axis here"),
+        (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
+        (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),
+        (("factory: a.b:c", "providers: [p]", "gpus: 2"), "goes with command, not with factory"),
         (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "already gives tok"),
         (("command: x", "measure: {graph: true}"), "graph needs a factory"),
     ],

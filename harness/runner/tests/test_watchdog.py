@@ -29,7 +29,14 @@ from harness.messages import (
     Preliminary,
     StepsDone,
 )
-from harness.records import ActivitySample, Evidence, Measurement, MeasureSettings, Outcome
+from harness.records import (
+    ActivitySample,
+    Evidence,
+    Measurement,
+    MeasureSettings,
+    Outcome,
+    OverSteps,
+)
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
 from harness.runner.launcher import Worker
@@ -106,6 +113,30 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
     assert measured(story, ending).tokens == 64, "its rate is bounded: less than a step in its time"
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
+
+
+def part(*steps: int, **values: tuple[float, ...]) -> OverSteps:
+    times_s = tuple(float(n) for n in steps)
+    return OverSteps(step=steps, step_s=times_s, end_s=times_s, values=values)
+
+
+def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
+    story = reported(1.0, settings=replace(QUICK, timeout_s=9.0))
+    bad = replace(part(4, loss=(1.0,), grad_norm=(5.0,)), not_finite={"grad_norm": (3, 4)})
+    for at, over_steps in ((2, part(1, 2, loss=(3.0, 2.0))), (3, part(3)), (4, bad)):
+        done = StepsDone(steps=at, spent_s=at, shortest_s=1.0, over_steps=over_steps)
+        story.hear(done, AT + at)
+
+    m = measured(story, after(story, 9.0))
+
+    loss, norm = (3.0, 2.0, None, 1.0), (None, None, None, 5.0)
+    joined = replace(part(1, 2, 3, 4), values={"loss": loss, "grad_norm": norm})
+    assert m.outcome is Outcome.TIMEOUT
+    assert m.over_steps == replace(joined, not_finite={"grad_norm": (3, 4)})
+
+
+def test_steps_that_reported_no_value_are_not_kept() -> None:
+    assert OverSteps.joined([part(1), part(2)]) is None
 
 
 GOOD = Measurement(

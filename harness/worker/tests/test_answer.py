@@ -14,11 +14,7 @@ import pytest
 import torch
 
 from harness.measure import profile
-from harness.messages import (
-    Checked,
-    CheckOrder,
-    StepsDone,
-)
+from harness.messages import REPORTED_STEPS, Checked, CheckOrder, StepsDone
 from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
 from harness.tests.answers import answered, messages
 from harness.tests.fake_workloads import good
@@ -294,12 +290,14 @@ def test_the_parent_knows_the_last_step_of_a_training_run_for_a_hang() -> None:
 
 
 def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
-    m = answered(replace(make_case("", axes={"steps": 30, "bad": 7}), factory=f"{__name__}:trains"))
+    """Quick steps are not reported one by one, and the last ones are reported before the end."""
+    axes = {"steps": 60, "bad": REPORTED_STEPS + 15}
+    m = answered(replace(make_case("", axes=axes), factory=f"{__name__}:trains"))
 
-    assert (m.outcome, evidence_of(m).steps) == (Outcome.NON_FINITE, 7)
-    assert m.detail == "loss: 1 of 1 values are NaN or Inf, first in step 7"
+    assert (m.outcome, evidence_of(m).steps) == (Outcome.NON_FINITE, axes["bad"])
+    assert m.detail == f"loss: 1 of 1 values are NaN or Inf, first in step {axes['bad']}"
     assert m.over_steps is not None
-    assert m.over_steps.step == tuple(range(1, 8))
+    assert m.over_steps.step == tuple(range(1, axes["bad"] + 1))
 
 
 def test_nan_of_fresh_inputs_is_searched_with_the_inputs_of_its_step() -> None:
