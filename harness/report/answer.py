@@ -99,11 +99,14 @@ def _each(v: Verdict, about: Callable[[Finding], Finding]) -> Verdict:
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
-def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
+def headline(
+    v: Verdict, run: Run, noted: Sequence[Assessment] = (), *, regressed: bool = False
+) -> str:
     """What to do, and the number that decides beside the one that is needed.
 
     Args:
         v: With the names to show, and brief.
+        regressed: Whether anything is worse than in the last report; the answer has what.
     """
     missed = any(a.judgement in _MISSED for a in noted)
     decides = deciding(v) if v.asked else None
@@ -134,7 +137,7 @@ def headline(v: Verdict, run: Run, noted: Sequence[Assessment] = ()) -> str:
             many = f"{len(short)} of {plural('expectation', len(judged))}"
             said = f"{said}; but {many} missed, {factors_text(short)}"
         case _:
-            word, todo = "Nothing to do", "the limits are met"
+            word, todo = "Read" if regressed else "Nothing to do", "the limits are met"
     if not run.ended_at:
         return "**Act**: finish the run before you decide."
     if v.not_measured:

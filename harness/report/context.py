@@ -180,6 +180,8 @@ def build(
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
+    changed = since(beside.against, run, summaries, verdict) if beside.against else None
+    worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
     sections = {
         workload: _section(run, workload, members, axis_effects, against, names)
@@ -198,15 +200,16 @@ def build(
     values: dict[str, object] = {
         "run": run,
         "author": beside.author,
-        "since": since(beside.against, run, summaries, verdict) if beside.against else None,
+        "since": changed,
         "notes": _notes(run, beside.notes) if beside.notes else "",
         "device": text.device(env),
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
-        "headline": answer.headline(briefly, run, assessments),
+        "headline": answer.headline(briefly, run, assessments, regressed=bool(worse)),
         "answers": (
             *answer.answers(briefly, suite, assessments),
+            *worse,
             *answer.explained(diagnoses, suite, env.device_name),
             *map(text.crossover_brief, ahead),
             *text.overhead_bullet(run),

@@ -34,7 +34,7 @@ from harness.report.text import (
     shared_name,
     unavailable,
 )
-from harness.report.verdict_text import requirement_text, rule_sentence
+from harness.report.verdict_text import legend, requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
@@ -197,7 +197,8 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
         for r in ranked
     ]
     head = "part of the question, or rule" if parts else "rule"
-    return Table(columns=(head, "requires", "decision", "because"), rows=tuple(rows))
+    columns = (head, "requires", "decision", "because")
+    return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, [legend(verdict)])))
 
 
 def environment_line(e: Environment) -> str:

@@ -16,6 +16,7 @@ from harness.gate import baselines, compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
 from harness.records import (
+    WORST_FIRST,
     CaseSummary,
     Change,
     Decision,
@@ -38,7 +39,7 @@ NO_RUN = "none"
 """`harness report --against none`: compare with no run."""
 MOST = 3
 """Cases that one sentence names."""
-GROUPS = ("Improved", "Regressed", "Fixed", "Open", "Limits")
+GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
     "same": "the same within 5 %",
     "undecided": "not decided",
@@ -52,6 +53,8 @@ class Since:
 
     head: str
     bullets: tuple[str, ...]
+    regressed: str
+    """For the first screen: how many, and the worst; empty if nothing did."""
     details: Table
 
 
@@ -88,12 +91,16 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     ):
         said[group].append(text)
     bullets = [f"**{group}**: {listed(texts, MOST)}." for group, texts in said.items() if texts]
+    worse = said["Regressed"]
+    of = f"{len(worse)}, worst: " if worse[1:] else ""
+    regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}" if worse else ""
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     if change := node_change(before.environment, now.environment, pairs):
         moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
         alike = f"every provider moved alike ({', '.join(moved)} in step time)"
         bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
+        regressed += "; the node changed, not the code" if worse else ""
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)
@@ -101,6 +108,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     return Since(
         head=_head(before, now),
         bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
+        regressed=f"{regressed}." if worse else "",
         details=Table(
             columns=("case", ">step before", ">step now", ">change [99 %]", "conclusion"),
             rows=tuple(_row(g, name) for g in both),
@@ -108,15 +116,18 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     )
 
 
+def _day(run: Run) -> datetime.date:
+    return datetime.datetime.fromisoformat(run.started_at).date()
+
+
 def _head(before: Run, now: Run) -> str:
-    day = datetime.datetime.fromisoformat(before.started_at).date()
     sides = [f"`{g.commit[:10]}`" if (g := r.environment.git) else "unknown" for r in (before, now)]
     code = f"both at commit {sides[0]}" if sides[0] == sides[1] else f"commit {' to '.join(sides)}"
     node = _node(before.environment, now.environment)
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (
-        f"Compared with run `{before.run_id}` of {day}, {code}. {changed}. Step times; 99 % "
-        "intervals, which include the variation between days and cards."
+        f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "
+        "99 % intervals, which include the variation between days and cards."
     )
 
 
@@ -147,7 +158,7 @@ def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple
         group = "Regressed"
         if g.change is Change.FASTER:
             low, high = c.high and 1 / c.high, c.low and 1 / c.low
-            group, e = "Improved", replace(e, value=1 / c.ratio, low=low, high=high)
+            group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
         yield group, f"{name[g.case_id]} {units.times(e)} {g.change}"
 
 
@@ -173,24 +184,24 @@ def _ended(
             continue
         failed, fails = (o is not Outcome.OK and o not in s.case.allow for o in (then, now))
         if fails:
-            group = "Regressed" if then is Outcome.OK else "Open"
-            yield group, f"{name[s.case.case_id]} ({outcome_name(now)})"
+            group, was = ("Still open", "") if failed else ("Regressed", f", {then} before")
+            yield group, f"{name[s.case.case_id]} ({outcome_name(now)}{was})"
         elif failed:
-            yield "Fixed", f"{name[s.case.case_id]} ({outcome_name(then)} before)"
+            yield "Passes now", f"{name[s.case.case_id]} ({outcome_name(then)} before)"
 
 
 def _rules(was: Verdict, now: Verdict) -> Iterator[tuple[str, str]]:
-    """Rules that were missed or are missed. Cases that failed are named themselves."""
+    """Rules that were or are missed, the worst first. Cases that failed are named themselves."""
 
     def asked(r: RuleResult) -> bool:
         return r.applies and r.counts and r.rule != gate.EVERY_CASE_RAN
 
     before = {r.rule: r.decision for r in was.rules if asked(r)}
-    for r in now.rules:
+    for r in sorted(now.rules, key=lambda r: WORST_FIRST.index(r.decision)):
         then, met = before.get(r.rule), r.decision is Decision.GO
         if then is None or not asked(r) or (met and then is Decision.GO):
             continue
-        group = "Fixed" if met else "Regressed" if then is Decision.GO else "Open"
+        group = "Passes now" if met else "Regressed" if then is Decision.GO else "Still open"
         said = "as before" if then is r.decision else f"{then} before"
         yield group, f"“{r.rule}” is {r.decision} ({said})"
 

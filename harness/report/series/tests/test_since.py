@@ -56,12 +56,12 @@ def test_a_report_says_what_is_better_worse_fixed_and_open() -> None:
 
     text = section(now, before)
 
-    assert "what=quicker 2.00x [" in line(text, "Improved")
-    assert "faster" in line(text, "Improved")
+    assert "what=quicker 2.00x [" in line(text, "Faster")
+    assert "faster" in line(text, "Faster")
     assert "what=slower 2.0" in line(text, "Regressed")
-    assert "what=broken (crash)" in line(text, "Regressed")
-    assert "what=mended (crash before)" in line(text, "Fixed")
-    assert line(text, "Open").startswith("**Open**: nsa, what=still (hang)")
+    assert "what=broken (crash, ok before)" in line(text, "Regressed")
+    assert "what=mended (crash before)" in line(text, "Passes now")
+    assert line(text, "Still open").startswith("**Still open**: nsa, what=still (hang)")
     assert "every case ran" not in text
     assert "6 cases in both runs: 3 not compared" in text
     assert ", 1 faster, 1 slower, 1 not decided." in text
@@ -77,8 +77,8 @@ def test_rules_are_fixed_or_open_by_their_limit_of_today_and_a_moved_limit_is_na
 
     text = section(now, replace(before, run_id="before"))
 
-    assert line(text, "Fixed") == "**Fixed**: “met” is GO (CONDITIONAL before)."
-    assert "“missed” is CONDITIONAL (as before)" in line(text, "Open")
+    assert line(text, "Passes now") == "**Passes now**: “met” is GO (CONDITIONAL before)."
+    assert "“missed” is CONDITIONAL (as before)" in line(text, "Still open")
     assert "the limit of “met” was step time ≤ 30 ms" in line(text, "Limits")
     assert "missed" not in line(text, "Limits")
 
@@ -109,6 +109,26 @@ def test_what_moved_every_provider_alike_is_the_node_if_that_changed() -> None:
     assert "power limit 700 W → 500 W" in moved
     assert "nsa +20 %, dense +20 %" in moved
     assert "The node, not the code" not in text(0.012, environment())
+
+
+def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
+    def first(**now: float | Outcome) -> tuple[str, str]:
+        steps: dict[str, float | Outcome] = {"x": 0.01, "y": 0.01}
+        rules = [Rule(name="loose", metric="step_s", go=1.0)]
+        before = measured(steps, rules=rules, run_id="before")
+        built = context.build(
+            measured({**steps, **now}, rules=rules), Path("r"), context.Beside(against=before)
+        )[0]
+        answers: Any = built["answers"]
+        return str(built["headline"]), "".join(a for a in answers if "Regressed" in a)
+
+    assert first(x=0.005) == (first()[0], "")
+    head, slower = first(x=0.02)
+    assert head.startswith("**Read**: the limits are met: ")
+    assert slower.startswith("**Regressed since 2026-11-21**: nsa, what=x 2.0")
+    assert slower.endswith("] slower.")
+    _, both = first(x=0.02, y=Outcome.CRASH)
+    assert both == "**Regressed since 2026-11-21**: 3, worst: nsa, what=y (crash, ok before)."
 
 
 # --- which run, and which name -----------------------------------------------------------
