@@ -228,7 +228,7 @@ def build(
         "correctness": steadiness.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in asked],
-        "noted": text.noted(sum(len(s["notes"]) for w, s in sections.items() if w in asked)),
+        "beside": [*text.in_appendix(sections, asked)],
         "others": [s for w, s in sections.items() if w not in asked],
         "where": where_table(parts, short),
         "profile": profile_section(run, summaries),

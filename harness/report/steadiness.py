@@ -167,8 +167,8 @@ def trust(
     if lacking := sum(c.grade is not Grade.OK for c in required):
         yield f"{lacking} of {plural('requirement', len(required))} not met"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
+    behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
     if run.measurements:
-        behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
         none = done and behind and not any(m.case_id in behind for m in done)
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
@@ -182,8 +182,9 @@ def trust(
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
-            named = what == "unsteady" and len(those) == 1
-            yield f"{what}: {short[those[0].case.case_id] if named else plural('case', len(those))}"
+            (one, *rest) = (s.case.case_id for s in those)
+            named = what == "unsteady" and not rest and one in behind
+            yield f"{what}: {short[one] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := sum(len(c.cases) for c in found if c.kind in clocks):
         yield f"{limited} clock-limited"

@@ -101,8 +101,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
 def shows(metric: str) -> bool:
     """Whether `results` has a column for a metric; exact counts and what a training run records
     over its steps have tables of their own."""
-    known = METRICS.get(metric)
-    return known is None or (known.of_case and not known.counted)
+    return metric not in OVER_STEPS and not (metric in METRICS and METRICS[metric].counted)
 
 
 def titles(cases: Sequence[Case]) -> dict[str, str]:

@@ -6,9 +6,10 @@ bisection (its page).
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from harness import units
 from harness.analysis import overhead
@@ -82,10 +83,17 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
 
 
-def noted(cases: int) -> str:
-    """`3 cases have notes that limit these numbers: see the appendix.`, or nothing."""
-    some = "1 case has notes" if cases == 1 else f"{cases:,} cases have notes"
-    return f"{some} that limit these numbers: see the appendix." if cases else ""
+def in_appendix(sections: Mapping[str, Mapping[str, Any]], asked: Collection[str]) -> Iterator[str]:
+    """What the results on the page leave out.
+
+    Args:
+        sections: By workload.
+        asked: The workloads on the page.
+    """
+    if noted := sum(len(s["notes"]) for w, s in sections.items() if w in asked):
+        yield f"notes that limit these numbers ({plural('case', noted)})"
+    if others := [s["title"] for w, s in sections.items() if w not in asked]:
+        yield f"workloads whose speed no rule asks for ({listed(others)})"
 
 
 def case_names(suite: Suite) -> dict[str, str]:

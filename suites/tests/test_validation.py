@@ -65,8 +65,13 @@ def test_a_small_variant_runs_to_its_verdict(tmp_path: Path) -> None:
     assert {m.outcome for m in run.measurements} == {Outcome.OK}, said.stdout
     cases = summarise(run)
     verdict = judge(run.suite, run.environment, cases, scaling.fit(cases))
-    met = {r.asks for r in verdict.rules if r.applies and r.decision is Decision.GO}
-    assert met >= {"flag", "odd", "drift", "steps"}
+    met = {r.rule for r in verdict.rules if r.applies and r.decision is Decision.GO}
+    assert met >= {
+        "the kernels of the flags, no host sync",
+        "right at odd lengths, no host sync",
+        "every run takes 10 steps",
+        "settings as configured, no host sync",
+    }
     assert {r.asks for r in verdict.rules if not r.applies} >= {"package", "direct"}
     (found,) = (c.metrics for c in cases if c.case.workload == "checks")
     assert found["gate_std"].value > 0.01

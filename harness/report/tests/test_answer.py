@@ -264,7 +264,7 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
 
     trust = values(replace(recorded, ended_at=""))["trust"]
 
-    assert "unsteady: nsa, seq_len=2048" in trust
+    assert "unsteady: 1 case" in trust
     assert "finish the run" in values(replace(recorded, ended_at=""))["headline"]
 
 
