@@ -8,7 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, pairwise
 from statistics import fmean, median
@@ -80,6 +80,26 @@ class Cause:
     numbers."""
     about: str = ""
     """The value of a setting that is faster, as `NAME=value`, or the range that is steep."""
+    each: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """Case id -> its own evidence and share, where they differ."""
+
+    def within(self, cases: Mapping[str, str]) -> "Cause | None":
+        """The cause in some cases by their own evidence; None if it shows in none.
+
+        Args:
+            cases: Case id -> the case that it is held against, or empty. A cause that this has as
+                much of explains no difference of the two.
+        """
+
+        def share(case_id: str) -> float:
+            alike = (self.share or 0.0) if case_id in self.cases else 0.0
+            return self.each.get(case_id, ("", alike))[1]
+
+        own = [i for i in self.cases if i in cases and share(i) > share(cases[i])]
+        if not own:
+            return None
+        evidence, most = self.each.get(own[0], (self.evidence, self.share))
+        return replace(self, cases=tuple(own), evidence=evidence, share=most)
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
@@ -275,8 +295,9 @@ def _lone(grid: Sequence[CaseSummary], axis: str) -> Iterator[tuple[CaseSummary,
 def _dearest(kind: CauseKind, seen: Sequence[tuple[float, str, str]]) -> Iterator[Cause]:
     """One cause for all cases that show it, in the words of the one that it costs most."""
     ranked = sorted(seen, key=lambda one: -one[0])
+    each = {case_id: (text, share) for share, case_id, text in ranked}
     for cause in _one(kind, {case_id: text for _, case_id, text in ranked}):
-        yield replace(cause, share=ranked[0][0])
+        yield replace(cause, share=ranked[0][0], each=each)
 
 
 def _limits(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from harness.analysis.effects import mean_ratio, per_token, stack_of
+from harness.analysis.effects import OTHER, OUTSIDE, mean_ratio, per_token, stack_of
 from harness.analysis.roofline import clock_limit
 from harness.records import (
     METRICS,
@@ -32,6 +32,8 @@ SHOWN = 1.02
 """Least effect that counts as a contribution."""
 RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
+ALIKE = 1.05
+"""Ratio of a part to the same one of another case up to which they take as long."""
 
 
 class Conclusion(StrEnum):
@@ -190,13 +192,39 @@ def savings(step_s: float, limit_s: float, parts: Mapping[str, float]) -> tuple[
     return tuple(found)
 
 
-def parts_of(run: Run, case: Case) -> tuple[float, Mapping[str, float]] | None:
+def parts_of(
+    run: Run, case: Case, beside: Case | None = None
+) -> tuple[float, Mapping[str, float]] | None:
     """The step of a profiled case and its parts, in seconds, with what a clock limit costs: that
-    overlaps the others. None without two ranges."""
+    overlaps the others. None without two ranges.
+
+    Args:
+        beside: A case that this one is compared with. A part of both counts by what it takes longer
+            here, and not at all if that is little.
+    """
     stack = stack_of(run, case)
     if stack is None:
         return None
+    theirs: dict[str, float] = {}
+    if beside is not None:
+        ranges = stack_of(run, beside)
+        theirs = {**(ranges.parts if ranges else {}), **_lost(run, beside)}
+        theirs.pop(OTHER, None)  # kernels without a range are not the same ones
+    parts = {**stack.parts, **_lost(run, case)}
+    return stack.step_s, {
+        name: t - theirs.get(name, 0.0)
+        for name, t in parts.items()
+        if name not in theirs or t > ALIKE * theirs[name]
+    }
+
+
+def _lost(run: Run, case: Case) -> dict[str, float]:
+    """What any profiled case loses outside its kernels and to a limit of its clock, in seconds."""
+    found = [m.breakdown for m in run.of(case.case_id) if m.breakdown and m.profile]
+    b = next((b for b in found if b.device_busy_s), None)
+    if b is None or b.device_busy_s is None:
+        return {}
     gpu = run.environment.gpu
     limit = clock_limit(run.of(case.case_id), gpu.max_sm_clock_hz if gpu else None)
-    clock = {f"{limit.by} limit": limit.lost * stack.step_s} if limit else {}
-    return stack.step_s, {**stack.parts, **clock}
+    clock = {f"{limit.by} limit": limit.lost * b.step_s} if limit else {}
+    return {OUTSIDE: max(0.0, b.step_s - b.device_busy_s), **clock}

@@ -20,7 +20,6 @@ from harness.records import (
     Decision,
     Fact,
     Finding,
-    Measurement,
     Outcome,
     Rule,
     RuleResult,
@@ -31,8 +30,8 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.failures import Failure
-from harness.report.markdown import symbol
 from harness.report.remedies import MINOR, Excess, relevant, remedy, speed_up, times_due
+from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -58,7 +57,6 @@ _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
-_SLOW = (Fact.INTERVAL, Fact.EXPECTED)
 _LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
 
 
@@ -100,12 +98,18 @@ def _each(v: Verdict, about: Callable[[Finding], Finding]) -> Verdict:
 
 
 def headline(
-    v: Verdict, run: Run, noted: Sequence[Assessment] = (), *, regressed: bool = False
+    v: Verdict,
+    run: Run,
+    noted: Sequence[Assessment] = (),
+    solved: Supported | None = None,
+    *,
+    regressed: bool = False,
 ) -> str:
     """What to do, and the number that decides beside the one that is needed.
 
     Args:
         v: With the names to show, and brief.
+        solved: What makes the slowest case fast enough, by `solution`.
         regressed: Whether anything is worse than in the last report; the answer has what.
     """
     missed = any(a.judgement in _MISSED for a in noted)
@@ -120,7 +124,7 @@ def headline(
             todo = "do not go ahead"
         case Decision.INCONCLUSIVE:
             todo = "measure again before you decide"
-        case Decision.CONDITIONAL if decides and (slow := _slowest(decides)):
+        case Decision.CONDITIONAL if decides and (slow := _slowest(decides, solved)):
             todo, said = slow
         case Decision.CONDITIONAL if facts == {Fact.FEW}:
             todo = "measure in three processes before you go ahead"
@@ -145,17 +149,40 @@ def headline(
     return f"**{word}**: {todo}: {said}."
 
 
-def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
-    """How much faster the slowest case of a rule must become, and its number; empty if the rule is
-    not about speed."""
+def solution(v: Verdict, also: Sequence[Supported]) -> Supported | None:
+    """The supported step that makes the slowest case of the deciding rule fast enough."""
+    if (decides := deciding(v)) is None or not (slow := _slow(decides)):
+        return None
+    return next((s for s in also if _solves(s, next(iter(slow)), decides)), None)
+
+
+def _solves(step: Supported, f: Finding, r: RuleResult) -> bool:
+    """Whether all of the interval of a step reaches the tokens/s that a case must reach."""
+    if f.metric != "tokens_per_s" or f.partner or step.speed.low is None:
+        return False
+    return f.cases[0] in step.cases and step.speed.low >= (r.stated.go if r.stated else f.low or 0)
+
+
+def _slow(r: RuleResult) -> dict[Finding, float]:
+    """What misses a rule about speed -> how many times as fast it must become, slowest first."""
     due = {f: times_due(r.stated, f) for f in r.findings}
-    f = max(due, key=lambda f: due[f])
-    if due[f] <= 1:
+    return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
+
+
+def _slowest(r: RuleResult, solved: Supported | None) -> tuple[str, str] | tuple[()]:
+    """How the slowest case of a rule becomes fast enough, or how much faster it must become, and
+    its number; empty if the rule is not about speed."""
+    if not (due := _slow(r)):
         return ()
-    others = sum(times > 1 for times in due.values()) - 1
-    more = f", and {others} more" if others else ""
-    todo = f"make {f.subject} {units.factor(due[f])} faster{more}"
-    return todo, f"now {finding_sentence(f)}{_needed(r)}"
+    f, times = next(iter(due.items()))
+    said = f"now {finding_sentence(f)}{_needed(r)}"
+    if solved:
+        enough = sum(_solves(solved, one, r) for one in due)
+        some = f", enough for {enough} of the {len(due)} misses" if enough < len(due) else ""
+        fast = units.quantity("tokens_per_s", solved.speed.value)
+        return f"use `{solved.command}` ({fast} in run `{solved.run_id}`{some})", said
+    more = f", and {plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
+    return f"speed up {f.subject} by {units.factor(times)}{more}", said
 
 
 def deciding(v: Verdict) -> RuleResult | None:
@@ -372,14 +399,16 @@ def next_steps(
     failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
-    also: Sequence[str] = (),
+    also: Sequence[Supported] = (),
     over: Excess | None = None,
+    solved: Supported | None = None,
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
 
     Args:
         also: Steps that other runs support.
         over: The case that misses its rule farthest.
+        solved: The step that the first line has. Nothing else is then asked for speed.
     """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
@@ -398,31 +427,17 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Require `{' '.join(remedies)}`"] = None
-    steps |= dict.fromkeys(also)
+    steps |= dict.fromkeys(str(s) for s in also if s is not solved)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    slow = sorted(
-        (f for r in left for f in r.findings if f.fact in _SLOW and f.subject in cases),
-        key=_shortfall,
-    )
+    later, over = ([], None) if solved else (later, over)
     if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, run)] = None
-        slow, later = [], [c for c in later if c.kind is not CauseKind.STEEP]
-    largest = ((f.subject, _largest_part(run.of(f.subject))) for f in slow if not later)
-    if named_part := next((one for one in largest if one[1]), None):
-        steps[f"Speed up {short[named_part[0]]}: {named_part[1]}"] = None
+        later = [c for c in later if c.kind is not CauseKind.STEEP]
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
-
-
-def _shortfall(f: Finding) -> float:
-    """The measured value as a share of the required one; the smallest is the largest miss."""
-    value = f.estimate.value if f.estimate else 1.0
-    if f.partner:
-        return value
-    return min(value / f.low if f.low else 1.0, f.high / value if f.high else 1.0)
 
 
 def _steps(
@@ -458,16 +473,3 @@ def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
     """`-f 'train/dense/*'`: the cases of their workloads and providers."""
     groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
     return " ".join(f"-f {shlex.quote(g)}" for g in groups)
-
-
-def _largest_part(measured: Sequence[Measurement]) -> str:
-    """The kernel with the most time in a step, or the wait for the host if that is longer."""
-    for m in measured:
-        if (b := m.breakdown) is not None and (b.launch_gap or 0) > 0.5:
-            return f"the GPU waits for the host for {units.percent(b.launch_gap or 0)} of a step"
-        if m.profile and m.profile.kernels:
-            use = m.profile.kernels[0]
-            share = use.time_s / sum(u.time_s for u in m.profile.kernels)
-            most = f"`{symbol(use.name)}`, {units.percent(share)} of its kernel time"
-            return f"its longest kernel is {most}"
-    return ""

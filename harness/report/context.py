@@ -178,8 +178,9 @@ def build(
     used = time_use(run)
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
-    also = [*cited.steps(run, summaries, beside.cited)]
     briefly, short = answer.brief(shown), text.case_names(suite)
+    also = [*cited.steps(run, summaries, beside.cited)]
+    solved = answer.solution(briefly, also)
     changed = since(beside.against, run, summaries, verdict) if beside.against else None
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
@@ -206,7 +207,7 @@ def build(
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
-        "headline": answer.headline(briefly, run, assessments, regressed=bool(worse)),
+        "headline": answer.headline(briefly, run, assessments, solved, regressed=bool(worse)),
         "answers": (
             *answer.answers(briefly, suite, assessments),
             *worse,
@@ -217,7 +218,7 @@ def build(
                 [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
             ),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also, over),
+        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.effects import OTHER, stack_of
 from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
 from harness.records import Decision, Finding, Rule, Run, Verdict
 from harness.report.tables import NONE, Table
@@ -61,13 +60,14 @@ def remedy(cause: Cause, run: Run) -> str:
 
 
 def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
-    """The causes that spoil numbers, and those in cases that miss a rule; all without a rule."""
+    """The causes that spoil numbers, and those in cases that miss a rule, by what these show; all
+    without a rule."""
     if not any(r.stated for r in v.rules):
         return [*found]
     asked = [r for r in v.rules if r.stated and r.applies and r.counts]
     missed = [r for r in asked if r.decision is not Decision.GO]
-    cases = {case_id for r in missed for case_id in r.evidence}
-    return [c for c in found if c.share is None or cases & {*c.cases}]
+    cases = {case_id: f.partner for r in missed for f in r.findings for case_id in f.cases}
+    return [c for one in found if (c := one if one.share is None else one.within(cases))]
 
 
 def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
@@ -155,11 +155,10 @@ def excess(v: Verdict, run: Run) -> Excess | None:
     ]
     cases = {c.case_id: c for c in run.suite.cases}
     for times, rule, case_id, partner in sorted(missed, reverse=True):
-        if case_id in cases and (found := parts_of(run, cases[case_id])):
+        beside = cases.get(partner)
+        found = parts_of(run, cases[case_id], beside) if case_id in cases else None
+        if found and found[1]:
             step_s, parts = found
-            other = stack_of(run, cases[partner]) if partner in cases else None
-            theirs = {n: t for n, t in other.parts.items() if n != OTHER} if other else {}
-            parts = {name: max(0.0, t - theirs.get(name, 0.0)) for name, t in parts.items()}
             limit_s = step_s / times
             return Excess(
                 rule=rule,

@@ -4,6 +4,7 @@ They are named with their run, and never part of the verdict.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import units
@@ -51,15 +52,39 @@ def judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
 # --- a step that another suite supports --------------------------------------------------
 
 
-def steps(run: Run, summaries: Sequence[CaseSummary], cited: Sequence[Run]) -> Iterator[str]:
-    """`Try `...`: 204,000 tokens/s instead of 6,280 tokens/s (NSA_USE_TRITON=0), run `...`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supported:
+    """A step that a run of another suite supports."""
+
+    command: str
+    run_id: str
+    speed: Estimate
+    """In tokens/s."""
+    instead: str
+    cases: tuple[str, ...]
+    """Ids of the judged cases here that it is for."""
+
+    def __str__(self) -> str:
+        """`Try `...`: 204,000 tokens/s instead of 6,280 tokens/s (NSA_USE_TRITON=0), run `...`."""
+        fast = units.quantity("tokens_per_s", self.speed.value)
+        return f"Try `{self.command}`: {fast} instead of {self.instead}, run `{self.run_id}`"
+
+
+def steps(run: Run, summaries: Sequence[CaseSummary], cited: Sequence[Run]) -> Iterator[Supported]:
+    """The steps of `see_also` that gain in every case here."""
     for also in run.suite.see_also:
         for other in (r for r in cited if r.suite.name == also.suite):
             if pair := _best(also, summarise(other)):
                 best, worse = pair
                 here = [s for s in judged(run, summaries) if _equal(also, s, best)]
                 if here and all(_gains(best, s) for s in here if "tokens_per_s" in s.metrics):
-                    yield _step(also, other, best, worse)
+                    yield Supported(
+                        command=also.command,
+                        run_id=other.run_id,
+                        speed=_speed(best),
+                        instead=_instead(also, worse),
+                        cases=tuple(s.case.case_id for s in here),
+                    )
 
 
 def _best(also: SeeAlso, theirs: Sequence[CaseSummary]) -> tuple[CaseSummary, CaseSummary] | None:
@@ -83,15 +108,13 @@ def _speed(s: CaseSummary) -> Estimate:
     return s.metrics["tokens_per_s"]
 
 
-def _step(also: SeeAlso, other: Run, best: CaseSummary, worse: CaseSummary) -> str:
-    fast, slow = (units.quantity("tokens_per_s", _speed(s).value) for s in (best, worse))
+def _instead(also: SeeAlso, worse: CaseSummary) -> str:
     left = [
         f"{a}={units.scalar(v[0])}"
         for a, v in also.than.criteria.items()
         if v != also.better.criteria.get(a)
     ]
-    said = f"{fast} instead of {slow} ({', '.join(left)})"
-    return f"Try `{also.command}`: {said}, run `{other.run_id}`"
+    return f"{units.quantity('tokens_per_s', _speed(worse).value)} ({', '.join(left)})"
 
 
 # --- peers that another run timed --------------------------------------------------------

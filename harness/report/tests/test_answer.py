@@ -104,7 +104,7 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
         ({"left_out": 4}, "**Read**: the limits are met, but only a part of the suite ran: lowest"),
         (
             {"dense_s": 1.5},
-            "**Act**: make nsa, seq_len=2048 1.34x faster, and 1 more: now ",
+            "**Act**: speed up nsa, seq_len=2048 by 1.34x, and 1 more case: now ",
         ),
         ({"dense_s": 0.5}, "**Act**: do not go ahead: lowest of 2 pairs: 0.499x"),
         ({"failed": Outcome.CRASH}, "**Act**: "),

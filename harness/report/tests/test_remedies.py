@@ -125,13 +125,19 @@ def test_what_is_enough_by_itself_is_kept_out_by_a_line_of_the_suite() -> None:
     assert remedies.required([small, prose]) == ""
 
 
-def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer() -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer(named: bool) -> None:
+    """Also the wait of one whose kernels are in no two ranges."""
+
     def measure(c: Case) -> list[Measurement]:
-        own = ("select", 0.06) if c.provider == "nsa" else ("attention", 0.02)
-        parts = dict([own, ("feed forward", 0.04)])
-        step_s = sum(parts.values())
+        parts = {"select": 0.06, "feed forward": 0.04, "loss": 0.02}
+        if c.provider == "dense":
+            parts = {"attention": 0.02, "feed forward": 0.04, "loss": 0.01}
+            parts = parts if named else {"attention": 0.07}
+        busy_s = sum(parts.values())
+        step_s = busy_s + 0.03
         uses = (Use(name=n, where=f"nsa.{n}", calls=1, time_s=t) for n, t in parts.items())
-        took = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=step_s)
+        took = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
         return timed(c, step_s, cv=0, profile=Profile(kernels=tuple(uses), breakdown=took))
 
     both = [case({"seq_len": 512}, provider=p) for p in ("nsa", "dense")]
@@ -146,8 +152,40 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer() -> 
     assert remedies.speed_up(found, made).endswith(
         "-f train/nsa/seq_len=512 -f train/dense/seq_len=512`"
     )
-    saved = {s.name: s.most_s for s in found.parts}
-    assert [saved["select"], saved["feed forward"]] == pytest.approx([0.06, 0.0])
+    shared = {"loss": 0.01} if named else {"feed forward": 0.04, "loss": 0.02}
+    saved = {s.name: s.most_s for s in found.parts if s.name != "other kernels"}
+    assert saved == pytest.approx({"select": 0.06, **shared})
+
+
+@pytest.mark.parametrize(
+    ("their_clock", "against", "named"),
+    [(1.0, True, True), (0.5, True, False), (0.5, False, True)],
+)
+def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
+    their_clock: float, against: bool, named: bool
+) -> None:
+    def damage(c: Case, m: Measurement) -> Measurement:
+        clock = 0.7 if c.axes["gc"] == "on" else their_clock
+        return planted.limited(0x4, clock)(c, m)
+
+    ours, theirs = (Match(criteria={"gc": (v,)}) for v in ("on", "off"))
+    rule = Rule(name="floor", metric="tokens_per_s", go=1e9, match=ours)
+    if against:
+        rule = Rule(name="faster", metric="step_s", go=4.0, match=ours, against=theirs)
+    made = planted.planted(damage, planted.GC[:2], rules=(rule,))
+    summaries = summarise(made)
+    verdict = judge(made.suite, made.environment, summaries, ())
+
+    found = remedies.relevant(causes(made, summaries), verdict)
+    over = remedies.excess(verdict, made)
+
+    limits = [c for c in found if c.kind is CauseKind.POWER]
+    parts = [s.name for s in over.parts] if over else []
+    assert bool(limits) == named == ("power limit" in parts)
+    for cause in limits:
+        assert cause.cases == ("train/nsa/seq_len=512/gc=on",)
+        assert cause.share == pytest.approx(0.3)
+        assert "1,390 of 1,980 MHz" in cause.evidence
 
 
 @pytest.mark.parametrize(

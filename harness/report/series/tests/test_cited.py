@@ -24,9 +24,9 @@ FAST = SeeAlso(
 RULE = Rule(name="fast", metric="tokens_per_s", go=1.0)
 
 
-def here(root: Path, *, seq_len: int = 512, step_s: float = 0.4) -> Run:
-    """A stored run of the suite that sees another, with one judged case."""
-    made = run(sweep(seq_len=[seq_len]), lambda c: timed(c, step_s), rules=[RULE])
+def here(root: Path, *seq_len: int, step_s: float = 0.4, rule: Rule = RULE) -> Run:
+    """A stored run of the suite that sees another, with one judged case or several."""
+    made = run(sweep(seq_len=seq_len or [512]), lambda c: timed(c, step_s), rules=[rule])
     made = replace(made, suite=replace(made.suite, see_also=(FAST,)))
     return reader.load(root, store(root, made))
 
@@ -67,6 +67,30 @@ def test_the_newest_run_of_another_suite_on_this_gpu_model_supports_a_step(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("seq_len", "go", "said"),
+    [
+        ((512,), 20_000, "tokens/s in run `{}`): now "),
+        ((512, 768), 20_000, "in run `{}`, enough for 1 of the 2 misses): now "),
+        ((512, 256), 20_000, "speed up nsa, seq_len=256 by 31x, and 1 more case: now "),
+        ((512,), 25_600, "speed up nsa, seq_len=512 by 20x: now "),
+    ],
+)
+def test_the_first_line_asks_for_no_speed_that_a_step_reaches(
+    tmp_path: Path, seq_len: tuple[int, ...], go: float, said: str
+) -> None:
+    runs = tmp_path / "runs"
+    other = there(runs, "2026-11-01", {"triton": 0.02, "gather": 0.4})
+    rule = replace(RULE, go=go, abort=1.0)
+
+    page = command.written(here(runs, *seq_len, rule=rule), tmp_path).read_text(encoding="utf-8")
+
+    screen = page.partition("## Verdict")[0]
+    assert said.format(other) in next(one for one in screen.splitlines() if "**Act**" in one)
+    assert screen.count("`python -m train`") == 1
+    assert ("speed up" in screen.lower()) == ("speed up" in said)
+
+
+@pytest.mark.parametrize(
     ("ours", "theirs"),
     [
         pytest.param({"seq_len": 1024}, {"triton": 0.01, "gather": 0.4}, id="another length"),
@@ -80,7 +104,8 @@ def test_no_step_is_given_that_does_not_fit_or_gains_nothing_here(
     runs = tmp_path / "runs"
     there(runs, "2026-11-01", theirs)
 
-    page = command.written(here(runs, **ours), tmp_path)
+    longer = [ours.pop("seq_len")] if "seq_len" in ours else []
+    page = command.written(here(runs, *longer, **ours), tmp_path)
 
     assert "python -m train" not in page.read_text(encoding="utf-8")
 
