@@ -35,12 +35,6 @@ MAX_DRAIN_BYTES = 2**21
 """Read at once: more than a pipe holds, so that nothing is left of a process that has ended; little
 enough that the time limits of one that writes without end are looked at."""
 
-LOG_HEAD_BYTES = 4 * 2**20
-"""Beginning of an output that its log keeps."""
-LOG_TAIL_BYTES = 4 * 2**20
-"""End of an output that its log keeps, at least; at most twice that."""
-LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
-
 PROGRESS_INTERVAL_S = 0.02
 """Least time between two reports of progress, after the first REPORTED_STEPS."""
 REPORTED_STEPS = 32

@@ -21,7 +21,6 @@ import torch
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run
-from harness.program.output import BoundedLog
 from harness.program.process import Read, Tail
 from harness.program.reported import (
     MissingMetric,
@@ -125,10 +124,8 @@ class _Session:
         finder = StepReader(self.program.steps) if self.program.steps else None
         if finder is None:
             self.reporter.phase("sampling", self.began_at)
-        log = BoundedLog()
         reader = process.OutputReader(self.process)
         for read in reader.reads():
-            log.write(read.data)
             (self.stderr if read.from_stderr else self.stdout).add(read)
             self._take(read, finder)
             if self._may_end(read.at):

@@ -4,6 +4,7 @@ its descendants."""
 import ctypes
 import faulthandler
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -20,7 +21,6 @@ import psutil
 
 from harness.git.repository import top, try_git
 from harness.messages import ASK_FOR_STACKS
-from harness.program.output import Lines
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
@@ -28,9 +28,12 @@ CHUNK_BYTES = 2**18
 """Size of the pipes and of one read."""
 STDERR_BYTES = 4096
 """End of a stream that is kept for a record."""
+MAX_LINE_BYTES = 2**16
+"""A longer line is read up to here."""
 DRAIN_S = 0.5
 """Time to read after the program's end, if a process that it left behind holds the pipe open."""
 
+_ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -171,8 +174,37 @@ class Tail:
             self.last = line if line.strip() else self.last
 
 
+class Lines:
+    """Cuts one stream into lines."""
+
+    def __init__(self, longest: int = MAX_LINE_BYTES) -> None:
+        self._longest = longest
+        self._begun = b""
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """The lines that end in a chunk, without line ends and empty lines."""
+        *whole, rest = _ENDS.split(chunk)
+        for piece in whole:
+            line = self._cut(piece)
+            self._begun = b""
+            if line:
+                yield line.decode(errors="replace")
+        self._begun = self._cut(rest)
+
+    def rest(self) -> Iterator[str]:
+        """The last line, if it has no end."""
+        if self._begun:
+            yield self._begun.decode(errors="replace")
+        self._begun = b""
+
+    def _cut(self, piece: bytes) -> bytes:
+        """The line so far and this piece, up to the longest line."""
+        room = self._longest - len(self._begun)
+        return self._begun + piece[:room] if room > 0 else self._begun
+
+
 class OutputReader:
-    """Reads both pipes of a program until it has ended."""
+    """Reads both pipes of a program until it has ended, and copies them to the standard output."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -222,6 +254,9 @@ class OutputReader:
 
     def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
         data = os.read(key.fd, CHUNK_BYTES)
+        left = memoryview(data)
+        while left:
+            left = left[os.write(1, left) :]
         lines: Lines = key.data
         if not data:
             waiting.unregister(key.fileobj)

@@ -30,7 +30,6 @@ from harness.measure.profile import (
 )
 from harness.messages import MeasureOrder, signal_name
 from harness.program import process
-from harness.program.output import BoundedLog
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
@@ -197,8 +196,8 @@ class _HookedRun:
         env[sitecustomize.VARIABLE] = str(folder)
         path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
         env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-        log, tail = BoundedLog(), Tail()
-        log.write(HEADER.encode())
+        tail = Tail()
+        os.write(1, HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
         lines = 0
         child = process.start(self.program, process.folder(self.program, self.order.roots), env)
@@ -206,7 +205,6 @@ class _HookedRun:
             process.abort_when_asked(child)
             for read in process.OutputReader(child).reads(POLL_S):
                 alive()
-                log.write(read.data)
                 tail.add(read)
                 lines += sum(bool(step and step.search(line)) for line in read.lines)
                 if (folder / ANSWER).exists() or self._is_over(folder, read.at):

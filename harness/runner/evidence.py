@@ -9,11 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.messages import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
 from harness.runner import reproduce, stacks
 
 FOLDER = "evidence"
+LOG_HEAD_BYTES = 4 * 2**20
+"""Beginning of an output that its log keeps."""
+LOG_TAIL_BYTES = 4 * 2**20
+"""End of an output that its log keeps, at least; at most twice that."""
+LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
 TAIL_S = 30.0
 """The last seconds of telemetry that go into a file."""
 REPRODUCED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED, Outcome.INVALID_ENVIRONMENT}
@@ -45,8 +49,7 @@ class Folder:
 
 
 def cut_log(log: Path) -> None:
-    """Leave out the middle of a workload's log that has become too long; the workload may still
-    append to it. The log of a program is cut by its worker."""
+    """Leave out the middle of a log that has become too long; the worker may still append to it."""
     try:
         fd = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     except FileNotFoundError:  # somebody removed the run

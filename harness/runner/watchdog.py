@@ -122,8 +122,7 @@ def watch(
         ending = _see_through(worker, case, story, recorder, folder, sampler)
     finally:
         unkillable = worker.end()
-        if case.program is None:
-            evidence.cut_log(log)
+        evidence.cut_log(log)
     ended_at = time.monotonic()
     found = story.measurement(ending)
     survivors = f"{unkillable} processes survived SIGKILL" if unkillable else ""
@@ -158,8 +157,7 @@ def _see_through(
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
         recorder.read_if_due()
-        if case.program is None:
-            evidence.cut_log(folder.log)
+        evidence.cut_log(folder.log)
         exit_code = worker.exit_code  # read first: then all its messages have arrived
         try:
             reader.drain(lambda message: story.hear(message, time.monotonic()))

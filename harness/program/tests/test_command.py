@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.program.output import Lines
+from harness.program.process import Lines
 from harness.program.reported import Step
 from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run

@@ -14,9 +14,6 @@ from typing import cast
 import pytest
 
 from harness.messages import (
-    LEFT_OUT,
-    LOG_HEAD_BYTES,
-    LOG_TAIL_BYTES,
     MAX_DRAIN_BYTES,
     MAX_LINE_BYTES,
     Answer,
@@ -39,6 +36,7 @@ from harness.records import (
 )
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
+from harness.runner.evidence import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from harness.runner.launcher import Worker
 from harness.runner.watchdog import Ending, RunObserver, Story
 from harness.tests.workers import QUICK, Counter, make_case
