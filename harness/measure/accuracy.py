@@ -39,10 +39,11 @@ class Incorrect(Exception):
 class NonFinite(Exception):
     """An output contains NaN or Inf."""
 
-    computation = "check"
-    """Which of the workload's functions returned it: check or run."""
-    steps = 0
-    """Steps done by then."""
+    def __init__(self, problem: str, steps: int | None) -> None:
+        """`steps`: done by then, if `run` returned it and not `check`."""
+        super().__init__(problem)
+        self.computation = "check" if steps is None else "run"
+        self.steps = steps or 0
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
@@ -62,7 +63,7 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     outputs = workload.check()
     progress()
     for name, output in outputs.items():
-        require_finite(name, output)
+        _require_finite(name, output)
     reference = workload.reference()
     progress()
     eager = workload.eager() if workload.eager else None
@@ -86,12 +87,11 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     return accuracy
 
 
-def require_finite(name: str, value: Tensor) -> None:
-    """Raise NonFinite, with name and count, if the tensor contains NaN or Inf."""
+def _require_finite(name: str, value: Tensor, steps: int | None = None, when: str = "") -> None:
     if value.is_floating_point() or value.is_complex():
         bad = int((~torch.isfinite(value)).sum())
         if bad:
-            raise NonFinite(f"{name}: {bad} of {value.numel()} values are NaN or Inf")
+            raise NonFinite(f"{name}: {bad} of {value.numel()} values are NaN or Inf{when}", steps)
 
 
 def require_finite_step(output: object, step: int, *, own: int | None = None) -> None:
@@ -107,7 +107,7 @@ def require_finite_step(output: object, step: int, *, own: int | None = None) ->
     for name, value in _named(output):
         if isinstance(value, Tensor) and value.numel() <= SMALL:
             when = f"{step} (counted from 0)" if own is None else f"{own}"
-            _require_finite_run(name, value, step + 1, f", first in step {when}")
+            _require_finite(name, value, step + 1, f", first in step {when}")
 
 
 def require_finite_output(output: object, *, steps: int = 1) -> None:
@@ -123,20 +123,11 @@ def require_finite_output(output: object, *, steps: int = 1) -> None:
                 f"run() returned a {type(value).__name__} as {name!r}; "
                 "return a tensor, a mapping of names to tensors, or None"
             )
-        _require_finite_run(name, value, steps)
+        _require_finite(name, value, steps)
 
 
 def _named(output: object) -> Iterable[tuple[str, object]]:
     return output.items() if isinstance(output, Mapping) else [("output", output)]
-
-
-def _require_finite_run(name: str, value: Tensor, steps: int, when: str = "") -> None:
-    try:
-        require_finite(name, value)
-    except NonFinite as error:
-        error.computation, error.steps = "run", steps
-        error.args = (f"{error}{when}",)
-        raise
 
 
 def _judge(name: str, output: Tensor, exact: Tensor, eager: Tensor | None) -> TensorError:
