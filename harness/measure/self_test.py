@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from harness.measure.timing import CudaStopwatch, HostStopwatch
+from harness.measure.timing import CudaStopwatch, HostStopwatch, Stopwatch
 from harness.records import Peaks, SelfTestReadings
 
 WAITS_S = (0.004, 0.02)
@@ -37,7 +37,7 @@ LINE_UP_CYCLES = 200_000
 GPU_SIDE, CPU_SIDE = 8192, 1024
 """Rows of the square matrices."""
 COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
-LAUNCHES, SYNCS = 2000, 500
+BEST_OF, LAUNCHES, SYNCS = 8, 2000, 500
 TURNS, COOL_S = 6, 0.01
 """Products at each precision, in turns; before each the GPU cools and its power budget recovers."""
 
@@ -65,6 +65,7 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
     phase("flush")
     resident_s, flushed_s = _read_copies()
     phase("peaks")
+    copied = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8) // 4 * 4
     return replace(
         readings,
         spin_cycles=SPIN_CYCLES,
@@ -74,7 +75,7 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
         flushed_s=flushed_s,
         peaks=Peaks(
             flops_per_s=products.reached(),
-            bytes_per_s=_bandwidth(),
+            bytes_per_s=_bandwidth(CudaStopwatch(), copied, "cuda"),
             launch_s=_least_each_s(partial(cast(Any, torch.cuda._sleep), 0), LAUNCHES),
             sync_s=_least_each_s(torch.zeros((), device="cuda").item, SYNCS),
         ),
@@ -84,14 +85,10 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
 def cpu_peaks() -> Peaks:
     """Of a float32 matrix product, and of a copy or a sum, with torch's threads in this process."""
     a, b = (torch.randn(CPU_SIDE, CPU_SIDE) for _ in range(2))
-    source = torch.ones(CPU_COPY_BYTES // 4)
-    target = torch.empty_like(source)
-    product_s = _best_s(lambda: torch.mm(a, b))
-    copy_s = _best_s(lambda: target.copy_(source))
-    sum_s = _best_s(lambda: source.sum())
+    product_s = _best_s(HostStopwatch(), lambda: torch.mm(a, b))
     return Peaks(
         flops_per_s={"fp32": 2 * CPU_SIDE**3 / product_s},
-        bytes_per_s=max(2 * CPU_COPY_BYTES / copy_s, CPU_COPY_BYTES / sum_s),
+        bytes_per_s=_bandwidth(HostStopwatch(), CPU_COPY_BYTES, "cpu"),
     )
 
 
@@ -124,11 +121,19 @@ def _burn_cpu() -> None:
         pass
 
 
-def _best_s(compute: Callable[[], object], times: int = 5) -> float:
-    """The shortest time by the host's clock, after a first run that is not timed."""
+def _bandwidth(watch: Stopwatch, size: int, device: str) -> float:
+    """Bytes a second, read and written, of a copy far larger than the cache, or read by a sum:
+    the larger."""
+    source = torch.ones(size // 4, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_s(watch, lambda: target.copy_(source))
+    return max(2 * size / copy_s, size / _best_s(watch, source.sum))
+
+
+def _best_s(watch: Stopwatch, compute: Callable[[], object]) -> float:
+    """The shortest time, after a first run that is not timed."""
     compute()
-    watch = HostStopwatch()
-    return min(watch.read(compute).time_s for _ in range(times))
+    return min(watch.read(compute).time_s for _ in range(BEST_OF))
 
 
 # --- on a GPU ----------------------------------------------------------------------------
@@ -226,19 +231,6 @@ def best_in_turns(names: Iterable[str], time_s: Callable[[str], float]) -> dict[
             time.sleep(COOL_S)
             best[name] = min(best[name], time_s(name))
     return best
-
-
-def _bandwidth() -> float:
-    """Bytes a second, read and written, of a copy far larger than the cache, or read by a sum:
-    the larger."""
-    free_bytes, _ = torch.cuda.mem_get_info()
-    size = min(COPY_BYTES, free_bytes // 8) // 4 * 4
-    source = torch.ones(size // 4, device="cuda")
-    target, watch = torch.empty_like(source), CudaStopwatch()
-
-    copy_s = min(watch.read(lambda: target.copy_(source)).time_s for _ in range(8))
-    sum_s = min(watch.read(lambda: source.sum()).time_s for _ in range(8))
-    return max(2 * size / copy_s, size / sum_s)
 
 
 def _least_each_s(call: Callable[[], object], times: int) -> float:
