@@ -1,6 +1,6 @@
 """Compares what ran with what the case asked for: axes and flags, kernels and operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.measure import profile
@@ -55,21 +55,10 @@ def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[st
     return seen, read
 
 
-def attest(
-    case: Case,
-    run: Callable[[], Any],
-    *,
-    step_s: float,
-    time_left_s: float,
-    progress: Callable[[], None] = lambda: None,
-    trace: str = "",
-    unreplayed: Callable[[], Any] | None = None,
-    **seen: Any,
-) -> StepProfile:
+def attest(case: Case, run: Callable[[], Any], seen: Mapping[str, Any], **how: Any) -> StepProfile:
     """Count and profile what was timed, and compare it with the case's rules.
 
-    The numbers are as of profile.requests; `seen` are fields of the Measurement to keep in a
-    mismatch.
+    `how` is as of profile.requests; `seen` are fields of the Measurement to keep in a mismatch.
 
     Raises:
         PathMismatch: A kernel or operator that must run did not, or one that must not run did.
@@ -77,13 +66,9 @@ def attest(
     """
     ran = profile.take(
         run,
-        step_s=step_s,
-        time_left_s=time_left_s,
         profiling=case.settings.profile,
         profile_s=min(profile.PROFILE_S, case.settings.sample_s),
-        progress=progress,
-        trace=trace,
-        unreplayed=unreplayed,
+        **how,
     )
     if problem := mismatch(case, ran):
         raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)

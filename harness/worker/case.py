@@ -100,13 +100,12 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     ran = attestation.attest(
         case,
         timed.run,
+        {"effective": effective, "flags_read": flags_read},
         step_s=statistics.median(taken.samples_s),
         time_left_s=deadline - monotonic(),
         progress=reporter.alive,
         trace=order.trace,
         unreplayed=workload.unreplayed,
-        effective=effective,
-        flags_read=flags_read,
     )
     measurement = Measurement(
         case_id=case.case_id,
