@@ -103,13 +103,13 @@ def native_stacks(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
     return text, EvidenceFile(name="native stacks", note=found[0][1])
 
 
-def family(pid: int) -> list[int]:
-    """The descendants of a process, oldest first."""
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants, oldest first; empty if it is gone."""
     try:
-        children = psutil.Process(pid).children(recursive=True)
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
-    return [child.pid for child in children[:MAX_FAMILY]]
 
 
 def _py_spy(pid: int, within_s: float, *how: str) -> tuple[str, str]:

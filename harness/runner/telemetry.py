@@ -68,11 +68,7 @@ class Sampler:
         spent: dict[int, float] = {}
         states: set[str] = set()
         io_bytes = rss_bytes = 0
-        tree: list[psutil.Process] = []
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self._worker.pid)
-            tree = [root, *root.children(recursive=True)]
-        for process in tree:
+        for process in stacks.family(self._worker.pid):
             with suppress(psutil.Error), process.oneshot():
                 spent[process.pid] = sum(process.cpu_times()[:4])  # with children that ended
                 rss_bytes += process.memory_info().rss

@@ -178,7 +178,8 @@ def _see_through(
         frame, said = samples[-1].frame, [ending.detail]
         files: tuple[EvidenceFile, ...] = ()
         if ending.outcome is not None:
-            pids = stacks.family(worker.pid) if case.program else [worker.pid]
+            pids = [p.pid for p in stacks.family(worker.pid)][: 1 + stacks.MAX_FAMILY]
+            pids = pids[1:] if case.program else [worker.pid]
             thread, files = _stacks(worker, pids, folder)
             frame = frame or thread.frame
         if ending.outcome is Outcome.HANG and story.silence.seen:
