@@ -21,9 +21,6 @@ from harness.records import Clock, MeasureSettings
 class StepsMissing(Exception):
     """A training run did not take all of its steps before the time limit."""
 
-    def __init__(self, taken: int, steps: int) -> None:
-        super().__init__(f"took {taken:,} of {steps:,} steps before the time limit")
-
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:

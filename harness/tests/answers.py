@@ -12,8 +12,8 @@ from harness.records import Case, Measurement, OverSteps
 from harness.worker import answer
 
 
-def messages(case: Case, **order: Any) -> list[Message]:
-    """All that it sends, with the variables of the case set.
+def answered(case: Case, **order: Any) -> Measurement:
+    """Its measurement, with the steps that it reported; the variables of the case are set.
 
     Args:
         order: Fields of MeasureOrder, to change its process or when it was launched.
@@ -26,15 +26,9 @@ def messages(case: Case, **order: Any) -> list[Message]:
             patch.setenv(name, value)
         answer.work(MeasureOrder(case=case, **asked), Channel(end))
     os.close(end)
-    received: list[Message] = []
-    MessageReader(answers).drain(received.append)
+    sent: list[Message] = []
+    MessageReader(answers).drain(sent.append)
     os.close(answers)
-    return received
-
-
-def answered(case: Case, **order: Any) -> Measurement:
-    """Its measurement, with the steps that it reported, as the parent joins them."""
-    sent = messages(case, **order)
     (found,) = (m.measurement for m in sent if isinstance(m, Answer))
     parts = [m.over_steps for m in sent if isinstance(m, StepsDone) and m.over_steps]
     return replace(found, over_steps=OverSteps.joined(parts))

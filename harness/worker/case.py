@@ -84,7 +84,8 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         reporter.alive()  # with the steps that no report has yet
     done = len(taken.warmup_s) + len(taken.samples_s)
     if taken.cut and workload.steps is not None:
-        raise timing.StepsMissing(done, workload.steps)
+        problem = f"took {done:,} of {workload.steps:,} steps before the time limit"
+        raise timing.StepsMissing(problem)
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=done)
     reporter.phase("repeat")

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from harness.measure import profile
-from harness.messages import REPORTED_STEPS, Checked, CheckOrder, StepsDone
+from harness.messages import REPORTED_STEPS, Checked, CheckOrder
 from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
-from harness.tests.answers import answered, messages
+from harness.tests.answers import answered
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
@@ -278,15 +278,6 @@ def test_a_training_run_takes_its_steps_and_records_each() -> None:
     assert seen.values["loss"] == tuple(map(float, range(1, 31)))
     assert seen.values["grad_norm"][:3] == (0.3333333, None, 0.3333333)
     assert seen.not_finite == {"grad_norm": (2,)}
-
-
-def test_the_parent_knows_the_last_step_of_a_training_run_for_a_hang() -> None:
-    case = replace(make_case("", axes={"steps": 5, "bad": 0}), factory=f"{__name__}:trains")
-
-    said = [m.last_step for m in messages(case) if isinstance(m, StepsDone)]
-
-    assert said[0] is not None
-    assert 4 in said
 
 
 def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
