@@ -52,7 +52,6 @@ TOO_MANY_OPERATORS = 300_000
 """With more operators a step, a profile takes minutes and gigabytes."""
 SLOWER = 4.0
 """Assumed slowdown of a counted or profiled step."""
-MAX_SHARE_OF_TIME_LEFT = 0.8
 MAX_TRACE_BYTES = 256 * 2**20
 """Of a Chrome trace before compression, which leaves about a tenth."""
 MIN_LOOKS = 10
@@ -127,7 +126,8 @@ def requests(
         unreplayed: As of Workload; run twice here.
     """
     began = time.monotonic()
-    if why := _too_long(step_s, time_left_s):
+    needed_s = SLOWER * step_s * (2.5 if step_s > LONG_STEP_S else 5)  # with a quarter to spare
+    if why := too_long(step_s, needed_s, time_left_s):
         return without_profile(why)
     gc.collect()
     counted: list[StepCount] = []
@@ -196,14 +196,13 @@ def _fingerprint(kernels: Sequence[Use], operators: Sequence[Use]) -> str:
     return sha256(repr(lines).encode()).hexdigest()[:16]
 
 
-def _too_long(step_s: float, time_left_s: float) -> str:
+def too_long(step_s: float, needed_s: float, left_s: float) -> str:
     """Why steps are not counted; empty if they are."""
     if step_s > MAX_STEP_S:
         return f"one step takes {step_s:.3g} s, over {MAX_STEP_S:g} s"
-    needed_s = SLOWER * step_s * (2 if step_s > LONG_STEP_S else 4)
-    if needed_s > MAX_SHARE_OF_TIME_LEFT * time_left_s:
-        left_s = max(0.0, time_left_s)
-        return f"it may take {needed_s:.3g} s, and {left_s:.3g} s are left until timeout_s"
+    if needed_s > left_s:
+        left = f"{max(0.0, left_s):.3g} s are left until timeout_s"
+        return f"it may take {needed_s:.3g} s, and {left}"
     return ""
 
 

@@ -20,12 +20,12 @@ from pydantic import TypeAdapter
 from harness.git import origin
 from harness.measure import attestation
 from harness.measure.profile import (
-    MAX_STEP_S,
     MORE_STEPS,
     PROFILE_S,
     SLOWER,
     SWITCHED_OFF,
     StepProfile,
+    too_long,
     without_profile,
 )
 from harness.messages import MeasureOrder, signal_name
@@ -143,15 +143,10 @@ class _HookedRun:
         self.order, self.program, self.timed = order, program, timed
         self.began = time.monotonic()
         self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS
-        if timed.step_s > MAX_STEP_S:
-            raise _Unknown(f"one step takes {timed.step_s:.3g} s, over {MAX_STEP_S:g} s")
         steps_s = (self.skip + SLOWER * COUNTED_STEPS) * timed.step_s
         needed_s, left_s = timed.setup_s + steps_s, must_end_at - self.began
-        if needed_s > left_s:
-            raise _Unknown(
-                f"it may take {needed_s:.3g} s, and {max(0.0, left_s):.3g} s are left until "
-                "timeout_s"
-            )
+        if why := too_long(timed.step_s, needed_s, left_s):
+            raise _Unknown(why)
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
         spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
