@@ -158,7 +158,8 @@ class _HookedRun:
         """The hook's answer; _Unknown if there is none."""
         with tempfile.TemporaryDirectory(prefix="harness-counts-") as name:
             folder = Path(name)
-            env = process.environment(self.order.case, self.order.first)
+            first = (str(sitecustomize.HERE), *self.order.first)
+            env = process.environment(self.order.case, first)
             named = {*self.order.case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
             asked = HookOrder(
                 step=self.program.steps.step if self.program.steps else "",
@@ -189,8 +190,6 @@ class _HookedRun:
     def _run(self, folder: Path, env: dict[str, str], alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
         env[sitecustomize.VARIABLE] = str(folder)
-        path = (str(sitecustomize.HERE), env.get("PYTHONPATH", ""))
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
         tail = Tail()
         os.write(1, HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
