@@ -39,6 +39,8 @@ PROGRESS_INTERVAL_S = 0.02
 """Least time between two reports of progress, after the first REPORTED_STEPS."""
 REPORTED_STEPS = 32
 """Steps that are all reported: the parent derives its limit for a hang from them."""
+NUMBERED_STEP_S = 1e-3
+"""A step of a training run that takes as long is always reported, so that a hang loses none."""
 
 
 class Garbled(Exception):
@@ -274,7 +276,9 @@ class WorkerReporter:
         self._steps += 1
         self._spent_s += seconds
         self._shortest_s = min(self._shortest_s, seconds)
-        if self._steps <= REPORTED_STEPS or monotonic() - self._sent_at >= PROGRESS_INTERVAL_S:
+        own = self.last_step is not None and seconds >= NUMBERED_STEP_S
+        late = monotonic() - self._sent_at >= PROGRESS_INTERVAL_S
+        if own or late or self._steps <= REPORTED_STEPS:
             self.alive()
 
     def alive(self) -> None:

@@ -9,12 +9,13 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from harness.measure import profile
-from harness.messages import REPORTED_STEPS, Checked, CheckOrder
+from harness.messages import REPORTED_STEPS, Checked, CheckOrder, WorkerReporter
 from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
 from harness.tests.answers import answered
 from harness.tests.fake_workloads import good
@@ -278,6 +279,20 @@ def test_a_training_run_takes_its_steps_and_records_each() -> None:
     assert seen.values["loss"] == tuple(map(float, range(1, 31)))
     assert seen.values["grad_norm"][:3] == (0.3333333, None, 0.3333333)
     assert seen.not_finite == {"grad_norm": (2,)}
+
+
+def test_every_step_of_a_training_run_is_reported_but_very_quick_ones() -> None:
+    sent: list[Any] = []
+    reporter = WorkerReporter(Mock(send=sent.append))
+    reporter.alive()
+    for reporter.last_step in range(1, REPORTED_STEPS + 11):
+        reporter.ran(0.01)
+    for reporter.last_step in range(REPORTED_STEPS + 11, REPORTED_STEPS + 111):
+        reporter.ran(1e-5)
+
+    steps = [m.last_step for m in sent[1:]]
+    assert steps[: REPORTED_STEPS + 10] == [*range(1, REPORTED_STEPS + 11)]
+    assert len(steps) < REPORTED_STEPS + 50
 
 
 def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
