@@ -264,16 +264,13 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
     )
 
 
-def _other_steps(
-    of: CaseSummary, first: Sequence[Measurement], second: Sequence[Measurement]
-) -> bool:
+def _other_steps(of: CaseSummary, *cases: Sequence[Measurement]) -> bool:
     """Whether no two processes recorded as many steps, as many of them slow. If the harness ends a
     program, their number is chance."""
-    if of.case.program and of.case.program.steps and of.case.program.steps.until_sampled:
-        return False
-    seen = [[m.over_steps for m in case if m.over_steps] for case in (first, second)]
+    ended = of.case.program and of.case.program.steps and of.case.program.steps.until_sampled
+    seen = [[m.over_steps for m in case if m.over_steps] for case in cases]
     a, b = ({(len(s.step), len([*slow_steps(s.step, s.step_s)])) for s in case} for case in seen)
-    return bool(a and b and a.isdisjoint(b))
+    return bool(not ended and a and b and a.isdisjoint(b))
 
 
 def _same_counters(first: Sequence[Measurement], second: Sequence[Measurement]) -> bool | None:
