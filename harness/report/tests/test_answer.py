@@ -317,7 +317,7 @@ def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
 
     (row,) = (r for r in values(recorded)["rules"].rows if r[0] == "growth")
 
-    assert "seq_len 512 to 2048; before that flat to 512" in row[-1]
+    assert "over seq_len 512–2048; before that flat to 512" in row[-1]
 
 
 def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_long_table_has_its_far_end_on_the_page_and_all_of_it_in_the_appendix(
     (section,) = values(crossing({2**n: 2.0 for n in range(8, 22)}))["sections"]
 
     (row,) = section["table"].rows
-    lengths = [f">against dense at {2**n}" for n in range(17, 21)]
+    lengths = [f">against dense at seq_len={2**n}" for n in range(17, 21)]
     assert section["table"].columns == (">nsa", ">dense", *lengths, ">nsa against dense")
     assert all(cell.endswith("x faster") for cell in row[2:6])
     assert len(section["full"].rows) == 14

@@ -52,6 +52,19 @@ def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) 
     assert "export NSA_X" not in outside
 
 
+def test_an_axis_has_one_name_on_the_page(tmp_path: Path) -> None:
+    """The suite's. Commands, case ids and names of files keep that of the code."""
+    recorded = retest()
+    suite = replace(recorded.suite, axis_names={"seq_len": "T", "gc": "checkpointing"})
+
+    text = page(replace(recorded, suite=suite), tmp_path)
+
+    said = re.sub(r"```bash.*?\n```\n|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    said = re.sub(r"`([^`\n]*)`", lambda m: m[1] if m[1].isidentifier() else "", said)
+    assert re.findall(r".*\b(?:seq_len|gc)\b.*", said) == []
+    assert "| T | checkpointing |" in said
+
+
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with everything in it."""
