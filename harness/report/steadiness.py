@@ -1,7 +1,7 @@
 """How far to trust the numbers of a run, and how its training runs went over their steps."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from harness import units
@@ -13,7 +13,7 @@ from harness.machine import requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, outcome_name, plural
+from harness.report.text import case_names, listed, outcome_name, plural
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
@@ -186,10 +186,21 @@ def trust(
             named = what == "unsteady" and not rest and one in behind
             yield f"{what}: {short[one] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
-    if limited := sum(len(c.cases) for c in found if c.kind in clocks):
-        yield f"{limited} clock-limited"
+    if limited := {i for c in found if c.kind in clocks for i in c.cases}:
+        yield f"clock-limited: {_roles(limited, v, run)}"
     if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
         yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
+
+
+def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
+    """`1 judged case, 10 baselines and 2 other cases`: what these are to the rules."""
+    asked = [r.stated for r in v.rules if r.stated and r.applies]
+    against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
+    cases = [c for c in run.suite.cases if c.case_id in ids]
+    judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
+    theirs = against & {*ids} - judged
+    counts = {"judged case": judged, "baseline": theirs, "other case": {*ids} - judged - theirs}
+    return listed([plural(what, len(those)) for what, those in counts.items() if those])
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
