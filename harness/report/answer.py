@@ -266,7 +266,8 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
         those = missed or (met if word == "met" else asked)
         by = f" ({factors_text(missed)})" if missed else ""
-        yield f"Noted: {len(those)} of {plural('expectation', len(asked))} {word}{by}."
+        count = f"{len(those)} of {plural('expectation', len(asked))}"
+        yield f"Without effect on the verdict: {count} {word}{by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
@@ -358,7 +359,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = units.quantity(gap.metric, nearest.reached or 0.0)
-        many = f"{len(enough)} suspects are enough, nearest: "
+        many = f"each of {len(enough)} suspects is enough by itself; nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
@@ -366,7 +367,8 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     else:
         parts.append("nothing that was tested is enough")
     if not gpu_matches(gap.gpu, device):
-        parts.append(f"no proof: the gap is from {gap.gpu}")
+        seen = units.quantity(gap.metric, gap.seen)
+        parts.append(f"not proven: the {seen} are from {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
 
 
@@ -444,7 +446,7 @@ def next_steps(
         steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
-        steps[f"Require `{' '.join(remedies)}`"] = None
+        steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
     steps |= dict.fromkeys(str(s) for s in also if s is not solved)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     later, over = ([], None) if solved else (later, over)

@@ -173,23 +173,23 @@ def trust(
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none decisive' if none else ''}"
-        yield f"correctness: {counted}{more}"
+        more = f"{beyond}{', none of a deciding case' if none else ''}"
+        yield f"{counted} compared with the reference{more}"
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"spread ≥ {LOOSE:g}x", loose),
-        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
+        (f"processes {LOOSE:g}x apart or more", loose),
+        ("never steady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             (one, *rest) = (s.case.case_id for s in those)
-            named = what == "unsteady" and not rest and one in behind
+            named = what == "never steady" and not rest and one in behind
             yield f"{what}: {short[one] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
         yield f"clock-limited: {_roles(limited, v, run)}"
-    if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
-        yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
+    if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
+        yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 
 
 def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
@@ -209,15 +209,15 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
     found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
     if r is None or not found:
         return
-    said = "two processes decide"
+    said = "two processes a deciding case"
     if r.stated and not r.stated.axis and r.stated.go > 0:
         go = r.stated.go
         far = {f: max(e.value / go, go / e.value) for f in found if (e := f.estimate)}
         near = min(far, key=lambda f: far[f])
         spread = max(_spread(run, i) for i in (near.subject, near.partner))
         band = max(GUARD, 2 * (spread - 1))
-        side = "clear of" if far[near] > 1 + band else "within"
-        said += f", {side} a margin of {units.percent(band)}"
+        side = "over" if far[near] > 1 + band else "not"
+        said += f", {side} {units.percent(band)} clear of the limit"
     yield said
 
 

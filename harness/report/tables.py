@@ -127,6 +127,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     earlier = {(group_of(v.first.case, v.axis), v.theirs): dict(v.points[:-1]) for v in found}
     xs = sorted({x for points in earlier.values() for x in points})[-MAX_AXIS_COLUMNS:]
     axis = found[0].axis if found else ""
+    word = run.suite.axis(axis)
     ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
     asked = (
         r.metric
@@ -157,11 +158,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     columns = (
         *(("case",) if all(labels) else map(run.suite.axis, axes)),
         *(f">{p}" for p in providers),
-        *(
-            f">against {p} at {run.suite.axis(axis)}={x:.10g}"
-            for p in others[:MAX_RATIOS]
-            for x in xs
-        ),
+        *(f">{ours} against {p}, {word}={x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
         *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
     )
     remark = (

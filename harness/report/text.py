@@ -246,7 +246,7 @@ def _effect(e: Effect, word: Word) -> str:
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
-        return f"{_span(e)} by pair, no mean ({pairs})"
+        return f"{_span(e)} by pair ({pairs})"
     amount = _slower(e.ratio, e.low, e.high)
     if e.negligible:
         amount = f"unchanged ({amount})"
@@ -278,7 +278,7 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
             place = "is neither ahead nor behind for certain"
         where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
     parts = [
-        f"{place} ({listed(those) if len(those) <= MAX_NAMES else len(those)})"
+        f"{place} ({listed(those) if len(those) <= MAX_NAMES else f'{len(those)} configurations'})"
         for place, those in where.items()
     ]
     if len(parts) == 1 and len(found) > 1:
