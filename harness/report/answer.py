@@ -267,7 +267,7 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         those = missed or (met if word == "met" else asked)
         by = f" ({factors_text(missed)})" if missed else ""
         count = f"{len(those)} of {plural('expectation', len(asked))}"
-        yield f"Without effect on the verdict: {count} {word}{by}."
+        yield f"Noted only: {count} {word}{by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
@@ -359,7 +359,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = units.quantity(gap.metric, nearest.reached or 0.0)
-        many = f"each of {len(enough)} suspects is enough by itself; nearest: "
+        many = f"Each of {len(enough)} suspects alone, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
@@ -367,8 +367,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     else:
         parts.append("nothing that was tested is enough")
     if not gpu_matches(gap.gpu, device):
-        seen = units.quantity(gap.metric, gap.seen)
-        parts.append(f"not proven: the {seen} are from {gap.gpu}")
+        parts.append(f"not proven: seen on {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
 
 
@@ -454,7 +453,7 @@ def next_steps(
         steps[speed_up(over, run)] = None
         later = [c for c in later if c.kind is not CauseKind.STEEP]
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
-    if v.partial:
+    if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]

@@ -13,7 +13,7 @@ from harness.machine import requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name, plural
+from harness.report.text import case_names, outcome_name, plural
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
@@ -173,8 +173,8 @@ def trust(
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none of a deciding case' if none else ''}"
-        yield f"{counted} compared with the reference{more}"
+        more = f"{beyond}{', none that decides' if none else ''}"
+        yield f"correctness checked in {counted}{more}"
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
@@ -193,14 +193,16 @@ def trust(
 
 
 def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
-    """`1 judged case, 10 baselines and 2 other cases`: what these are to the rules."""
+    """`1 judged, 10 as baseline`: what these are to the rules; the others only if these are all."""
     asked = [r.stated for r in v.rules if r.stated and r.applies]
     against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
     cases = [c for c in run.suite.cases if c.case_id in ids]
     judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
     theirs = against & {*ids} - judged
-    counts = {"judged case": judged, "baseline": theirs, "other case": {*ids} - judged - theirs}
-    return listed([plural(what, len(those)) for what, those in counts.items() if those])
+    if not judged | theirs:
+        return plural("other case", len(ids))
+    words = {"judged": judged, "as baseline": theirs}
+    return ", ".join(f"{len(those)} {word}" for word, those in words.items() if those)
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
@@ -209,7 +211,7 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
     found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
     if r is None or not found:
         return
-    said = "two processes a deciding case"
+    said = "two processes decide"
     if r.stated and not r.stated.axis and r.stated.go > 0:
         go = r.stated.go
         far = {f: max(e.value / go, go / e.value) for f in found if (e := f.estimate)}

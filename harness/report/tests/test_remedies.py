@@ -181,8 +181,8 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
 
     trust, theirs = values(made)["trust"], ""
     if their_clock < 1:
-        theirs = " and 1 baseline" if against else " and 1 other case"
-    assert trust.endswith(f"clock-limited: 1 judged case{theirs}")
+        theirs = ", 1 as baseline" if against else ""
+    assert trust.endswith(f"clock-limited: 1 judged{theirs}")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     parts = [s.name for s in over.parts] if over else []
     assert bool(limits) == named == ("power limit" in parts)
