@@ -320,7 +320,7 @@ def slowdown(estimate: Estimate) -> str:
     return change(estimate.value, estimate.low, estimate.high)
 
 
-def _better(metric: str) -> str:
+def better(metric: str) -> str:
     if metric in ("step_s", "step_cycles", "tokens_per_s"):
         return "as fast as"
     return f"better in {_title(metric)} than"
@@ -333,7 +333,7 @@ def finding_sentence(f: Finding) -> str:
     if f.estimate and f.partner:
         # One process has a guard band, which is no interval of anything measured.
         ratio = number(f.estimate.value, 3) + "x" if f.fact is Fact.FEW else times(f.estimate)
-        value = f"{ratio} {_better(f.metric)} {f.partner}"
+        value = f"{ratio} {better(f.metric)} {f.partner}"
     elif f.estimate and f.fact is not Fact.EXPECTED and f.detail:
         value = f"{value} {f.detail}"
     match f.fact:

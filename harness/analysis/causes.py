@@ -119,7 +119,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *_ranks(measured),
         *_settings(run, judged),
         *_steep(run, judged),
-        *suspect_cells(sound),
+        *suspect_cells(run, sound),
     ]
     if any(c.kind is CauseKind.RANKS for c in found):  # the others wait for the slowest
         found = [c for c in found if c.kind is not CauseKind.COMMUNICATION]
@@ -255,7 +255,7 @@ def _over_time(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]
     yield from _one(CauseKind.SLOW_STEPS, slow)
 
 
-def suspect_cells(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+def suspect_cells(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
     """A case that alone contradicts its axes: along each, all other neighbours move the other way.
 
     One that contradicts a single axis of several may be an interaction of the two.
@@ -267,7 +267,9 @@ def suspect_cells(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         count = Counter(s.case.case_id for pair in lone for s in pair)
         worst = [c for c, n in count.items() if n == max(count.values()) and n >= min(2, len(axes))]
         if worst:
-            text = f"alone moves against {' and '.join(axes)}: measure it again"
+            text = (
+                f"alone moves against {' and '.join(map(run.suite.axis, axes))}: measure it again"
+            )
             yield Cause(kind=CauseKind.CELL, evidence=text, cases=tuple(worst))
 
 
@@ -358,7 +360,7 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
         seen = {s.case.get(e.axis) for s in both}  # one only if the base is another workload
         if least >= SETTING and len(seen) > 1 and _same_work(both, e.axis):
-            cause = _setting_cause(e, both, slow, quick)
+            cause = _setting_cause(run, e, both, slow, quick)
             found.setdefault((e.workload, cause.about), []).append(cause)
     for key, causes_of in found.items():
         if key not in against:
@@ -372,11 +374,13 @@ def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
     return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)
 
 
-def _setting_cause(e: Effect, both: Sequence[CaseSummary], slow: Scalar, quick: Scalar) -> Cause:
+def _setting_cause(
+    run: Run, e: Effect, both: Sequence[CaseSummary], slow: Scalar, quick: Scalar
+) -> Cause:
     factor = max(e.ratio, 1 / e.ratio)
-    name, value = (f"{e.axis}={units.scalar(v)}" for v in (slow, quick))
+    name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
     text = f"{name} makes a step {units.factor(factor)} slower than {value}"
-    text += "".join(f" at {axis}={units.scalar(at)}" for axis, at in e.within.items())
+    text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
     text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
     less, more = (_memory(both, e.axis, at) for at in (slow, quick))
     if less and more > SETTING * less:
@@ -386,7 +390,7 @@ def _setting_cause(e: Effect, both: Sequence[CaseSummary], slow: Scalar, quick: 
         evidence=text,
         cases=tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow),
         share=1 - 1 / factor,
-        about=value,
+        about=f"{e.axis}={units.scalar(quick)}",
     )
 
 
@@ -414,10 +418,10 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
                 power = math.log(last[name] / before[name]) / octaves
                 part = last[name] / sum(last.values())
                 if name and part > LARGE_PART and power > max(STEEP, work + STEEPER):
-                    text = (
-                        f"{name} grows as {axis}^{power:.2f}, {units.percent(part)} of the kernels"
-                    )
-                    text += f"; the FLOPs as {axis}^{work:.2f}" if a.flops and b.flops else ""
+                    word = run.suite.axis(axis)
+                    of = f"{units.percent(part)} of the kernels"
+                    text = f"{name} grows as {word}^{power:.2f}, {of}"
+                    text += f"; the FLOPs as {word}^{work:.2f}" if a.flops and b.flops else ""
                     seen.append((part, b.case.case_id, text))
                     names.setdefault(text, name)
     for cause in _dearest(CauseKind.STEEP, seen):

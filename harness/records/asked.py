@@ -295,7 +295,7 @@ class Suite:
     labels: tuple[tuple[str, Match], ...] = ()
     """Short names for the cases that each selects."""
     axis_names: Mapping[str, str] = field(default_factory=dict)
-    """Short names of axes, beside a label."""
+    """Short names of axes for people."""
     path: str
     text: str
     """The file as read, so that a stored run can be repeated exactly."""
@@ -318,6 +318,10 @@ class Suite:
         if len({case.case_id for case in self.cases}) < len(self.cases):
             raise ValueError("two cases have the same id")
 
+    def axis(self, name: str) -> str:
+        """An axis as people read it."""
+        return self.axis_names.get(name, name)
+
     def label(self, case: Case) -> str:
         """The labels that fit a case, and its other swept axes; empty without a label.
 
@@ -332,5 +336,5 @@ class Suite:
                 named |= axes
         if not said:
             return ""
-        others = {a: self.axis_names.get(a, a) for a in case.swept if a not in named}
-        return ", ".join((*said, *(f"{n}={as_text(case.axes[a])}" for a, n in others.items())))
+        others = (a for a in case.swept if a not in named)
+        return ", ".join((*said, *(f"{self.axis(a)}={as_text(case.axes[a])}" for a in others)))

@@ -20,6 +20,7 @@ from harness.records import (
     Decision,
     Fact,
     Finding,
+    Match,
     Outcome,
     Rule,
     RuleResult,
@@ -61,40 +62,57 @@ _LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PRO
 
 
 def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
-    """The verdict with short names for its cases, and the segments of curves that bend. The partner
-    of a pair is named by what differs from the case."""
+    """The verdict with short names for its cases and axes, and the segments of curves that bend.
+    The partner of a pair is named by what differs from the case."""
     short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
-    bent: dict[object, ScalingFit] = {
-        (f.group, f.exponent): f for f in fits if f.exponent and len(f.segments) > 1
-    }
+    curves = {(f.group, f.axis): f for f in fits}
 
-    def about(f: Finding) -> Finding:
+    def about(r: RuleResult, f: Finding) -> Finding:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
         other = short.get(f.partner, f.partner)
         if partner and ours and partner.provider != ours.provider:
             other = partner.provider
         group = [short[i] for i in f.cases if i in short]
         name = short.get(f.subject) or (group and shared_name(group)) or f.subject
-        if fit := bent.get((f.subject, f.estimate)):
+        fit = curves.get((f.subject, r.stated.axis)) if r.stated and f.estimate else None
+        if fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))
-            ends = f"{fit.axis} {last.begin.x:g} to {last.end.x:g}; before that {before}"
-            f = replace(f, estimate=last.exponent, detail=ends)
+            ends = f"{last.begin.x:g}–{last.end.x:g}; before that {before}"
+            f = replace(f, estimate=last.exponent, detail=f"over {suite.axis(fit.axis)} {ends}")
+        elif fit and f.estimate == fit.last:
+            begin, end = fit.last_ends
+            f = replace(f, detail=f"over {suite.axis(fit.axis)} {begin:g}–{end:g}")
         return replace(f, subject=name, partner=other)
 
-    return _each(v, about)
+    return _each(v, about, lambda rule: rule and _worded(rule, suite))
 
 
 def brief(v: Verdict) -> Verdict:
     """The verdict without the reasons that other sections give; what has no number comes first."""
-    return _each(v, lambda f: replace(f, detail="") if f.fact in _ELSEWHERE else f)
+    return _each(v, lambda _, f: replace(f, detail="") if f.fact in _ELSEWHERE else f)
 
 
-def _each(v: Verdict, about: Callable[[Finding], Finding]) -> Verdict:
+def _each(
+    v: Verdict,
+    about: Callable[[RuleResult, Finding], Finding],
+    stated: Callable[[Rule | None], Rule | None] = lambda rule: rule,
+) -> Verdict:
     def result(r: RuleResult) -> RuleResult:
-        found = sorted(map(about, r.findings), key=lambda f: f.estimate is not None)
-        return replace(r, findings=tuple(found), perhaps=tuple(map(about, r.perhaps)))
+        found, perhaps = ([about(r, f) for f in of] for of in (r.findings, r.perhaps))
+        found.sort(key=lambda f: f.estimate is not None)
+        return replace(r, findings=tuple(found), perhaps=tuple(perhaps), stated=stated(r.stated))
 
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
+
+
+def _worded(rule: Rule, suite: Suite) -> Rule:
+    """A rule with the suite's names for axes."""
+
+    def match(m: Match) -> Match:
+        return Match(criteria={suite.axis(name): values for name, values in m.criteria.items()})
+
+    against = rule.against and match(rule.against)
+    return replace(rule, match=match(rule.match), against=against, axis=suite.axis(rule.axis))
 
 
 def headline(
@@ -248,7 +266,8 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
         those = missed or (met if word == "met" else asked)
         by = f" ({factors_text(missed)})" if missed else ""
-        yield f"Noted: {len(those)} of {plural('expectation', len(asked))} {word}{by}."
+        count = f"{len(those)} of {plural('expectation', len(asked))}"
+        yield f"Noted only: {count} {word}{by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
@@ -340,7 +359,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = units.quantity(gap.metric, nearest.reached or 0.0)
-        many = f"{len(enough)} suspects are enough, nearest: "
+        many = f"Each of {len(enough)} suspects alone, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
@@ -348,7 +367,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     else:
         parts.append("nothing that was tested is enough")
     if not gpu_matches(gap.gpu, device):
-        parts.append(f"no proof: the gap is from {gap.gpu}")
+        parts.append(f"not proven: seen on {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
 
 
@@ -383,7 +402,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if METRICS[gap.metric].higher_is_better else "above"
     title = f"what could explain {seen} ({units.factor(gap.factor)} {side} {expected})"
-    where = ", ".join(f"{k}={v[0]}" for k, v in gap.where.criteria.items())
+    where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
     return Table(
         columns=(title, f">effect on the step{f' at {where}' if where else ''}", "conclusion"),
         rows=tuple(rows),
@@ -426,7 +445,7 @@ def next_steps(
         steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
-        steps[f"Require `{' '.join(remedies)}`"] = None
+        steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
     steps |= dict.fromkeys(str(s) for s in also if s is not solved)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     later, over = ([], None) if solved else (later, over)
@@ -434,7 +453,7 @@ def next_steps(
         steps[speed_up(over, run)] = None
         later = [c for c in later if c.kind is not CauseKind.STEEP]
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
-    if v.partial:
+    if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]

@@ -192,7 +192,8 @@ def build(
     compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
     crossed = [v for v in against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
-    ahead = [[v for v in against if (v.workload, v.theirs) == one] for one in met]
+    along = [v for v in against if len(v.points) > 1]
+    ahead = [[v for v in along if (v.workload, v.theirs) == one] for one in met]
     timed = [r.match for r in suite.rules if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations)]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
@@ -212,7 +213,7 @@ def build(
             *answer.answers(briefly, suite, assessments),
             *worse,
             *answer.explained(diagnoses, suite, env.device_name),
-            *map(text.crossover_brief, ahead),
+            *(text.crossover_brief(of, suite.axis) for of in ahead),
             *text.overhead_bullet(run),
             *remedies.sentences(
                 [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
@@ -233,14 +234,14 @@ def build(
         "others": [s for w, s in sections.items() if w not in asked],
         "where": where_table(parts, short),
         "profile": profile_section(run, summaries),
-        "oddities": text.oddity_sentences(odd),
+        "oddities": text.oddity_sentences(odd, suite.axis),
         "flags": tuple(text.flag_sentences(run)),
         "failures": failed,
         "not_run": not_run(summaries, run),
         "expectations": tables.expectations(assessments, short),
         "low_targets": tuple(f"{text.target_text(t, short)}." for t in targets),
-        "judged_scaling": tables.scaling(fitted, short) if fitted else None,
-        "scaling": tables.scaling(fits, short) if fits else None,
+        "judged_scaling": tables.scaling(fitted, short, suite.axis) if fitted else None,
+        "scaling": tables.scaling(fits, short, suite.axis) if fits else None,
         "scaling_pictures": [n for n in names if n.startswith("scaling-")],
         "judged_pictures": [n for n in names if n in {_scaling(f) for f in fitted}],
         "over_steps": steadiness.over_steps(run, short),
@@ -289,11 +290,13 @@ def _pictures(
     drawn = [figures.where(parts, short)]
     for workload, members in _by_workload(summaries).items():
         compared = [v for v in against if v.workload == workload]
-        drawn.append(figures.versus(workload, compared, _group_names(run, members, compared)))
+        named = _group_names(run, members, compared)
+        worded = [replace(v, axis=run.suite.axis(v.axis)) for v in compared]
+        drawn.append(figures.versus(workload, worded, named))
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
-        drawn.append(figures.scaling(workload, axis, group, _group_labels(group)))
+        drawn.append(figures.scaling(group, _group_labels(group, short), run.suite.axis(axis)))
     trained = [
         (short[c.case_id], next((m for m in run.of(c.case_id) if m.over_steps), None))
         for c in run.suite.cases
@@ -315,18 +318,22 @@ def _group_names(
     moving = [a for a in tables.varying([s.case for s in members]) if a != "provider"]
     names = {}
     for v, case in zip(found, firsts, strict=True):
-        own = f"{run.suite.axis_names.get(v.axis, v.axis)}={case.axes.get(v.axis)}"
+        own = f"{run.suite.axis(v.axis)}={case.axes.get(v.axis)}"
         label = [part for part in run.suite.label(case).split(", ") if part not in (own, "")]
-        others = [f"{a}={units.scalar(x)}" for a in moving if (x := case.get(a)) and a != v.axis]
+        rest = {run.suite.axis(a): x for a in moving if (x := case.get(a)) and a != v.axis}
+        others = [f"{a}={units.scalar(x)}" for a, x in rest.items()]
         names[case.case_id] = ", ".join(label or others or [case.workload])
     return names
 
 
-def _group_labels(fits: Sequence[ScalingFit]) -> dict[str, str]:
-    """Group -> the parts of its id that differ from the other groups of the figure."""
-    parts = {f.group: f.group.split("/") for f in fits}
-    shared = set.intersection(*(set(p) for p in parts.values()))
-    return {group: " ".join(x for x in p if x not in shared) or p[1] for group, p in parts.items()}
+def _group_labels(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> dict[str, str]:
+    """Group -> what the names of its cases share, without what those of all groups do."""
+    own = {f.group: text.shared_name([names[p.case_id] for p in f.points]) for f in fits}
+    every = text.shared_name([*own.values()]).split(", ")
+    return {
+        group: ", ".join(part for part in name.split(", ") if part not in every) or name
+        for group, name in own.items()
+    }
 
 
 def _fits(rule: Rule, fit: ScalingFit, suite: Suite) -> bool:
@@ -351,13 +358,13 @@ def _sampled_readings(m: Measurement) -> int:
     return max(len(readings(m, c, ("sampling",))) for c in ("gpu_utilisation", "cpu_utilisation"))
 
 
-def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], str]:
-    """Ids of the cases that a page shows, and in words which: all, or those at the far end."""
+def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], tuple[str, str] | None]:
+    """Ids of the cases that a page shows, and the axis and value of those at its far end."""
     axis = longest(summaries)
     far = max((scaling.positive(s, axis) for s in summaries), default=0.0)
     some = [s for s in summaries if scaling.positive(s, axis) == far]
     few = len(scaling.groups_along(summaries, "provider")) <= tables.MAX_ROWS
-    kept, where = (summaries, "") if few or not far else (some, f"{axis}={far:.10g}")
+    kept, where = (summaries, None) if few or not far else (some, (axis, f"{far:.10g}"))
     first = scaling.groups_along(kept, "provider")[: tables.MAX_ROWS]
     return {s.case.case_id for group in first for s in group}, where
 
@@ -375,7 +382,7 @@ def _section(
     moving = tables.varying(cases)
     several = len({c.provider for c in cases}) > 1
     fixed = ", ".join(
-        f"{name}={units.scalar(value)}"
+        f"{run.suite.axis(name)}={units.scalar(value)}"
         for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
         if name not in moving and all(c.get(name) == value for c in cases)
     )
@@ -391,7 +398,7 @@ def _section(
     shown = full
     if some := len(page) < len(members):
         shown = tables.pivot(page, run, along) if several else tables.results(page, run)
-        which = f"Rows with {where}" if where else "The first rows"
+        which = f"Rows with {run.suite.axis(where[0])}={where[1]}" if where else "The first rows"
         said = f"{which}; the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
     names = _group_names(run, members, compared)
@@ -401,7 +408,7 @@ def _section(
         "picture": picture if picture in pictures else "",
         "table": shown,
         "full": full if some else None,
-        "crossovers": [text.crossover_sentence(group, names) for group in groups],
+        "crossovers": [text.crossover_sentence(group, names, run.suite.axis) for group in groups],
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "effects": [
             *text.effect_sentences(
@@ -409,7 +416,8 @@ def _section(
                     e
                     for e in axis_effects
                     if e.workload == workload and not (several and e.axis == "provider")
-                ]
+                ],
+                run.suite.axis,
             )
         ],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],

@@ -133,14 +133,14 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
     return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
-def scaling(
-    workload: str, axis: str, fits: Sequence[ScalingFit], labels: Mapping[str, str]
-) -> Picture | None:
+def scaling(fits: Sequence[ScalingFit], labels: Mapping[str, str], axis: str) -> Picture | None:
     """Step time along an axis, both logarithmic, one line per group; None with more lines than
     colours.
 
     Args:
+        fits: Of one workload along one axis.
         labels: Group -> its short name in the legend.
+        axis: As people read it.
     """
     drawn = [f for f in fits if any(p.step_s or p.lower_bound_s for p in f.points)]
     if not any(f.exponent for f in drawn) or len(drawn) > len(COLOURS):
@@ -173,7 +173,8 @@ def scaling(
     _exponents(figure, axes, drawn)
     first = next(f for f in drawn if f.segments)
     said = f"exponent of {axis}: {growth(first)}"
-    return _picture(f"scaling-{slug(workload)}-{slug(axis)}", figure, labels[first.group], said)
+    name = f"scaling-{slug(first.workload)}-{slug(first.axis)}"
+    return _picture(name, figure, labels[first.group], said)
 
 
 def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:

@@ -142,7 +142,7 @@ def _bottlenecks(
         _, s, found = max(kinds[kind], key=lambda one: one[0])
         evidence = f"{names[s.case.case_id]}: {found.evidence}"
         rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
-    columns = ("bottleneck", ">cases", "evidence in the longest")
+    columns = ("bottleneck", ">cases", "evidence in the longest such case")
     remarks = tuple(_in_cycles(summaries, names)) if any("power" in kind for kind in kinds) else ()
     return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
 

@@ -1,7 +1,7 @@
 """How far to trust the numbers of a run, and how its training runs went over their steps."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from harness import units
@@ -173,23 +173,36 @@ def trust(
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none decisive' if none else ''}"
-        yield f"correctness: {counted}{more}"
+        more = f"{beyond}{', none that decides' if none else ''}"
+        yield f"correctness checked in {counted}{more}"
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"spread ≥ {LOOSE:g}x", loose),
-        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
+        (f"processes {LOOSE:g}x apart or more", loose),
+        ("never steady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             (one, *rest) = (s.case.case_id for s in those)
-            named = what == "unsteady" and not rest and one in behind
+            named = what == "never steady" and not rest and one in behind
             yield f"{what}: {short[one] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
-    if limited := sum(len(c.cases) for c in found if c.kind in clocks):
-        yield f"{limited} clock-limited"
-    if (gpu := run.environment.gpu) and gpu.power_limit_share is not None:
-        yield f"power limit {units.percent(gpu.power_limit_share)} of its default"
+    if limited := {i for c in found if c.kind in clocks for i in c.cases}:
+        yield f"clock-limited: {_roles(limited, v, run)}"
+    if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
+        yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
+
+
+def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
+    """`1 judged, 10 as baseline`: what these are to the rules; the others only if these are all."""
+    asked = [r.stated for r in v.rules if r.stated and r.applies]
+    against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
+    cases = [c for c in run.suite.cases if c.case_id in ids]
+    judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
+    theirs = against & {*ids} - judged
+    if not judged | theirs:
+        return plural("other case", len(ids))
+    words = {"judged": judged, "as baseline": theirs}
+    return ", ".join(f"{len(those)} {word}" for word, those in words.items() if those)
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
@@ -205,8 +218,8 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
         near = min(far, key=lambda f: far[f])
         spread = max(_spread(run, i) for i in (near.subject, near.partner))
         band = max(GUARD, 2 * (spread - 1))
-        side = "clear of" if far[near] > 1 + band else "within"
-        said += f", {side} a margin of {units.percent(band)}"
+        side = "over" if far[near] > 1 + band else "not"
+        said += f", {side} {units.percent(band)} clear of the limit"
     yield said
 
 

@@ -27,6 +27,7 @@ from harness.records import (
 )
 from harness.report.text import (
     JUDGEMENTS,
+    Word,
     case_names,
     listed,
     outcome_name,
@@ -93,7 +94,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         first = [names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
         rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
     named = titles(cases)
-    columns = (*heads, *(f">{named[m]}" for m in metrics), ">n")
+    columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), ">n")
     remarks = () if intervals else (" ".join(_missing(summaries, run)),)
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, remarks)))
 
@@ -126,6 +127,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     earlier = {(group_of(v.first.case, v.axis), v.theirs): dict(v.points[:-1]) for v in found}
     xs = sorted({x for points in earlier.values() for x in points})[-MAX_AXIS_COLUMNS:]
     axis = found[0].axis if found else ""
+    word = run.suite.axis(axis)
     ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
     asked = (
         r.metric
@@ -154,9 +156,9 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
         )
         rows.append((*((label,) if all(labels) else values), *cells, *before, *ratios))
     columns = (
-        *(("case",) if all(labels) else axes),
+        *(("case",) if all(labels) else map(run.suite.axis, axes)),
         *(f">{p}" for p in providers),
-        *(f">against {p} at {x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
+        *(f">{ours} against {p}, {word}={x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
         *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
     )
     remark = (
@@ -316,7 +318,7 @@ def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) ->
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if groups else None
 
 
-def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> Table:
+def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = str) -> Table:
     """One row a group: the exponent of all points, and of the last octave, which a long case will
     follow."""
     rows = []
@@ -328,7 +330,7 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> Table:
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
-        rows.append((shared, f.axis, growth(f), last, f"{timed}{late}", f.note or NONE))
+        rows.append((shared, word(f.axis), growth(f), last, f"{timed}{late}", f.note or NONE))
     columns = ("cases", "along", ">exponent [95 %]", ">last octave", ">points", "note")
     return Table(columns=columns, rows=tuple(rows))
 

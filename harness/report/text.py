@@ -5,8 +5,7 @@ bisection (its page).
 """
 
 import shlex
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -32,6 +31,8 @@ from harness.records import (
     Suite,
 )
 
+Word = Callable[[str], str]
+"""Name of an axis -> as people read it: `Suite.axis`."""
 DIFFERENT = 1.1
 """Ratio between pairs from which their range is printed."""
 MAX_NAMES = 2
@@ -105,7 +106,7 @@ def case_names(suite: Suite) -> dict[str, str]:
     several = len({c.workload for c in suite.cases}) > 1
     names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
     for c in suite.cases:
-        axes = (f"{suite.axis_names.get(a, a)}={units.scalar(c.axes[a])}" for a in c.swept)
+        axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
         words = ", ".join([f"{c.workload} {c.provider}" if several else c.provider, *axes])
         label = suite.label(c)
         groups.setdefault(label or words, []).append(c)
@@ -223,26 +224,28 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 # --- effects of axes ---------------------------------------------------------------------
 
 
-def effect_sentences(found: Sequence[Effect]) -> Iterable[str]:
+def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]:
     """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] (4 pairs)."""
     for axis, base, other in dict.fromkeys((e.axis, e.base, e.other) for e in found):
         own = [e for e in found if (e.axis, e.base, e.other) == (axis, base, other)]
         against = f"{units.scalar(base)}{f' in {other}' if other else ''}"
         parts, last = [], own[0].value
         for e in own:
-            parts.append(f"{f'{units.scalar(e.value)}: ' if e.value != last else ''}{_effect(e)}")
+            parts.append(
+                f"{f'{units.scalar(e.value)}: ' if e.value != last else ''}{_effect(e, word)}"
+            )
             last = e.value
-        head = f"`{axis}`, {units.scalar(own[0].value)} against {against}"
+        head = f"`{word(axis)}`, {units.scalar(own[0].value)} against {against}"
         yield f"{head}: {'; '.join(parts)}."
 
 
-def _effect(e: Effect) -> str:
+def _effect(e: Effect, word: Word) -> str:
     """An effect on the step time: only a range where the pairs disagree."""
     pairs = plural("pair", e.pairs)
     if e.within:
-        pairs += f", {listed([f'{axis}={units.scalar(at)}' for axis, at in e.within.items()])}"
+        pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
-        return f"{_span(e)} by pair, no mean ({pairs})"
+        return f"{_span(e)} by pair ({pairs})"
     amount = _slower(e.ratio, e.low, e.high)
     if e.negligible:
         amount = f"unchanged ({amount})"
@@ -254,7 +257,7 @@ def _effect(e: Effect) -> str:
     return f"{amount}{f', {_span(e)} by pair' if differ else ''} ({pairs})"
 
 
-def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str:
+def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: Word = str) -> str:
     """Where the first provider gets ahead of another; both ends of each range are measured.
 
     Args:
@@ -274,20 +277,20 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str]) -> str
             place = "is neither ahead nor behind for certain"
         where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
     parts = [
-        f"{place} ({listed(those) if len(those) <= MAX_NAMES else len(those)})"
+        f"{place} ({listed(those) if len(those) <= MAX_NAMES else f'{len(those)} configurations'})"
         for place, those in where.items()
     ]
     if len(parts) == 1 and len(found) > 1:
         parts = [f"{next(iter(where))}, in all {len(found)} configurations"]
-    return f"Against {v.theirs}, along `{v.axis}`: {v.ours} {'; '.join(parts)}."
+    return f"Against {v.theirs}, along `{word(v.axis)}`: {v.ours} {'; '.join(parts)}."
 
 
-def crossover_brief(found: Sequence[Versus]) -> str:
-    """`nsa overtakes dense at T 8192 and 16384 (8), ...`: where it does."""
-    v = found[0]
-    count = Counter(_range(one.crossover) for one in found if one.crossover)
-    parts = [f"{ends} ({n})" for ends, n in count.most_common()]
-    return f"{v.ours} overtakes {v.theirs} between `{v.axis}` {', '.join(parts)}."
+def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
+    """`nsa overtakes dense between T 8192 and 32768 in 9 of 10 configurations`: where it does."""
+    v, ends = found[0], [one.crossover for one in found if one.crossover]
+    between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
+    many = f"{len(ends)} of {plural('configuration', len(found))}"
+    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} in {many}."
 
 
 def _range(ends: tuple[float, float]) -> str:
@@ -331,7 +334,7 @@ def _slower(ratio: float, low: float | None = None, high: float | None = None) -
 # --- axes without effect, variables ------------------------------------------------------
 
 
-def oddity_sentences(found: Oddities) -> tuple[str, ...]:
+def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
     """One sentence for each axis; equal ones of several providers or groups are joined."""
     dead: dict[object, list[DeadAxis]] = {}
     for d in found.dead:
@@ -340,11 +343,14 @@ def oddity_sentences(found: Oddities) -> tuple[str, ...]:
     for i in found.still:
         workload = i.group.partition("/")[0]
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
-    sentences = (*map(_dead_axes, dead.values()), *map(_varying, found.varying))
-    return (*sentences, *map(_invariances, still.values()))
+    return (
+        *(_dead_axes(alike, word) for alike in dead.values()),
+        *(_varying(v, word) for v in found.varying),
+        *(_invariances(alike, word) for alike in still.values()),
+    )
 
 
-def _dead_axes(alike: Sequence[DeadAxis]) -> str:
+def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     d = replace(
         alike[0],
@@ -355,13 +361,13 @@ def _dead_axes(alike: Sequence[DeadAxis]) -> str:
         without_kernels=any(d.without_kernels for d in alike),
     )
     places = _names(f"{d.workload}/{d.provider}" if d.provider else d.workload for d in alike)
-    values = listed([_values(v) for v in d.values])
+    values, axes = listed([_values(v) for v in d.values]), _names(map(word, d.axes))
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
     elif d.all_values:
-        head = f"{_names(d.axes)} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
+        head = f"{axes} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
     else:
-        head = f"{_names(d.axes)}: {values} do the same"
+        head = f"{axes}: {values} do the same"
     same = "operators, kernels, counters and results"
     if d.without_kernels:
         same = "operators, counters and results (kernels not seen)"
@@ -371,9 +377,9 @@ def _dead_axes(alike: Sequence[DeadAxis]) -> str:
     return f"{places}: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
 
 
-def _varying(v: VaryingCounts) -> str:
+def _varying(v: VaryingCounts, word: Word) -> str:
     """`train/nsa`: operators per step vary from step to step: 99 (90 to 110 in 8 steps) with 0."""
-    axes = _names(v.axes)
+    axes = _names(map(word, v.axes))
     counts = listed([f"{units.cell(v.counter, e)} with {_values(at)}" for at, e in v.ranges])
     ends = sorted((e.low or 0.0, e.high or 0.0) for _, e in v.ranges)
     follows = f"are apart, so {axes} probably has an effect"
@@ -387,13 +393,13 @@ def _values(values: Values) -> str:
     return ", ".join(units.scalar(v) for v in values)
 
 
-def _invariances(alike: Sequence[Invariance]) -> str:
+def _invariances(alike: Sequence[Invariance], word: Word) -> str:
     """`forward/nsa`: 10.2 tokens/s from `seq_len` 128 to 2048, although ..."""
     i = alike[0]
     per_step = i.metric == "step_s"
     step = "the step takes " if per_step else ""
     text = f"`{i.group}`: {step}{units.quantity(i.metric, i.value)}"
-    text += f" from `{i.axis}` {units.scalar(i.low)} to {units.scalar(i.high)}"
+    text += f" from `{word(i.axis)}` {units.scalar(i.low)} to {units.scalar(i.high)}"
     text += f", within {units.percent(i.spread)}"
     if i.growth is not None and i.growth > 1:
         cost = "it needs" if per_step else "a token costs"

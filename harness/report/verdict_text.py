@@ -186,11 +186,13 @@ def _aborting(stated: Rule) -> str:
 
 
 def limit_text(stated: Rule) -> str:
-    """`tokens/s ≥ 500`, or `step time 6x better than provider=dense`."""
+    """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
     metric = stated.quantity
     if stated.against:
-        other = _criteria(stated.against).removeprefix(" with ")
-        return f"{metric.title} {_times(stated.go)} better than {other}"
+        only = stated.against.criteria if {*stated.against.criteria} == {"provider"} else {}
+        names = only.get("provider")
+        other = " or ".join(map(str, names)) if names else f"the case{_criteria(stated.against)}"
+        return f"at least {_times(stated.go)} {units.better(stated.metric)} {other}"
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
     sign = "≥" if metric.higher_is_better else "≤"

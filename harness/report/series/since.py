@@ -42,7 +42,7 @@ MOST = 3
 GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
     "same": "the same within 5 %",
-    "undecided": "not decided",
+    "undecided": "not decided (the interval is too wide)",
     "not compared": "not compared (too few steady processes, or the case changed)",
 }
 

@@ -61,7 +61,7 @@ def test_exponents_on_the_lines_do_not_overlap(monkeypatch: pytest.MonkeyPatch) 
         lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]]),
     )
     fits = [f for f in scaling.fit(summarise(recorded)) if f.axis == "context"]
-    figures.scaling("train", "context", fits, {f.group: f.group for f in fits})
+    figures.scaling(fits, {f.group: f.group for f in fits}, "context")
 
     (figure,) = kept
     figure.draw_without_rendering()

@@ -48,8 +48,8 @@ def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something()
     slow = values(planted.planted(planted.limited(0x4, 0.8), planted.CASES))
     rarely = values(planted.planted(planted.rarely_limited, planted.CASES))
 
-    assert f"{len(planted.CASES)} clock-limited" in slow["trust"]
-    assert "limited clock" not in rarely["trust"], "though its notes count some readings"
+    assert f"clock-limited: {len(planted.CASES)} other cases" in slow["trust"]
+    assert "clock-limited" not in rarely["trust"], "though its notes count some readings"
 
 
 def test_a_suspect_cell_has_its_name_and_not_its_id() -> None:
@@ -179,6 +179,10 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     found = remedies.relevant(causes(made, summaries), verdict)
     over = remedies.excess(verdict, made)
 
+    trust, theirs = values(made)["trust"], ""
+    if their_clock < 1:
+        theirs = ", 1 as baseline" if against else ""
+    assert trust.endswith(f"clock-limited: 1 judged{theirs}")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     parts = [s.name for s in over.parts] if over else []
     assert bool(limits) == named == ("power limit" in parts)

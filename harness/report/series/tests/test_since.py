@@ -64,7 +64,7 @@ def test_a_report_says_what_is_better_worse_fixed_and_open() -> None:
     assert line(text, "Still open").startswith("**Still open**: nsa, what=still (hang)")
     assert "every case ran" not in text
     assert "6 cases in both runs: 3 not compared" in text
-    assert ", 1 faster, 1 slower, 1 not decided." in text
+    assert ", 1 faster, 1 slower, 1 not decided (the interval is too wide)." in text
     assert "The node is the same" in text
 
 
