@@ -410,7 +410,7 @@ class NodeChange:
     """A change of the node that moved every provider alike: the node, not the code."""
 
     what: tuple[str, ...]
-    """`power limit 700 W → 500 W`, `driver 570 → 580`."""
+    """`power limit 700 W → 500 W`, `driver 570 → 580`, `card GPU-9ba9c8ba → GPU-10d3cb0a`."""
     moved: Mapping[str, float]
     """Provider -> step time now over before, geometric mean over its cases."""
 
@@ -430,7 +430,9 @@ def node_change(
     watts = [
         f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else "" for gpu in (before.gpu, now.gpu)
     ]
-    known = ("power limit", *watts), ("driver", before.gpu.driver, now.gpu.driver)
+    cards = [gpu.uuid[:12] for gpu in (before.gpu, now.gpu)]
+    drivers = before.gpu.driver, now.gpu.driver
+    known = ("power limit", *watts), ("driver", *drivers), ("card", *cards)
     what = tuple(f"{name} {a} → {b}" for name, a, b in known if a and b and a != b)
     logs: dict[str, list[float]] = {}
     for a, b in pairs:

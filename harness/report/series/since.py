@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import units
-from harness.analysis import scaling
+from harness.analysis import roofline, scaling
 from harness.analysis import verdict as gate
 from harness.analysis.comparison import node_change
+from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import baselines, compare
 from harness.gate.records import GateCase, State
@@ -23,6 +24,7 @@ from harness.records import (
     Environment,
     Estimate,
     Outcome,
+    Peaks,
     RuleResult,
     Run,
     Suite,
@@ -96,11 +98,14 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}" if worse else ""
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
-    if change := node_change(before.environment, now.environment, pairs):
-        moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
-        alike = f"every provider moved alike ({', '.join(moved)} in step time)"
-        bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
-        regressed += "; the node changed, not the code" if worse else ""
+    by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
+    for where, those in (("", pairs), (" where the GPU waits for the host", by_host)):
+        if change := node_change(before.environment, now.environment, those):
+            moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
+            alike = f"every provider moved alike{where} ({', '.join(moved)} in step time)"
+            bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
+            regressed += "; every provider moved alike: the node, not the code" if worse else ""
+            break
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)
@@ -114,6 +119,12 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             rows=tuple(_row(g, name) for g in both),
         ),
     )
+
+
+def _waits(run: Run, s: CaseSummary) -> bool:
+    """Whether the GPU waits for the host."""
+    found = roofline.bottleneck(s, run.of(s.case.case_id), Peaks())
+    return found is not None and found.limit in (Limit.HOST, Limit.LAUNCHES)
 
 
 def _day(run: Run) -> datetime.date:

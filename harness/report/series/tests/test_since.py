@@ -249,3 +249,25 @@ def test_what_cannot_be_beside_a_page_is_one_message(
 )
 def test_notes_are_quoted(text: str, shown: str) -> None:
     assert quoted(text) == shown
+
+
+def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
+    """As many cases wait for the GPU as for the host, so that no mean over all of them is alike."""
+    names, lengths = ("nsa", "dense"), (512, 2048, 4096, 8192)
+    both = [c for p in names for c in sweep(provider=p, seq_len=[*lengths])]
+    other = environment(gpu=replace(H200, uuid="GPU-other"))
+
+    def text(env: Environment, dense: float = 1.9) -> str:
+        def taken(c: Case, slower: Mapping[str, float]) -> list[Measurement]:
+            waits = c.axes["seq_len"] == 512 or c.provider == "dense"
+            busy = {"gpu_utilisation": 0.3 if waits else 0.99}
+            return timed(c, 0.01 * (slower[c.provider] if waits else 1.0), telemetry=busy)
+
+        before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
+        return section(run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env), before)
+
+    moved = line(text(other), "The node, not the code")
+    assert "card GPU-5d1e0f4c → GPU-other" in moved
+    assert "where the GPU waits for the host (nsa 2.0x, dense +90 %" in moved
+    assert "The node, not the code" not in text(other, dense=1.0)
+    assert "The node, not the code" not in text(environment())
