@@ -158,7 +158,7 @@ def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
         file = trees.tree / path
         if not file.is_file() or file.read_bytes() != suite.text.encode():
             there = "has another version" if file.is_file() else "does not have it"
-            yield _noted("suite", f"{path} is read from the working tree; the candidate {there}")
+            yield noted("suite", f"{path} is read from the working tree; the candidate {there}")
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
@@ -261,7 +261,7 @@ def _trees(
     trees = Trees(repository=repository, candidate=head, folders=(root,))
     if not mine and dirty:
         reason = "uncommitted changes are not included; give . as the candidate to include them"
-        trees = replace(trees, findings=(_noted("working tree", reason),))
+        trees = replace(trees, findings=(noted("working tree", reason),))
     if not request.base:
         checkout = None if mine else held.enter_context(checked_out(repository, commit))
         return replace(trees, folders=checkout or trees.folders)
@@ -273,7 +273,7 @@ def _trees(
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
     if request.given is None and before is not None and before != after:
         reason = f"this change modifies its own policy, {loaded.path}"
-        trees = replace(trees, findings=(*trees.findings, _noted("policy", reason)))
+        trees = replace(trees, findings=(*trees.findings, noted("policy", reason)))
     kept = counters.path_of(request.baselines)
     return replace(
         trees,
@@ -285,7 +285,7 @@ def _trees(
     )
 
 
-def _noted(check: str, reason: str) -> Finding:
+def noted(check: str, reason: str) -> Finding:
     return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
@@ -334,7 +334,7 @@ def _foreign_limits(plan: Plan, mode: Mode) -> Iterator[Finding]:
     if mode is not Mode.COUNTERS and rules and not any(gpu_matches(r.gpu, device) for r in rules):
         stated = ", ".join(sorted({r.gpu for r in rules}))
         reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
-        yield _noted("absolute", reason)
+        yield noted("absolute", reason)
 
 
 def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:

@@ -1,13 +1,13 @@
 """Runs a gate: measures what is planned, then judges what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import baselines, calibration, counters, decide, files
-from harness.gate.plan import Plan, Request, Say, prepared, unfit
+from harness.gate import baselines, calibration, counters, creep, decide, files
+from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST, compare_stored, too_few
 from harness.records import Comparison, Finding, Pair
@@ -28,7 +28,7 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
             measurements are stored.
     """
     with ExitStack() as held:
-        return _judged(request, prepared(request, held, say), held, observer)
+        return _judged(request, prepared(request, held, say), held, observer, say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,9 @@ class _Answers:
     """Of the whole."""
 
 
-def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
+def _judged(
+    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
+) -> GateVerdict:
     answers = _Answers()
     if plan.tasks and plan.sound:
         answers = _measured(request, plan, held, observer)
@@ -57,7 +59,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         for e in plan.policy.form.exemptions
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
-    findings = (*plan.findings, *answers.findings, *expired)
+    findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan, say))
     decision, reason = decide.overall(cases, findings)
     found = plan.calibrations.values()
     known = [c.sentence if c else f"none; {calibration.ASSUMED}" for c in found]
@@ -83,6 +85,14 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
             decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
         ),
     )
+
+
+def _crept(request: Request, plan: Plan, say: Say) -> Iterator[Finding]:
+    """A note if cases lost by small steps since the last tag."""
+    repository, commit = plan.trees.repository, plan.trees.candidate.commit
+    if repository and request.given is None and request.mode is not Mode.COUNTERS:
+        for text in creep.line(request.store, repository.root, commit, plan.suites, say):
+            yield noted("creep", text)
 
 
 # --- measuring ---------------------------------------------------------------------------

@@ -1,0 +1,140 @@
+"""Small losses that add up since a tag."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli.main import app
+from harness.gate import creep
+from harness.suite import load as suites
+from harness.tests.fake_runs import H200
+from harness.tests.gate_repositories import git
+from harness.tests.indexed import A100, CASE, CASES, record, silent
+from reports.studies.creep_errors import STEP, histories, named
+
+LOOKS, RUNS = 400, 21
+
+
+@pytest.mark.parametrize(("rho", "runs"), [(0.0, RUNS), (0.5, RUNS), (0.5, 40)])
+def test_creep_is_found_and_a_clean_history_names_no_case(rho: float, runs: int) -> None:
+    """Of 40 runs the first 20 lose, and the rest stay there."""
+    shape = (LOOKS, 6, runs)
+    clean = named(histories(0.006, rho, 0.0, shape=shape, seed=1), least=0.0)
+    slower = named(histories(0.006, rho, STEP, shape=shape, seed=1))
+
+    assert clean.any(axis=1).mean() <= creep.ERROR, "of looks; any case of it"
+    assert slower[:, 0].mean() >= 0.8, "20 steps of 0.3 %"
+    assert slower[:, 1:].any(axis=1).mean() <= creep.ERROR
+
+
+def test_the_interval_covers_the_loss() -> None:
+    logs = histories(0.006, 0.5, STEP, shape=(LOOKS, 1, RUNS), seed=1)
+    centre, half, _ = creep.moved(logs, ["card"] * RUNS)
+    true = 16 * STEP  # the middles of the two quarters are 16 runs apart
+
+    assert (np.abs(centre - true) <= half).mean() >= 0.98
+
+
+def test_a_loss_that_came_with_another_card_is_not_creep() -> None:
+    logs = histories(0.002, 0.5, STEP / 2, shape=(LOOKS, 1, RUNS), seed=1)
+    half = RUNS // 2
+
+    one = creep.moved(logs, ["a"] * RUNS)[2]
+    two = creep.moved(logs, ["a"] * half + ["b"] * (RUNS - half))[2]
+
+    assert (one <= creep.ERROR).mean() > 0.9
+    assert (two <= creep.ERROR).mean() == 0
+
+
+# --- a store and its repository ----------------------------------------------------------
+
+STEPS = [1 + 0.004 * i + 0.002 * (i % 3) for i in range(13)]
+"""Step times of a run at the tag and of one after each of 12 commits."""
+
+
+@pytest.fixture
+def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with 13 commits, the first one tagged."""
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    who = "committer a <a@localhost> 1700000000 +0000\ndata 0\n"
+    commits = "".join(f"commit refs/heads/main\nmark :{i}\n{who}" for i in range(1, 14))
+    made = "".join((commits, "reset refs/tags/v1.2\nfrom :1\n"))
+    subprocess.run(
+        ["git", "fast-import", "--quiet"], cwd=tmp_path, input=made, text=True, check=True
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def measured(folder: Path, first: int = 0, end: int = 13, **others: Any) -> None:
+    """A run of each of these commits."""
+    for i, commit in enumerate(git(folder, "rev-list", "--reverse", "main").split()[first:end]):
+        given: dict[str, Any] = {"commit": commit, "step_s": 0.01 * STEPS[first + i]}
+        record(folder / "runs", **(given | others))
+
+
+def history(folder: Path) -> str:
+    """What `harness history` says of creep."""
+    asked = ["history", CASE, "--limit", "2", "--store", str(folder / "runs"), "--json"]
+    answer = CliRunner().invoke(app, asked)
+    assert answer.exit_code == 0, answer.output
+    return str(json.loads(answer.stdout)["creep"])
+
+
+def gate(folder: Path, commit: str = "main") -> str:
+    """The line of a gate of that commit."""
+    suite = replace(suites.load("counters"), name="retest", cases=tuple(CASES))
+    return "".join(creep.line(folder / "runs", folder, commit, {"a.yaml": suite}, silent))
+
+
+def test_history_and_gate_name_what_crept_since_the_tag(tagged: Path) -> None:
+    measured(tagged)
+    git(tagged, "tag", "v1.3")  # of HEAD: it ends the stretch
+
+    assert history(tagged).startswith("since v1.2 (13 runs): +4.0 % [")
+    assert all(c.case_id in gate(tagged) for c in CASES)
+    assert "no single step exceeds +0.60 %" in gate(tagged)
+
+
+def test_one_large_step_is_not_creep(tagged: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(f"{__name__}.STEPS", [1.0 + 0.001 * (i % 3) for i in range(8)] + [1.05] * 5)
+    measured(tagged)
+
+    assert "does not show creep" in history(tagged)
+    assert gate(tagged) == ""
+    assert git(tagged, "rev-parse", "--short=10", "main~4") in history(tagged)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"commit": "f" * 40},
+        {"dirty": "d" * 64},
+        {"gpu": A100},
+        {"gpu": replace(H200, driver="999")},
+        {"gpu": replace(H200, power_limit_w=500.0)},
+        {"longer": 7},
+    ],
+)
+def test_runs_that_differ_in_more_than_the_commit_are_not_compared(
+    others: dict[str, Any], tagged: Path
+) -> None:
+    measured(tagged, 0, 6, **others)
+    measured(tagged, 6)
+
+    assert history(tagged).startswith("not known: 7 of 8 needed runs since v1.2")
+    assert gate(tagged) == ""
+
+
+def test_without_a_tag_only_history_says_so(tagged: Path) -> None:
+    measured(tagged)
+    git(tagged, "tag", "--delete", "v1.2")
+
+    assert "git tag" in history(tagged)
+    assert gate(tagged) == ""
