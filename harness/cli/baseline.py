@@ -19,6 +19,7 @@ from harness.gate import aa, baselines, calibration, counters, files, policy, re
 from harness.gate.plan import Request
 from harness.gate.records import Mode
 from harness.gate.session import count
+from harness.git.repository import try_git
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -78,7 +79,8 @@ def set_(
     \b
     harness baseline set latest
     """
-    made = baselines.of_run(reader.load(store_root, run_id))
+    author = (try_git(Path.cwd(), "config", "user.name") or "").strip()
+    made = baselines.of_run(reader.load(store_root, run_id), author)
     path = files.path_of(baseline_folder, made.device, made.suite)
     files.write(path, made)
     show(f"{path}: {len(made.cases)} cases at commit {made.commit[:10]}")
@@ -103,13 +105,14 @@ def show_(
     if as_json:
         document([{"path": str(p), **_provenance(r)} for p, r in found])
         return
-    rows = table("file", "device", "commit", "taken", "age", "cases")
+    rows = table("file", "device", "commit", "taken", "age", "cases", "by")
     for path, record in found:
         p = _provenance(record)
         age = f"{files.age_days(str(p['at'])):.0f} d"
         commit = str(p["commit"])[:10] + (records.UNCOMMITTED if p["uncommitted"] else "")
         name = str(p["device_name"])
-        rows.add_row(escape(str(path)), escape(name), commit, str(p["at"]), age, str(p["cases"]))
+        shown = (str(p["at"]), age, str(p["cases"]), escape(str(p["author"])))
+        rows.add_row(escape(str(path)), escape(name), commit, *shown)
     out.print(rows if found else f"no baselines in {baseline_folder}")
 
 
@@ -207,7 +210,7 @@ def _read(path: Path) -> Kept | None:
 
 
 def _provenance(record: Kept) -> dict[str, object]:
-    run_id, uncommitted = "", False  # a run of uncommitted code makes no baseline
+    run_id, author, uncommitted = "", "", False  # a run of uncommitted code makes no baseline
     match record:
         case counters.CounterBaseline():
             suite, name = " ".join(record.cases), f"{record.device}, torch {record.torch}"
@@ -218,7 +221,7 @@ def _provenance(record: Kept) -> dict[str, object]:
             at, uncommitted, cases = record.at, record.uncommitted, len(record.answer.cases)
         case baselines.Baseline():
             suite, name, run_id = record.suite, record.environment.device_name, record.run_id
-            at, cases = record.measured_at, len(record.cases)
+            at, cases, author = record.measured_at, len(record.cases), record.author
     return {
         "suite": suite,
         "device": record.device,
@@ -228,4 +231,5 @@ def _provenance(record: Kept) -> dict[str, object]:
         "run_id": run_id,
         "at": at,
         "cases": cases,
+        "author": author,
     }

@@ -48,7 +48,7 @@ def _judged(
 ) -> GateVerdict:
     answers = _Answers()
     if plan.tasks and plan.sound:
-        answers = _measured(request, plan, held, observer)
+        answers = _measured(request, plan, held, observer, say)
     elif plan.tasks:
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
@@ -98,7 +98,9 @@ def _crept(request: Request, plan: Plan, say: Say) -> Iterator[Finding]:
 # --- measuring ---------------------------------------------------------------------------
 
 
-def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
+def _measured(
+    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
+) -> _Answers:
     bench, counts = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
     if wrong := bench.run_self_test(ask=timed and request.self_test):
@@ -110,7 +112,7 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench, counts)
         case Mode.BASELINE:
-            answers = _against_stored(request, plan)
+            answers = _against_stored(request, plan, say)
         case Mode.COUNTERS:
             answers = _Answers(counted=_counted(request, plan))
         case Mode.ABSOLUTE:
@@ -195,13 +197,17 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     return _Answers({tasks[c.case_id].key: c for c in compared}, remarks)
 
 
-def _against_stored(request: Request, plan: Plan) -> _Answers:
+def _against_stored(request: Request, plan: Plan, say: Say) -> _Answers:
     """Compare each suite's cases with the stored baseline of this device."""
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
+    doubts: list[str] = []
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
+        if stored:
+            against = baselines.doubts(stored, plan.here, request.store, say)
+            doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
@@ -221,7 +227,7 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
             thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
         )
         answers |= {(suite, c.case_id): c for c in found}
-    return _Answers(answers, why)
+    return _Answers(answers, why, findings=tuple(noted("baseline", text) for text in doubts))
 
 
 def _counted(request: Request, plan: Plan) -> Mapping[Key, counters.Compared]:
