@@ -176,7 +176,7 @@ def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -
     if gpu and here.gpu and gpu.driver != here.gpu.driver:
         yield f"{suite}: measured with driver {gpu.driver}, and this is {here.gpu.driver}"
     programs = {i for i, case in baseline.asked.items() if case.program}
-    counts = dict.fromkeys(baseline.cases, 0) | (baseline.correct or {})
+    counts = {**dict.fromkeys(baseline.cases, 0), **(baseline.correct or {})}
     if unknown := [i for i, count in counts.items() if not count and i not in programs]:
         why = "not compared with a reference" if baseline.correct else "not on record in this file"
         yield f"{suite}: correctness of {_such(unknown, baseline)} is {why}"

@@ -37,20 +37,10 @@ NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """The last tag before a commit."""
-
-    tag: str
-    order: Mapping[str, int]
-    """Commit -> its place: the tag's is 0, then those after it up to the commit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Creep:
-    """How far one case moved since the tag. Ratios are now over then: above one is slower."""
+    """How far one case moved since a tag. Ratios are now over then: above one is slower."""
 
     case_id: str
-    tag: str
     runs: int
     ratio: float
     low: float
@@ -59,8 +49,6 @@ class Creep:
     """One-sided, for slower; adjusted by Holm over the cases of one look."""
     step: float
     """The largest ratio of a run over the one before it."""
-    step_commit: str
-    """Where that is."""
 
     @property
     def found(self) -> bool:
@@ -68,25 +56,25 @@ class Creep:
 
     @property
     def sentence(self) -> str:
-        """`+3.1 % [+1.9 … +4.3] in step time; no single step exceeds +0.9 %`."""
-        text = f"{units.change(self.ratio, self.low, self.high)} in step time"
-        text += "" if self.found else ", which does not show creep"
-        step = units.change(self.step)
-        if 2 * math.log(self.step) < math.log(self.ratio):
-            return f"{text}; no single step exceeds {step}"
-        return f"{text}; the largest step is {step} at {self.step_commit[:10]}"
+        """`+3.1 % [+1.9 … +4.3] in step time; the largest single step is +0.9 %`."""
+        moved = f"{units.change(self.ratio, self.low, self.high)} in step time"
+        known = "" if self.found else ", which does not show creep"
+        return f"{moved}{known}; the largest single step is {units.change(self.step)}"
+
+
+Release = tuple[str, Mapping[str, int]]
+"""The last tag before a commit, and the place of each commit from the tag's, 0, to that one."""
 
 
 def release(folder: Path, commit: str) -> Release | None:
-    """The last tag before a commit of the repository around a folder; None if there is none. A tag
-    of the commit itself ends the stretch and does not start it."""
-    described = try_git(folder, "describe", "--tags", "--abbrev=0", f"{commit}^")
-    if described is None:
+    """Of the repository around a folder; None without a tag. A tag of the commit itself ends the
+    stretch and does not start it."""
+    tag = (try_git(folder, "describe", "--tags", "--abbrev=0", f"{commit}^") or "").strip()
+    if not tag:
         return None
-    tag = described.strip()
     start = run_git(folder, "rev-parse", f"refs/tags/{tag}^{{commit}}").strip()
     after = run_git(folder, "rev-list", "--reverse", "--topo-order", f"{start}..{commit}").split()
-    return Release(tag=tag, order={c: i for i, c in enumerate([start, *after])})
+    return tag, {c: i for i, c in enumerate([start, *after])}
 
 
 def of_case(case_id: str, points: Sequence[HistoryPoint], since: Release) -> Creep | int:
@@ -98,31 +86,25 @@ def of_case(case_id: str, points: Sequence[HistoryPoint], since: Release) -> Cre
     usable = [
         p
         for p in points
-        if p.outcome == Outcome.OK and not p.dirty and p.commit in since.order
-        if "step_s" in p.metrics
+        if p.outcome == Outcome.OK and "step_s" in p.metrics
+        if p.commit in since[1] and not p.dirty
     ]
-    usable.sort(key=lambda p: (since.order[p.commit], p.started_at))
-    alike = [p for p in usable if _conditions(p) == _conditions(usable[-1])]
+    usable.sort(key=lambda p: (since[1][p.commit], p.started_at))
+    kinds = [(p.device, p.node, p.digest) for p in usable]
+    alike = [p for p, kind in zip(usable, kinds, strict=True) if kind == kinds[-1]]
     if len(alike) < FEWEST:
         return len(alike)
     logs = np.log([p.metrics["step_s"].value for p in alike])
     centre, half, p_value = moved(logs, [p.device_id or p.host for p in alike])
-    at = int(np.argmax(np.diff(logs))) + 1
     return Creep(
         case_id=case_id,
-        tag=since.tag,
         runs=len(alike),
         ratio=math.exp(centre),
         low=math.exp(centre - half),
         high=math.exp(centre + half),
         p_value=float(p_value),
-        step=math.exp(logs[at] - logs[at - 1]),
-        step_commit=alike[at].commit,
+        step=math.exp(np.diff(logs).max()),
     )
-
-
-def _conditions(p: HistoryPoint) -> tuple[str, ...]:
-    return (p.device, p.node, p.digest)
 
 
 def moved(logs: Floats, cards: Sequence[str]) -> tuple[Floats, Floats, Floats]:
@@ -181,34 +163,26 @@ def since_tag(case_id: str, points: Sequence[HistoryPoint], folder: Path) -> str
     found = of_case(case_id, points, since)
     if isinstance(found, int):
         alike = "committed code with the GPU model, driver, power limit and axes of the newest"
-        return f"not known: {found} of {FEWEST} needed runs since {since.tag}, of {alike}"
-    return f"since {since.tag} ({found.runs} runs): {found.sentence}"
+        return f"not known: {found} of {FEWEST} needed runs since {since[0]}, of {alike}"
+    return f"since {since[0]} ({found.runs} runs): {found.sentence}"
 
 
 def line(
     store: Path, folder: Path, commit: str, suites: Mapping[str, Suite], say: index.Say
 ) -> Iterator[str]:
     """What a gate says of the cases of its suites: one line, or none."""
-    since = release(folder, commit)
-    if since is None:
+    if (since := release(folder, commit)) is None:
         return
 
     def question(known: Index) -> list[Creep | int]:
-        return [
-            of_case(
-                case.case_id,
-                known.history(case.case_id, RunFilter(suite=suite.name), metric="step_s"),
-                since,
-            )
-            for suite in suites.values()
-            for case in suite.cases
-        ]
+        every = [(c.case_id, RunFilter(suite=s.name)) for s in suites.values() for c in s.cases]
+        return [of_case(i, known.history(i, runs, metric="step_s"), since) for i, runs in every]
 
     found = {c.case_id: c for c in index.ask(store, question, say) if isinstance(c, Creep)}
     adjusted = holm({i: c.p_value for i, c in found.items()})
     slower = [c for i, p in adjusted.items() if (c := replace(found[i], p_value=p)).found]
     slower.sort(key=lambda c: -c.ratio)
-    if slower:
-        said = [f"{c.case_id} ({c.runs} runs) {c.sentence}" for c in slower[:NAMED]]
-        said += [f"{len(slower) - NAMED} more"] if len(slower) > NAMED else []
-        yield f"since {since.tag}: {'; '.join(said)}"
+    said = [f"{c.case_id} ({c.runs} runs) {c.sentence}" for c in slower[:NAMED]]
+    said += [f"{len(slower) - NAMED} more"] if len(slower) > NAMED else []
+    if said:
+        yield f"since {since[0]}: {'; '.join(said)}"

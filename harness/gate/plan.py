@@ -80,6 +80,7 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
     began: str = ""
+    say: Say = lambda _: None
 
     @property
     def here(self) -> Environment:
@@ -121,7 +122,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         plan = _concerned(plan, request.mode)
     if plan.tasks:
         plan = _on_machine(request, plan, held, say)
-    return replace(plan, began=began)
+    return replace(plan, began=began, say=say)
 
 
 def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:

@@ -28,7 +28,7 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
             measurements are stored.
     """
     with ExitStack() as held:
-        return _judged(request, prepared(request, held, say), held, observer, say)
+        return _judged(request, prepared(request, held, say), held, observer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,10 @@ class _Answers:
     """Of the whole."""
 
 
-def _judged(
-    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
-) -> GateVerdict:
+def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
     answers = _Answers()
     if plan.tasks and plan.sound:
-        answers = _measured(request, plan, held, observer, say)
+        answers = _measured(request, plan, held, observer)
     elif plan.tasks:
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
@@ -59,7 +57,7 @@ def _judged(
         for e in plan.policy.form.exemptions
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
-    findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan, say))
+    findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan))
     decision, reason = decide.overall(cases, findings)
     found = plan.calibrations.values()
     known = [c.sentence if c else f"none; {calibration.ASSUMED}" for c in found]
@@ -87,20 +85,18 @@ def _judged(
     )
 
 
-def _crept(request: Request, plan: Plan, say: Say) -> Iterator[Finding]:
+def _crept(request: Request, plan: Plan) -> Iterator[Finding]:
     """A note if cases lost by small steps since the last tag."""
     repository, commit = plan.trees.repository, plan.trees.candidate.commit
     if repository and request.given is None and request.mode is not Mode.COUNTERS:
-        for text in creep.line(request.store, repository.root, commit, plan.suites, say):
+        for text in creep.line(request.store, repository.root, commit, plan.suites, plan.say):
             yield noted("creep", text)
 
 
 # --- measuring ---------------------------------------------------------------------------
 
 
-def _measured(
-    request: Request, plan: Plan, held: ExitStack, observer: Observer, say: Say
-) -> _Answers:
+def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
     bench, counts = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
     if wrong := bench.run_self_test(ask=timed and request.self_test):
@@ -112,7 +108,7 @@ def _measured(
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench, counts)
         case Mode.BASELINE:
-            answers = _against_stored(request, plan, say)
+            answers = _against_stored(request, plan)
         case Mode.COUNTERS:
             answers = _Answers(counted=_counted(request, plan))
         case Mode.ABSOLUTE:
@@ -197,7 +193,7 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
     return _Answers({tasks[c.case_id].key: c for c in compared}, remarks)
 
 
-def _against_stored(request: Request, plan: Plan, say: Say) -> _Answers:
+def _against_stored(request: Request, plan: Plan) -> _Answers:
     """Compare each suite's cases with the stored baseline of this device."""
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
@@ -206,7 +202,7 @@ def _against_stored(request: Request, plan: Plan, say: Say) -> _Answers:
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
         if stored:
-            against = baselines.doubts(stored, plan.here, request.store, say)
+            against = baselines.doubts(stored, plan.here, request.store, plan.say)
             doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:

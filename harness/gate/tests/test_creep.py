@@ -16,37 +16,13 @@ from harness.suite import load as suites
 from harness.tests.fake_runs import H200
 from harness.tests.gate_repositories import git
 from harness.tests.indexed import A100, CASE, CASES, record, silent
-from reports.studies.creep_errors import STEP, histories, named
-
-LOOKS, RUNS = 400, 21
-
-
-@pytest.mark.parametrize(("rho", "runs"), [(0.0, RUNS), (0.5, RUNS), (0.5, 40)])
-def test_creep_is_found_and_a_clean_history_names_no_case(rho: float, runs: int) -> None:
-    """Of 40 runs the first 20 lose, and the rest stay there."""
-    shape = (LOOKS, 6, runs)
-    clean = named(histories(0.006, rho, 0.0, shape=shape, seed=1), least=0.0)
-    slower = named(histories(0.006, rho, STEP, shape=shape, seed=1))
-
-    assert clean.any(axis=1).mean() <= creep.ERROR, "of looks; any case of it"
-    assert slower[:, 0].mean() >= 0.8, "20 steps of 0.3 %"
-    assert slower[:, 1:].any(axis=1).mean() <= creep.ERROR
-
-
-def test_the_interval_covers_the_loss() -> None:
-    logs = histories(0.006, 0.5, STEP, shape=(LOOKS, 1, RUNS), seed=1)
-    centre, half, _ = creep.moved(logs, ["card"] * RUNS)
-    true = 16 * STEP  # the middles of the two quarters are 16 runs apart
-
-    assert (np.abs(centre - true) <= half).mean() >= 0.98
 
 
 def test_a_loss_that_came_with_another_card_is_not_creep() -> None:
-    logs = histories(0.002, 0.5, STEP / 2, shape=(LOOKS, 1, RUNS), seed=1)
-    half = RUNS // 2
+    logs = np.random.default_rng(1).normal(0, 0.002, (99, 20)) + 0.0015 * np.arange(20)
 
-    one = creep.moved(logs, ["a"] * RUNS)[2]
-    two = creep.moved(logs, ["a"] * half + ["b"] * (RUNS - half))[2]
+    one = creep.moved(logs, ["a"] * 20)[2]
+    two = creep.moved(logs, ["a"] * 10 + ["b"] * 10)[2]
 
     assert (one <= creep.ERROR).mean() > 0.9
     assert (two <= creep.ERROR).mean() == 0
@@ -99,16 +75,15 @@ def test_history_and_gate_name_what_crept_since_the_tag(tagged: Path) -> None:
 
     assert history(tagged).startswith("since v1.2 (13 runs): +4.0 % [")
     assert all(c.case_id in gate(tagged) for c in CASES)
-    assert "no single step exceeds +0.60 %" in gate(tagged)
+    assert "largest single step is +0.60 %" in gate(tagged)
 
 
-def test_one_large_step_is_not_creep(tagged: Path, monkeypatch: Any) -> None:
+def test_one_large_step_is_not_creep(tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.STEPS", [1.0 + 0.001 * (i % 3) for i in range(8)] + [1.05] * 5)
     measured(tagged)
 
-    assert "does not show creep" in history(tagged)
+    assert "does not show creep; the largest single step is +4.9 %" in history(tagged)
     assert gate(tagged) == ""
-    assert git(tagged, "rev-parse", "--short=10", "main~4") in history(tagged)
 
 
 @pytest.mark.parametrize(
