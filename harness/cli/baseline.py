@@ -14,7 +14,6 @@ from harness.cli import options
 from harness.cli.console import table
 from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
-from harness.errors import StoreError
 from harness.gate import aa, baselines, calibration, counters, files, policy, records
 from harness.gate.plan import Request
 from harness.gate.records import Mode
@@ -114,40 +113,6 @@ def show_(
         shown = (str(p["at"]), age, str(p["cases"]), escape(str(p["author"])))
         rows.add_row(escape(str(path)), escape(name), commit, *shown)
     out.print(rows if found else f"no baselines in {baseline_folder}")
-
-
-@baseline.command("diff")
-def diff(
-    run_id: options.RunArgument = "latest",
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-    baseline_folder: options.BaselinesOption = files.FOLDER,
-) -> None:
-    """Show how a recorded run differs from its baseline. For a verdict, use `harness gate`.
-
-    \b
-    harness baseline diff latest
-    """
-    run = reader.load(store_root, run_id)
-    device = files.device_id(run.environment)
-    stored = baselines.load(baseline_folder, device, run.suite.path)
-    if stored is None:
-        raise StoreError(
-            f"{baseline_folder} has no baseline of {run.suite.path} on {device}",
-            f"Make one: harness baseline set {run.run_id}",
-        )
-    compared = baselines.compared(stored, run)
-    if as_json:
-        names = ("case_id", "baseline_s", "run_s")
-        document([dict(zip(names, (i, *both), strict=True)) for i, both in compared.items()])
-        return
-    rows = table("case", "baseline", "run", "change")
-    for case_id, (before, after) in compared.items():
-        times = [units.duration(t) if t else "absent" for t in (before, after)]
-        change = units.change(after / before) if before and after else ""
-        rows.add_row(escape(case_id), *times, change)
-    out.print(rows)
-    show(f"Baseline: {stored.commit[:10]}, {stored.measured_at}")
 
 
 @baseline.command("counters")

@@ -214,17 +214,3 @@ def renewal(suite: str) -> str:
 
 def _process(m: Measurement) -> Process:
     return Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
-
-
-def compared(baseline: Baseline, run: Run) -> Mapping[str, tuple[float | None, float | None]]:
-    """Case id -> its step time in the baseline and in the run, each the median over processes of
-    their medians; None if it has none there."""
-    measured = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
-    return {
-        i: (_median(baseline.cases.get(i, ())), _median(measured.get(i, ())))
-        for i in (*baseline.cases, *measured)
-    }
-
-
-def _median(found: Sequence[Process]) -> float | None:
-    return statistics.median(p.step_s for p in found) if found else None

@@ -163,18 +163,6 @@ def test_a_baseline_leaves_out_discarded_samples() -> None:
         baselines.of_run(recorded(spoilt))
 
 
-def test_a_run_is_compared_with_its_baseline_case_by_case() -> None:
-    made = baselines.of_run(recorded(fake_runs.timed(CASE, 0.1, processes=2)))  # the fewest
-    gone = replace(made, cases={"gone": made.cases[CASE.case_id]})
-
-    (both,) = baselines.compared(made, recorded(fake_runs.timed(CASE, 0.2))).values()
-    other = baselines.compared(gone, recorded())
-
-    assert both == pytest.approx((0.1, 0.2), rel=0.05)
-    assert [*other] == ["gone", CASE.case_id]
-    assert (other["gone"][1], other[CASE.case_id][0]) == (None, None)
-
-
 def test_a_case_is_left_out_only_if_the_suite_allows_all_its_outcomes() -> None:
     allowed = replace(CASE, allow={Outcome.UNSUPPORTED: "the package is not installed here"})
     declined = fake_runs.ended(allowed, Outcome.UNSUPPORTED)
