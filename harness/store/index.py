@@ -171,13 +171,9 @@ class Index:
         found.sort(key=lambda pair: (pair[0]["started_at"], pair[0]["folder"]))
         return tuple(
             HistoryPoint(
-                **fields,
-                outcome=outcome,
-                detail=detail,
-                digest=digest,
-                metrics=_metrics(metrics, metric),
+                **fields, outcome=ended, detail=why, digest=what, metrics=_metrics(metrics, metric)
             )
-            for fields, (outcome, detail, digest, metrics) in found[-(runs.limit or 0) :]
+            for fields, (ended, why, what, metrics) in found[-(runs.limit or 0) :]
         )
 
     def _fields(self, name: str, header: str) -> dict[str, Any]:

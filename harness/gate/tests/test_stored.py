@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import doctor
 from harness.cli.main import app
 from harness.errors import HarnessError, StoreError
 from harness.gate import baselines, calibration, counters, files
 from harness.gate.calibration import DAY_CV
 from harness.gate.policy import CalibrationModel
-from harness.machine import doctor as machine_doctor
-from harness.machine import environment
 from harness.records import (
     Accuracy,
     Counters,
@@ -241,9 +238,10 @@ def doubted(folder: Path, later: Sequence[float] = (), **changes: Any) -> list[s
 
 
 def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "Launcher", lambda **_: nullcontext(SimpleNamespace(describe=dict)))
-    monkeypatch.setattr(environment, "capture", lambda *_, **__: HERE)
-    monkeypatch.setattr(machine_doctor, "examined", lambda here, **_: here)
+    started = nullcontext(SimpleNamespace(describe=dict))
+    monkeypatch.setattr("harness.cli.doctor.Launcher", lambda **_: started)
+    monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: HERE)
+    monkeypatch.setattr("harness.machine.doctor.examined", lambda here, **_: here)
     other = replace(HERE, gpu=replace(fake_runs.H200, driver="560.1"))
 
     def of(*later: float, **changes: Any) -> list[str]:

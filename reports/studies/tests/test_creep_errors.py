@@ -27,3 +27,13 @@ def test_the_interval_covers_the_loss() -> None:
     true = 16 * STEP  # the middles of the two quarters are 16 runs apart
 
     assert (np.abs(centre - true) <= half).mean() >= 0.98
+
+
+def test_a_loss_that_came_with_another_card_is_not_creep() -> None:
+    logs = np.random.default_rng(1).normal(0, 0.002, (99, 20)) + 0.0015 * np.arange(20)
+
+    one = creep.moved(logs, ["a"] * 20)[2]
+    two = creep.moved(logs, ["a"] * 10 + ["b"] * 10)[2]
+
+    assert (one <= creep.ERROR).mean() > 0.9
+    assert (two <= creep.ERROR).mean() == 0
