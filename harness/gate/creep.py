@@ -131,14 +131,9 @@ def moved(logs: Floats, cards: Sequence[str]) -> tuple[Floats, Floats, Floats]:
 
 @lru_cache(maxsize=64)
 def _model(runs: int) -> tuple[Floats, ...]:
-    """What `moved` needs to know of so many runs.
-
-    Returns:
-        The weight of each run in the difference; the matrix that leaves what is off a line with a
-        bend every eight runs; and for each of CORRELATIONS the correlation of neighbours in that
-        rest, the variance of the difference over the rest's sum of squares, and its degrees of
-        freedom.
-    """
+    """The weight of each run in the difference; the matrix that leaves what is off a line with a
+    bend every eight runs; and for each of CORRELATIONS the correlation of neighbours in that rest,
+    the variance of the difference over the rest's sum of squares, and its degrees of freedom."""
     quarter, places = runs // 4, np.arange(runs)
     weights = ((places >= runs - quarter).astype(float) - (places < quarter)) / quarter
     bends = np.linspace(0, runs - 1, runs // 8 + 2)[:-1]
@@ -155,8 +150,7 @@ def _model(runs: int) -> tuple[Floats, ...]:
 
 
 def since_tag(case_id: str, points: Sequence[HistoryPoint], folder: Path) -> str:
-    """How far one case moved since the last tag of the repository around a folder, or what is
-    missing to tell."""
+    """How far a case moved since the last tag of the repository, or what is missing to tell."""
     since = release(folder, "HEAD")
     if since is None:
         return "not known: git has no tag before HEAD; set one: git tag v1.0 COMMIT"

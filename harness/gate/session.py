@@ -201,9 +201,8 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
-        if stored:
-            against = baselines.doubts(stored, plan.here, request.store, plan.say)
-            doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
+        against = baselines.doubts(stored, plan.here, request.store, plan.say) if stored else ()
+        doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
