@@ -1,5 +1,6 @@
 """Small losses that add up since a tag."""
 
+import itertools
 import json
 import subprocess
 from dataclasses import replace
@@ -29,6 +30,8 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = f"{commits}reset refs/tags/v1.2\nfrom :1\n".encode()
     subprocess.run(["git", "fast-import", "--quiet"], cwd=tmp_path, input=made, check=True)
     monkeypatch.chdir(tmp_path)
+    numbers = map("{:04x}".format, itertools.count())  # chance repeats ids within a second
+    monkeypatch.setattr("harness.store.writer.secrets.token_hex", lambda _: next(numbers))
     return tmp_path
 
 
