@@ -14,11 +14,11 @@ from harness.cli import options
 from harness.cli.console import table
 from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
-from harness.errors import StoreError
 from harness.gate import aa, baselines, calibration, counters, files, policy, records
 from harness.gate.plan import Request
 from harness.gate.records import Mode
 from harness.gate.session import count
+from harness.git.repository import try_git
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -78,7 +78,8 @@ def set_(
     \b
     harness baseline set latest
     """
-    made = baselines.of_run(reader.load(store_root, run_id))
+    author = (try_git(Path.cwd(), "config", "user.name") or "").strip()
+    made = baselines.of_run(reader.load(store_root, run_id), author)
     path = files.path_of(baseline_folder, made.device, made.suite)
     files.write(path, made)
     show(f"{path}: {len(made.cases)} cases at commit {made.commit[:10]}")
@@ -103,48 +104,15 @@ def show_(
     if as_json:
         document([{"path": str(p), **_provenance(r)} for p, r in found])
         return
-    rows = table("file", "device", "commit", "taken", "age", "cases")
+    rows = table("file", "device", "commit", "taken", "age", "cases", "by")
     for path, record in found:
         p = _provenance(record)
         age = f"{files.age_days(str(p['at'])):.0f} d"
         commit = str(p["commit"])[:10] + (records.UNCOMMITTED if p["uncommitted"] else "")
         name = str(p["device_name"])
-        rows.add_row(escape(str(path)), escape(name), commit, str(p["at"]), age, str(p["cases"]))
+        shown = (str(p["at"]), age, str(p["cases"]), escape(str(p["author"])))
+        rows.add_row(escape(str(path)), escape(name), commit, *shown)
     out.print(rows if found else f"no baselines in {baseline_folder}")
-
-
-@baseline.command("diff")
-def diff(
-    run_id: options.RunArgument = "latest",
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-    baseline_folder: options.BaselinesOption = files.FOLDER,
-) -> None:
-    """Show how a recorded run differs from its baseline. For a verdict, use `harness gate`.
-
-    \b
-    harness baseline diff latest
-    """
-    run = reader.load(store_root, run_id)
-    device = files.device_id(run.environment)
-    stored = baselines.load(baseline_folder, device, run.suite.path)
-    if stored is None:
-        raise StoreError(
-            f"{baseline_folder} has no baseline of {run.suite.path} on {device}",
-            f"Make one: harness baseline set {run.run_id}",
-        )
-    compared = baselines.compared(stored, run)
-    if as_json:
-        names = ("case_id", "baseline_s", "run_s")
-        document([dict(zip(names, (i, *both), strict=True)) for i, both in compared.items()])
-        return
-    rows = table("case", "baseline", "run", "change")
-    for case_id, (before, after) in compared.items():
-        times = [units.duration(t) if t else "absent" for t in (before, after)]
-        change = units.change(after / before) if before and after else ""
-        rows.add_row(escape(case_id), *times, change)
-    out.print(rows)
-    show(f"Baseline: {stored.commit[:10]}, {stored.measured_at}")
 
 
 @baseline.command("counters")
@@ -207,7 +175,7 @@ def _read(path: Path) -> Kept | None:
 
 
 def _provenance(record: Kept) -> dict[str, object]:
-    run_id, uncommitted = "", False  # a run of uncommitted code makes no baseline
+    run_id, author, uncommitted = "", "", False  # a run of uncommitted code makes no baseline
     match record:
         case counters.CounterBaseline():
             suite, name = " ".join(record.cases), f"{record.device}, torch {record.torch}"
@@ -218,7 +186,7 @@ def _provenance(record: Kept) -> dict[str, object]:
             at, uncommitted, cases = record.at, record.uncommitted, len(record.answer.cases)
         case baselines.Baseline():
             suite, name, run_id = record.suite, record.environment.device_name, record.run_id
-            at, cases = record.measured_at, len(record.cases)
+            at, cases, author = record.measured_at, len(record.cases), record.author
     return {
         "suite": suite,
         "device": record.device,
@@ -228,4 +196,5 @@ def _provenance(record: Kept) -> dict[str, object]:
         "run_id": run_id,
         "at": at,
         "cases": cases,
+        "author": author,
     }

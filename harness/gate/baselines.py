@@ -5,18 +5,23 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harness import units
 from harness.errors import StoreError
 from harness.gate import files
 from harness.gate.files import Moment
 from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift
-from harness.records import Case, Environment, Measurement, Outcome, Run
+from harness.records import Case, Environment, Measurement, Outcome, Run, Thresholds
 from harness.runner.interleave import clock, usable
+from harness.store import index
+from harness.store.index import Index, RunFilter
 from harness.store.writer import now
 
 EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
 """Differences that are allowed: the code under test, where this Python and the checkout are, and
 the name of a container. A CPU is identified by its host name in any case."""
+MET_BY = 3
+"""Later runs that show that a baseline is never met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,11 @@ class Baseline:
     """Case -> its outcome, which the suite allows."""
     asked: Mapping[str, Case] = field(default_factory=dict)
     """Case id -> the case that was measured."""
+    author: str = ""
+    """Who set it, as git knows them."""
+    correct: Mapping[str, int] | None = None
+    """Case id -> processes whose output was compared with the reference, and was correct; None in
+    older files."""
 
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
@@ -49,7 +59,7 @@ def changed(baseline: Baseline, case: Case) -> str:
     """Why a case is not the one of the same id in the baseline, or an empty string."""
     stored = baseline.asked.get(case.case_id)
     why = differs(stored, case) if stored else "the baseline does not define this case"
-    return f"{why}; {_make(baseline.suite)}" if why else ""
+    return f"{why}; {renewal(baseline.suite)}" if why else ""
 
 
 def differs(baseline: Case, candidate: Case) -> str:
@@ -59,7 +69,7 @@ def differs(baseline: Case, candidate: Case) -> str:
     return ""
 
 
-def of_run(run: Run) -> Baseline:
+def of_run(run: Run, author: str = "") -> Baseline:
     """Make a baseline of a run.
 
     Raises:
@@ -94,6 +104,12 @@ def of_run(run: Run) -> Baseline:
         },
         left_out=left_out,
         asked={c.case_id: c for c in run.suite.cases},
+        author=author,
+        correct={
+            c.case_id: sum(bool(m.accuracy and m.accuracy.tensors) for m in run.of(c.case_id))
+            for c in run.suite.cases
+            if c.case_id not in left_out
+        },
     )
 
 
@@ -129,14 +145,22 @@ def load(folder: Path, device: str, suite: str) -> Baseline | None:
         StoreError: The file is damaged.
     """
     return files.read(
-        files.path_of(folder, device, suite), Baseline, f"To replace it, {_make(suite)}."
+        files.path_of(folder, device, suite), Baseline, f"To replace it, {renewal(suite)}."
     )
+
+
+def of_device(folder: Path, device: str) -> Iterator[Baseline]:
+    """The baselines of a device."""
+    for path in sorted(files.path_of(folder, device, "any").parent.glob("*.json")):
+        if "." not in path.stem:  # as of a calibration
+            found = files.read(path, Baseline, "Remove it, then: harness baseline set RUN")
+            yield from [found] if found else ()
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
     """Why a baseline cannot be compared with measurements made here, or an empty string."""
     device = files.device_id(here)
-    make = _make(suite)
+    make = renewal(suite)
     if baseline is None:
         return f"no baseline of {suite} on {here.device_name} ({device}); {make}"
     if problem := files.out_of_date(baseline.measured_at, max_age_days):
@@ -146,23 +170,47 @@ def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days
     return f"the baseline has another environment ({other[0]}); {make}" if other else ""
 
 
-def _make(suite: str) -> str:
+def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -> Iterator[str]:
+    """What speaks against a baseline of this device; `renewal` mends each."""
+    suite, gpu = baseline.suite, baseline.environment.gpu
+    if gpu and here.gpu and gpu.driver != here.gpu.driver:
+        yield f"{suite}: measured with driver {gpu.driver}, and this is {here.gpu.driver}"
+    programs = {i for i, case in baseline.asked.items() if case.program}
+    counts = {**dict.fromkeys(baseline.cases, 0), **(baseline.correct or {})}
+    if unknown := [i for i, count in counts.items() if not count and i not in programs]:
+        why = "not compared with a reference" if baseline.correct else "not on record in this file"
+        yield f"{suite}: correctness of {_such(unknown, baseline)} is {why}"
+    if unmet := index.ask(store, lambda known: dict(_never_met(baseline, known)), say):
+        best = units.change(min(unmet.values()))
+        which = f"{_such(list(unmet), baseline)} since {baseline.set_at[:10]}"
+        yield f"{suite}: no later run met {which}, the best one is {best}"
+
+
+def _such(cases: Sequence[str], baseline: Baseline) -> str:
+    return f"{len(cases)} of {len(baseline.cases)} cases, such as {cases[0]},"
+
+
+def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
+    """Cases that were slower in each of several later runs on this device, beyond the tolerance of
+    stored times, with the best ratio."""
+    gpu, name = baseline.environment.gpu, Path(baseline.suite).stem
+    device = gpu.uuid if gpu else baseline.environment.hostname
+    for case_id, measured in baseline.cases.items():
+        level_s = statistics.geometric_mean(p.step_s for p in measured)
+        later = [
+            p.metrics["step_s"].value / level_s
+            for p in known.history(case_id, RunFilter(suite=name), metric="step_s")
+            if p.started_at > baseline.measured_at and (p.device_id or p.host) == device
+            if p.outcome == Outcome.OK and "step_s" in p.metrics
+        ]
+        if len(later) >= MET_BY and min(later) > 1 + Thresholds().stored_tolerance:
+            yield case_id, min(later)
+
+
+def renewal(suite: str) -> str:
+    """How to make, or to replace, the baseline of a suite."""
     return f"make one: harness run {suite}, then harness baseline set latest"
 
 
 def _process(m: Measurement) -> Process:
     return Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
-
-
-def compared(baseline: Baseline, run: Run) -> Mapping[str, tuple[float | None, float | None]]:
-    """Case id -> its step time in the baseline and in the run, each the median over processes of
-    their medians; None if it has none there."""
-    measured = {c.case_id: processes(run.of(c.case_id), c) for c in run.suite.cases}
-    return {
-        i: (_median(baseline.cases.get(i, ())), _median(measured.get(i, ())))
-        for i in (*baseline.cases, *measured)
-    }
-
-
-def _median(found: Sequence[Process]) -> float | None:
-    return statistics.median(p.step_s for p in found) if found else None

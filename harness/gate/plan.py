@@ -80,6 +80,7 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
     began: str = ""
+    say: Say = lambda _: None
 
     @property
     def here(self) -> Environment:
@@ -121,7 +122,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         plan = _concerned(plan, request.mode)
     if plan.tasks:
         plan = _on_machine(request, plan, held, say)
-    return replace(plan, began=began)
+    return replace(plan, began=began, say=say)
 
 
 def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
@@ -158,7 +159,7 @@ def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
         file = trees.tree / path
         if not file.is_file() or file.read_bytes() != suite.text.encode():
             there = "has another version" if file.is_file() else "does not have it"
-            yield _noted("suite", f"{path} is read from the working tree; the candidate {there}")
+            yield noted("suite", f"{path} is read from the working tree; the candidate {there}")
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
@@ -261,7 +262,7 @@ def _trees(
     trees = Trees(repository=repository, candidate=head, folders=(root,))
     if not mine and dirty:
         reason = "uncommitted changes are not included; give . as the candidate to include them"
-        trees = replace(trees, findings=(_noted("working tree", reason),))
+        trees = replace(trees, findings=(noted("working tree", reason),))
     if not request.base:
         checkout = None if mine else held.enter_context(checked_out(repository, commit))
         return replace(trees, folders=checkout or trees.folders)
@@ -273,7 +274,7 @@ def _trees(
     before, after = (repository.text(side, loaded.path) for side in (base, judged))
     if request.given is None and before is not None and before != after:
         reason = f"this change modifies its own policy, {loaded.path}"
-        trees = replace(trees, findings=(*trees.findings, _noted("policy", reason)))
+        trees = replace(trees, findings=(*trees.findings, noted("policy", reason)))
     kept = counters.path_of(request.baselines)
     return replace(
         trees,
@@ -285,7 +286,7 @@ def _trees(
     )
 
 
-def _noted(check: str, reason: str) -> Finding:
+def noted(check: str, reason: str) -> Finding:
     return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
@@ -334,7 +335,7 @@ def _foreign_limits(plan: Plan, mode: Mode) -> Iterator[Finding]:
     if mode is not Mode.COUNTERS and rules and not any(gpu_matches(r.gpu, device) for r in rules):
         stated = ", ".join(sorted({r.gpu for r in rules}))
         reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
-        yield _noted("absolute", reason)
+        yield noted("absolute", reason)
 
 
 def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:

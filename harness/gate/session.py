@@ -1,13 +1,13 @@
 """Runs a gate: measures what is planned, then judges what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import baselines, calibration, counters, decide, files
-from harness.gate.plan import Plan, Request, Say, prepared, unfit
+from harness.gate import baselines, calibration, counters, creep, decide, files
+from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST, compare_stored, too_few
 from harness.records import Comparison, Finding, Pair
@@ -57,7 +57,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         for e in plan.policy.form.exemptions
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
-    findings = (*plan.findings, *answers.findings, *expired)
+    findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan))
     decision, reason = decide.overall(cases, findings)
     found = plan.calibrations.values()
     known = [c.sentence if c else f"none; {calibration.ASSUMED}" for c in found]
@@ -83,6 +83,14 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
             decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
         ),
     )
+
+
+def _crept(request: Request, plan: Plan) -> Iterator[Finding]:
+    """A note if cases lost by small steps since the last tag."""
+    repository, commit = plan.trees.repository, plan.trees.candidate.commit
+    if repository and request.given is None and request.mode is not Mode.COUNTERS:
+        for text in creep.line(request.store, repository.root, commit, plan.suites, plan.say):
+            yield noted("creep", text)
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -189,9 +197,12 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
     """Compare each suite's cases with the stored baseline of this device."""
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
+    doubts: list[str] = []
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
+        against = baselines.doubts(stored, plan.here, request.store, plan.say) if stored else ()
+        doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
@@ -211,7 +222,7 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
             thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
         )
         answers |= {(suite, c.case_id): c for c in found}
-    return _Answers(answers, why)
+    return _Answers(answers, why, findings=tuple(noted("baseline", text) for text in doubts))
 
 
 def _counted(request: Request, plan: Plan) -> Mapping[Key, counters.Compared]:

@@ -8,6 +8,7 @@ two processes that update it at once read a run twice at worst. An index that is
 or of another version is rebuilt. If the folder of the runs is not writable, the copy is temporary.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,12 +24,12 @@ from typing import Any, TypeVar
 
 from harness.analysis import summary
 from harness.errors import HarnessError, StoreError
-from harness.records import CaseSummary, Estimate, Outcome, gpu_matches
+from harness.records import Case, CaseSummary, Estimate, Outcome, gpu_matches
 from harness.store import reader
 from harness.store.reader import RunHeader
 
 INDEX = "index.sqlite"
-VERSION = 7
+VERSION = 8
 """Of the tables and their contents: raise it when a summary changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""
@@ -51,6 +52,7 @@ _TABLES = """
         outcome TEXT NOT NULL,
         detail TEXT NOT NULL,
         metrics TEXT NOT NULL,         -- JSON: {metric: fields of its Estimate}
+        digest TEXT NOT NULL,          -- of what was measured
         PRIMARY KEY (case_id, run)     -- the history of a case is one stretch of the file
     ) WITHOUT ROWID;
     CREATE INDEX cases_by_run ON cases (run);
@@ -116,6 +118,8 @@ class HistoryPoint(RunHeader):
     outcome: str
     """A value of Outcome, or `not run`."""
     detail: str
+    digest: str
+    """Equal if the case is: factory or program, axes, variables and kind of measurement."""
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
 
 
@@ -154,7 +158,7 @@ class Index:
         """
         runs = runs or RunFilter()
         rows = self._connection.execute(
-            "SELECT name, header, outcome, detail, metrics"
+            "SELECT name, header, outcome, detail, digest, metrics"
             " FROM cases JOIN runs USING (run) WHERE case_id = ?",
             (case_id,),
         )
@@ -167,9 +171,9 @@ class Index:
         found.sort(key=lambda pair: (pair[0]["started_at"], pair[0]["folder"]))
         return tuple(
             HistoryPoint(
-                **fields, outcome=outcome, detail=detail, metrics=_metrics(metrics, metric)
+                **fields, outcome=ended, detail=why, digest=what, metrics=_metrics(metrics, metric)
             )
-            for fields, (outcome, detail, metrics) in found[-(runs.limit or 0) :]
+            for fields, (ended, why, what, metrics) in found[-(runs.limit or 0) :]
         )
 
     def _fields(self, name: str, header: str) -> dict[str, Any]:
@@ -303,7 +307,7 @@ def _stamps(root: Path) -> dict[str, tuple[int, int]]:
 
 def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int]) -> None:
     """Add the rows of one run; of an unreadable one, its problem."""
-    rows: list[tuple[str, str, str, str]] = []
+    rows: list[tuple[str, str, str, str, str]] = []
     try:
         run = reader.load(folder.parent, folder)
         cases = summary.summarise(run)
@@ -321,15 +325,24 @@ def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int])
     ).lastrowid
     for case_id, *fields_of_case in rows:
         connection.execute(
-            "INSERT INTO cases VALUES (?, ?, ?, ?, ?)", (case_id, row, *fields_of_case)
+            "INSERT INTO cases VALUES (?, ?, ?, ?, ?, ?)", (case_id, row, *fields_of_case)
         )
 
 
-def _row(case: CaseSummary) -> tuple[str, str, str, str]:
-    """Id, outcome, detail and metrics; ValueError if a metric is NaN or infinite."""
+def _row(case: CaseSummary) -> tuple[str, str, str, str, str]:
+    """Id, outcome, detail, metrics and digest; ValueError if a metric is NaN or infinite."""
     fields = {name: asdict(e) for name, e in case.metrics.items()}
     detail = case.detail.partition("\n")[0]
-    return case.case.case_id, _outcome(case), detail, json.dumps(fields, allow_nan=False)
+    metrics = json.dumps(fields, allow_nan=False)
+    return case.case.case_id, _outcome(case), detail, metrics, _digest(case.case)
+
+
+def _digest(case: Case) -> str:
+    """Of what is measured, not how often."""
+    how = (case.settings.flush_l2, case.settings.rotate_inputs, case.settings.graph)
+    what = (case.program.argv, case.program.cwd) if case.program else case.factory
+    asked = what, case.provider, sorted(case.axes.items()), sorted(case.env.items()), how
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
 
 
 def _outcome(case: CaseSummary) -> str:

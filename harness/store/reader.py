@@ -39,6 +39,8 @@ class RunHeader:
     device: str = ""
     device_id: str = ""
     """UUID of the GPU; empty without one."""
+    node: str = ""
+    """What moves every number of a GPU: `driver 570.124.06, 700 W`; empty without one."""
     host: str = ""
     commit: str = ""
     """Empty outside a repository."""
@@ -88,6 +90,7 @@ def header_of(run: Run) -> RunHeader:
         title=run.suite.title,
         device=here.device_name,
         device_id=here.gpu.uuid if here.gpu else "",
+        node=f"driver {here.gpu.driver}, {here.gpu.power_limit_w or 0:.0f} W" if here.gpu else "",
         host=here.hostname,
         commit=git.commit if git else "",
         branch=git.branch if git else "",

@@ -25,12 +25,14 @@ def record(
     step_s: float = 0.01,
     broken: Outcome | None = None,
     finish: bool = True,
+    dirty: str = "",
+    longer: int = 0,
 ) -> str:
     """A run of two cases in a store; its id."""
-    env = environment(gpu=gpu, git=Git(commit=commit, branch="main"))
+    env = environment(gpu=gpu, git=Git(commit=commit, branch="main", dirty_sha256=dirty))
     whole = run(
-        CASES,
-        lambda c: ended(c, broken) if broken and c is CASES[1] else timed(c, step_s, processes=2),
+        [replace(c, axes={**c.axes, "fixed": longer}) for c in CASES] if longer else CASES,
+        lambda c: ended(c, broken) if broken and c == CASES[1] else timed(c, step_s, processes=2),
         env=env,
     )
     return store(root, replace(whole, suite=replace(whole.suite, name=suite)), finish=finish)

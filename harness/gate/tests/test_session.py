@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.errors import SuiteError
-from harness.gate import baselines, calibration, files, session
+from harness.gate import baselines, calibration, creep, files, session
 from harness.gate.compare import PLAIN
 from harness.gate.plan import Plan, Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
@@ -346,14 +346,21 @@ def keep_baseline(folder: Path) -> GateVerdict:
 
 
 @pytest.mark.usefixtures("planted")
-def test_a_later_tree_is_compared_with_a_stored_baseline(tmp_path: Path) -> None:
+def test_a_later_tree_is_compared_with_a_stored_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = repository(tmp_path / "toys", tree("same", "slow"))
     by_limits = keep_baseline(folder)
     more = POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
     write(folder, {"toy/slow.py": kernel(times=5), "ci/gate.yaml": more})
 
+    monkeypatch.setattr(creep, "line", lambda store, root, commit, suites, _: suites)
+
     held = judge(folder, mode=Mode.BASELINE)
 
+    noted = {f.check: f for f in held.findings}
+    assert (noted["creep"].decision, noted["creep"].reason) == (GO, SUITE)
+    assert "correctness of 2 of 2 cases" in noted["baseline"].reason
     assert by_limits.decision is GO, by_limits.reason
     today = reader.load(folder / "reports/runs", held.candidate.run_id)
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
