@@ -7,12 +7,11 @@ bisection (its page).
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from harness import units
 from harness.analysis import overhead
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values, VaryingCounts
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
@@ -20,7 +19,6 @@ from harness.analysis.roofline import Target
 from harness.machine import requirements
 from harness.records import (
     INTERPRETER,
-    METRICS,
     Case,
     Environment,
     Grade,
@@ -345,7 +343,6 @@ def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
     return (
         *(_dead_axes(alike, word) for alike in dead.values()),
-        *(_varying(v, word) for v in found.varying),
         *(_invariances(alike, word) for alike in still.values()),
     )
 
@@ -375,18 +372,6 @@ def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
     return f"{places}: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
-
-
-def _varying(v: VaryingCounts, word: Word) -> str:
-    """`train/nsa`: operators per step vary from step to step: 99 (90 to 110 in 8 steps) with 0."""
-    axes = _names(map(word, v.axes))
-    counts = listed([f"{units.cell(v.counter, e)} with {_values(at)}" for at, e in v.ranges])
-    ends = sorted((e.low or 0.0, e.high or 0.0) for _, e in v.ranges)
-    follows = f"are apart, so {axes} probably has an effect"
-    if any(low <= high for (_, high), (low, _) in pairwise(ends)):
-        follows = f"overlap, so they do not show whether {axes} has an effect; compare the results"
-    what = f"`{v.group}`: {METRICS[v.counter].title} vary from step to step"
-    return f"{what}: {counts}. The ranges {follows}."
 
 
 def _values(values: Values) -> str:
