@@ -6,7 +6,6 @@ bisection (its page).
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from harness import units
@@ -333,31 +332,20 @@ def _slower(ratio: float, low: float | None = None, high: float | None = None) -
 
 
 def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
-    """One sentence for each axis; equal ones of several providers or groups are joined."""
-    dead: dict[object, list[DeadAxis]] = {}
-    for d in found.dead:
-        dead.setdefault((d.workload, d.axes, d.values, d.all_values), []).append(d)
+    """One sentence for each axis; equal ones of several groups are joined."""
     still: dict[object, list[Invariance]] = {}
     for i in found.still:
         workload = i.group.partition("/")[0]
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
     return (
-        *(_dead_axes(alike, word) for alike in dead.values()),
+        *(_dead_axes(d, word) for d in found.dead),
         *(_invariances(alike, word) for alike in still.values()),
     )
 
 
-def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
+def _dead_axes(d: DeadAxis, word: Word) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
-    d = replace(
-        alike[0],
-        pairs=sum(d.pairs for d in alike),
-        fastest=min(d.fastest for d in alike),
-        slowest=max(d.slowest for d in alike),
-        time_differs=any(d.time_differs for d in alike),
-        without_kernels=any(d.without_kernels for d in alike),
-    )
-    places = _names(f"{d.workload}/{d.provider}" if d.provider else d.workload for d in alike)
+    place = f"{d.workload}/{d.provider}" if d.provider else d.workload
     values, axes = listed([_values(v) for v in d.values]), _names(map(word, d.axes))
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
@@ -371,7 +359,7 @@ def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
     low, high = units.change(d.fastest), units.change(d.slowest)
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
-    return f"{places}: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
+    return f"`{place}`: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
 
 
 def _values(values: Values) -> str:
