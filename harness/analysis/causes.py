@@ -91,15 +91,12 @@ class Cause:
                 much of explains no difference of the two.
         """
 
-        def share(case_id: str) -> float:
-            alike = (self.share or 0.0) if case_id in self.cases else 0.0
-            return self.each.get(case_id, ("", alike))[1]
-
-        own = [i for i in self.cases if i in cases and share(i) > share(cases[i])]
+        alike = self.evidence, self.share or 0.0
+        each = {i: self.each.get(i, alike) for i in self.cases}
+        own = [i for i in each if i in cases and each[i][1] > each.get(cases[i], ("", 0.0))[1]]
         if not own:
             return None
-        evidence, most = self.each.get(own[0], (self.evidence, self.share))
-        return replace(self, cases=tuple(own), evidence=evidence, share=most)
+        return replace(self, cases=tuple(own), evidence=each[own[0]][0], share=each[own[0]][1])
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:

@@ -15,7 +15,7 @@ from harness.analysis.counters import by_step, exact_counters
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.overhead import slow_steps
 from harness.analysis.scaling import MIN_POINTS, group_of, groups_along, positive
-from harness.records import COUNTERS, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
+from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
 TIMES = 2.0
 """Two cases agree if they differ by at most this many times what one case's processes do."""
@@ -55,17 +55,6 @@ class DeadAxis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VaryingCounts:
-    """A counter that varies from step to step, along an axis that may have an effect."""
-
-    group: str
-    axes: tuple[str, ...]
-    counter: str
-    ranges: tuple[tuple[Values, Estimate], ...]
-    """Fewest and most in a step, by value of the axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Invariance:
     """A speed that is constant within noise along an axis, though it should not be."""
 
@@ -93,7 +82,6 @@ class Oddities:
 
     dead: tuple[DeadAxis, ...] = ()
     still: tuple[Invariance, ...] = ()
-    varying: tuple[VaryingCounts, ...] = ()
     pairs: int = 0
     """Pairs of cases that differ in one axis, or in axes that only change together."""
     compared: int = 0
@@ -118,7 +106,6 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
     pairs: list[_ComparedPair | None] = []
-    varying: list[VaryingCounts] = []
     for workload in dict.fromkeys(s.case.workload for s in ok):
         ours = [s for s in ok if s.case.workload == workload]
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
@@ -129,8 +116,6 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             found, more = _compared(processes, workload, provider, axes, members)
             dead += found
             pairs += more
-            if not any(d.all_values for d in found):
-                varying += [v for g in _groups(members, axes) for v in _varying(axes, g)][:1]
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
     still = [
         found
@@ -142,7 +127,6 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     return Oddities(
         dead=tuple(dead),
         still=tuple(still),
-        varying=tuple(varying),
         pairs=len(pairs),
         compared=sum(pair is not None for pair in pairs),
     )
@@ -168,14 +152,6 @@ def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
 
 
 # --- dead axes ---------------------------------------------------------------------------
-
-
-def _varying(axes: tuple[str, ...], group: Sequence[CaseSummary]) -> Iterator[VaryingCounts]:
-    for name in COUNTERS:
-        ranges = [(_at(s, axes), s.metrics[name]) for s in group if name in s.metrics]
-        if len(ranges) == len(group) and any(e.low != e.high for _, e in ranges):
-            group_id = group_of(group[0].case, axes[0])
-            yield VaryingCounts(group=group_id, axes=axes, counter=name, ranges=tuple(ranges))
 
 
 def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:

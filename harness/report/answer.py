@@ -65,7 +65,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
     """The verdict with short names for its cases and axes, and the segments of curves that bend.
     The partner of a pair is named by what differs from the case."""
     short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
-    curves = {(f.group, f.axis): f for f in fits}
+    curves: dict[object, ScalingFit] = {(f.group, f.axis): f for f in fits}
 
     def about(r: RuleResult, f: Finding) -> Finding:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
@@ -111,8 +111,8 @@ def _worded(rule: Rule, suite: Suite) -> Rule:
     def match(m: Match) -> Match:
         return Match(criteria={suite.axis(name): values for name, values in m.criteria.items()})
 
-    against = rule.against and match(rule.against)
-    return replace(rule, match=match(rule.match), against=against, axis=suite.axis(rule.axis))
+    against, axis = rule.against and match(rule.against), rule.axis and suite.axis(rule.axis)
+    return replace(rule, match=match(rule.match), against=against, axis=axis)
 
 
 def headline(

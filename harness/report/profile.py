@@ -105,9 +105,9 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
                 "of the model, and work that parts share or hide behind each other."
             )
     if replayed:
-        but = ", but for a few that it lacks" if {*replayed} != {SAME_STEP} else ""
-        known = "Kernels inside a CUDA graph are given to parts by their names in the same step"
-        remarks.append(f"{known} without the graph{but}.")
+        but = ", except a few that differ" if {*replayed} != {SAME_STEP} else ""
+        known = "Kernels of a CUDA graph count to the part that launches them without the graph"
+        remarks.append(f"{known}{but}.")
     columns = ("case", *(f">{n}" for n in shown), ">step")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
 

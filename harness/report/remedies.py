@@ -78,17 +78,10 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
             _where(c, names),
             c.evidence,
             NONE if c.share is None else units.percent(c.share),
-            _required(c) or NONE,
         )
         for c in found[:MAX_ROWS]
     ]
-    columns = (
-        "cause",
-        "where",
-        "evidence",
-        ">saves at most, of the step",
-        "to require in the suite",
-    )
+    columns = ("cause", "where", "evidence", ">saves at most, of the step")
     rest = len(found) - len(rows)
     more = (f"{plural('more cause', rest)}.",) if rest else ()
     return Table(columns=columns, rows=tuple(rows), remarks=more) if rows else None
@@ -115,16 +108,6 @@ def _where(c: Cause, names: Mapping[str, str]) -> str:
         return " or ".join(names[i] for i in c.cases)
     more = f" and {plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
     return f"{names[c.cases[0]]}{more}"
-
-
-def _required(c: Cause) -> str:
-    """The lines of YAML that keep a cause out."""
-    name, _, value = c.about.partition("=")
-    if c.kind is CauseKind.SETTING:
-        return f"`env: {{{name}: {value}}}`" if name.isupper() else f"`axes: {{{name}: {value}}}`"
-    if c.kind is CauseKind.SYNCS:
-        return "`verdict: [{name: no host sync, metric: host_syncs, go: 0}]`"
-    return ""
 
 
 # --- what keeps a case from its rule -----------------------------------------------------

@@ -6,13 +6,11 @@ bisection (its page).
 
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from harness import units
 from harness.analysis import overhead
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values, VaryingCounts
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
@@ -20,7 +18,6 @@ from harness.analysis.roofline import Target
 from harness.machine import requirements
 from harness.records import (
     INTERPRETER,
-    METRICS,
     Case,
     Environment,
     Grade,
@@ -335,32 +332,20 @@ def _slower(ratio: float, low: float | None = None, high: float | None = None) -
 
 
 def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
-    """One sentence for each axis; equal ones of several providers or groups are joined."""
-    dead: dict[object, list[DeadAxis]] = {}
-    for d in found.dead:
-        dead.setdefault((d.workload, d.axes, d.values, d.all_values), []).append(d)
+    """One sentence for each axis; equal ones of several groups are joined."""
     still: dict[object, list[Invariance]] = {}
     for i in found.still:
         workload = i.group.partition("/")[0]
         still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
     return (
-        *(_dead_axes(alike, word) for alike in dead.values()),
-        *(_varying(v, word) for v in found.varying),
+        *(_dead_axes(d, word) for d in found.dead),
         *(_invariances(alike, word) for alike in still.values()),
     )
 
 
-def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
+def _dead_axes(d: DeadAxis, word: Word) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
-    d = replace(
-        alike[0],
-        pairs=sum(d.pairs for d in alike),
-        fastest=min(d.fastest for d in alike),
-        slowest=max(d.slowest for d in alike),
-        time_differs=any(d.time_differs for d in alike),
-        without_kernels=any(d.without_kernels for d in alike),
-    )
-    places = _names(f"{d.workload}/{d.provider}" if d.provider else d.workload for d in alike)
+    place = f"{d.workload}/{d.provider}" if d.provider else d.workload
     values, axes = listed([_values(v) for v in d.values]), _names(map(word, d.axes))
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
@@ -374,19 +359,7 @@ def _dead_axes(alike: Sequence[DeadAxis], word: Word) -> str:
     low, high = units.change(d.fastest), units.change(d.slowest)
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
-    return f"{places}: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
-
-
-def _varying(v: VaryingCounts, word: Word) -> str:
-    """`train/nsa`: operators per step vary from step to step: 99 (90 to 110 in 8 steps) with 0."""
-    axes = _names(map(word, v.axes))
-    counts = listed([f"{units.cell(v.counter, e)} with {_values(at)}" for at, e in v.ranges])
-    ends = sorted((e.low or 0.0, e.high or 0.0) for _, e in v.ranges)
-    follows = f"are apart, so {axes} probably has an effect"
-    if any(low <= high for (_, high), (low, _) in pairwise(ends)):
-        follows = f"overlap, so they do not show whether {axes} has an effect; compare the results"
-    what = f"`{v.group}`: {METRICS[v.counter].title} vary from step to step"
-    return f"{what}: {counts}. The ranges {follows}."
+    return f"`{place}`: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
 
 
 def _values(values: Values) -> str:

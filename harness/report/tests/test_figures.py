@@ -174,8 +174,8 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert table.rows[4][1:3] == ("30.0 ms [28.3 … 31.7] (30 %)", "-1.00 ms, may be 0 (-1 %)")
     assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[2]
     assert table.remarks[3:] == (
-        "Kernels inside a CUDA graph are given to parts by their names in the same step without "
-        "the graph, but for a few that it lacks.",
+        "Kernels of a CUDA graph count to the part that launches them without the graph, except a "
+        "few that differ.",
     )
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, VaryingCounts
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
 from harness.records import (
     Case,
     Counters,
-    Estimate,
     Measurement,
     Outcome,
     Profile,
@@ -97,32 +96,12 @@ def test_a_speed_that_does_not_change_in_words(changes: dict[str, Any], expected
     assert expected in sentence
 
 
-def test_equal_findings_of_several_providers_and_groups_are_one_sentence() -> None:
-    dead = (DEAD, replace(DEAD, provider="dense", pairs=2, slowest=1.3, time_differs=True))
+def test_equal_findings_of_several_groups_are_one_sentence() -> None:
     still = (STILL, replace(STILL, group="forward/dense"), replace(STILL, group="forward/x"))
 
-    first, second = oddity_sentences(Oddities(dead=dead, still=still))
+    (sentence,) = oddity_sentences(Oddities(still=still))
 
-    assert first.startswith("`train/nsa`, `train/dense`: `NSA_FWE_Q` has no effect")
-    assert "in 8 pairs of cases; only the step time differs (-0.40 % to +30 %)." in first
-    assert second.endswith(" 2 more groups.")
-
-
-@pytest.mark.parametrize(
-    ("second", "follows"),
-    [((95, 120), "ranges overlap, so they do not show whether"), ((111, 120), "ranges are apart")],
-)
-def test_counts_that_vary_in_words(second: tuple[float, float], follows: str) -> None:
-    ranges = [
-        ((n,), Estimate(value=high, low=low, high=high, processes=1, samples=8))
-        for n, (low, high) in ((512, (90, 110)), (1024, second))
-    ]
-    v = VaryingCounts(group="a", axes=("seq_len",), counter="host_syncs", ranges=tuple(ranges))
-
-    (sentence,) = oddity_sentences(Oddities(varying=(v,)))
-
-    assert "110 (90 to 110 in 8 steps) with 512" in sentence
-    assert follows in sentence
+    assert sentence.endswith(" 2 more groups.")
 
 
 # --- of a run ----------------------------------------------------------------------------
