@@ -323,7 +323,7 @@ def slowdown(estimate: Estimate) -> str:
 def better(metric: str) -> str:
     if metric in ("step_s", "step_cycles", "tokens_per_s"):
         return "as fast as"
-    return f"better in {_title(metric)} than"
+    return f"as good in {_title(metric)} as"
 
 
 def finding_sentence(f: Finding) -> str:

@@ -7,7 +7,7 @@ Peers are left out. No cause is named without evidence: a run in which nothing i
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, pairwise
@@ -111,7 +111,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *wrong,
         *_failures(measured),
         *_without_effect(run, ours),
-        *_over_time(measured),
+        *_over_time(measured, slow_wanted=_slow_wanted(run)),
         *_limits(run, judged),
         *_ranks(measured),
         *_settings(run, judged),
@@ -226,7 +226,15 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
     yield from _dearest(CauseKind.POWER, power)
 
 
-def _over_time(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+def _slow_wanted(run: Run) -> set[str]:
+    """Cases in which the suite expects a slow step, to see that it is found."""
+    wanted = [e for e in run.suite.expectations if e.metric == "slow_steps" and e.low]
+    return {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in wanted)}
+
+
+def _over_time(
+    measured: Mapping[str, Sequence[Measurement]], *, slow_wanted: Collection[str]
+) -> Iterator[Cause]:
     """Memory that leaks, over the steps or while sampling; tokens/s that sink; slow steps."""
     leaks, sinking, slow = dict[str, str](), dict[str, str](), dict[str, str]()
     for case_id, processes in measured.items():
@@ -237,7 +245,8 @@ def _over_time(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]
             if went.trend == "sinking" and went.drift:
                 change = units.cell("tokens_per_s_drift", went.drift)
                 sinking[case_id] = f"tokens/s changes by {change} in {went.steps} steps"
-            for step, factor in [*went.slow.items()][:1]:
+            odd = {} if case_id in slow_wanted else went.slow
+            for step, factor in [*odd.items()][:1]:
                 more = f"; {len(went.slow) - 1} more are slow" if len(went.slow) > 1 else ""
                 text = f"step {step} takes {units.factor(factor)} as long as those around it"
                 if (n := sum(bool(m.over_steps) for m in processes)) > 1:

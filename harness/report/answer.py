@@ -15,6 +15,7 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     METRICS,
+    OVER_STEPS,
     WORST_FIRST,
     Case,
     Decision,
@@ -45,6 +46,7 @@ from harness.report.text import (
 from harness.report.verdict_text import (
     farthest,
     gap_text,
+    met_sentence,
     needed_text,
     outside,
     rule_sentence,
@@ -141,7 +143,7 @@ def headline(
         case Decision.NO_GO:
             todo = "do not go ahead"
         case Decision.INCONCLUSIVE:
-            todo = "measure again before you decide"
+            todo = "measure again"
         case Decision.CONDITIONAL if decides and (slow := _slowest(decides, solved)):
             todo, said = slow
         case Decision.CONDITIONAL if facts == {Fact.FEW}:
@@ -236,7 +238,8 @@ def _number(r: RuleResult) -> str:
     if missed := [f for f in r.findings if outside(f)]:
         f = farthest(missed)
         return f"{f.subject}: {finding_sentence(f)}"
-    return f"{rule_sentence(r, 1)}{_needed(r)}{gap_text(r)}"
+    of = METRICS[r.stated.metric].title if r.stated and r.stated.metric in OVER_STEPS else ""
+    return f"{of}{', ' * bool(of)}{rule_sentence(r, 1)}{_needed(r)}{gap_text(r)}"
 
 
 def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
@@ -280,12 +283,11 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
     decides = deciding(v)
-    met = [r for r in asked if r.decision is Decision.GO and r is not decides]
-    if len(met) < 2:
-        met = []
+    met = [r for r in asked[1:] and asked if r.decision is Decision.GO and r is not decides]
     said = [_above(r) if r is decides else _short(r) for r in asked if r not in met]
     if met:
-        said.append(f"{'the other' if said else 'all'} {len(met)} limits are met")
+        count = f"{len(met)} limits are" if met[1:] else "limit is"
+        said.append(f"{'the other' if said else 'all'} {count} met")
     note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {'; '.join(said)}."
 
@@ -307,7 +309,9 @@ def _short(r: RuleResult) -> str:
         worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
         some = f"lowest of {plural('pair', len(timed))}: {finding_sentence(worst)}"
         return f"{some}; no time for {len(gaps):,} more"
-    return f"{rule_sentence(r, 1)}{'' if plain else _needed(r)}{gap_text(r)}"
+    met = r.decision is Decision.GO
+    said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
+    return f"{said}{'' if plain else _needed(r)}{gap_text(r)}"
 
 
 def _word(result: RuleResult) -> str:

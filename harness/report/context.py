@@ -197,7 +197,7 @@ def build(
     timed = [r.match for r in suite.rules if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations)]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
-    asked = asked or {*sections}
+    asked = {w for w in asked if len(groups[w]) > 1} or asked or {*sections}
     fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
     values: dict[str, object] = {
         "run": run,

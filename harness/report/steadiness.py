@@ -13,7 +13,7 @@ from harness.machine import requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, outcome_name, plural
+from harness.report.text import case_names, listed, outcome_name, plural
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
@@ -47,7 +47,7 @@ def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | 
 
 
 def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
-    """One row a training run; None without one.
+    """One row a training run, or several that went alike; None without one.
 
     Args:
         names: Case id -> its short name.
@@ -55,7 +55,7 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
     found = [(c, went) for c in run.suite.cases if (went := course(run.of(c.case_id)))]
     if not found:
         return None
-    rows, against = [], dict[str, str]()
+    rows, against = dict[tuple[str, ...], list[str]](), dict[str, str]()
     for case, went in found:
         difference = NONE
         if (first := against.setdefault(case.workload, case.case_id)) != case.case_id:
@@ -67,19 +67,17 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
         if went.growth:
             flat = abs(went.growth.value) * went.steps < LEAKS_BYTES
             growth = "flat" if flat else f"{units.size(went.growth.value)} a step"
-        rows.append(
-            (
-                names[case.case_id],
-                f"{went.steps:,}",
-                *(_from_to(went, name) for name in ("loss", "bits_per_byte")),
-                difference,
-                f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
-                f"leak: {growth}" if went.leaked else growth,
-                ", ".join(f"{n} ({units.factor(x)})" for n, x in [*went.slow.items()][:MAX_STEPS])
-                or NONE,
-                ", ".join(f"{what} at {n}" for what, n in went.not_finite.items()) or NONE,
-            )
+        slow = [*went.slow.items()][:MAX_STEPS]
+        cells = (
+            f"{went.steps:,}",
+            *(_from_to(went, name) for name in ("loss", "bits_per_byte")),
+            difference,
+            f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
+            f"leak: {growth}" if went.leaked else growth,
+            ", ".join(f"{n} ({units.factor(x)})" for n, x in slow) or NONE,
+            ", ".join(f"{what} at {n}" for what, n in went.not_finite.items()) or NONE,
         )
+        rows.setdefault(cells, []).append(names[case.case_id])
     heads = ("case", ">steps", ">loss", ">bits per byte", ">loss at equal steps", ">tokens/s")
     remarks = (
         "Loss and bits per byte: the first step, and the mean of the last tenth. Loss at equal "
@@ -90,7 +88,8 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
         "50 ms more.",
     )
     columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
-    return Table(columns=columns, rows=tuple(rows), remarks=remarks)
+    shown = [(listed(of, 1), *cells) for cells, of in rows.items()]
+    return Table(columns=columns, rows=tuple(shown), remarks=remarks)
 
 
 def _from_to(went: Course, name: str) -> str:

@@ -426,7 +426,7 @@ def _count(s: CaseSummary) -> str:
 def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
     """Why metrics are missing from cases that ended ok."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    named = [m for m in METRICS.values() if m.of_case and m.name not in _DETAILS]
+    named = [m for m in METRICS.values() if m.of_case and not m.counted and m.name not in _DETAILS]
     reasons = (
         (
             _TITLES[m.name],

@@ -99,6 +99,20 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     return text
 
 
+def met_sentence(result: RuleResult, stated: Rule) -> str:
+    """The value nearest to the limit of a rule that is met, without its case: `at least 6,010
+    tokens/s`."""
+    worst = _worst(result, stated)
+    if worst is None and len(result.findings) == 1:
+        (worst,) = result.findings
+    if worst is None or worst.estimate is None:
+        return rule_sentence(result, 1)
+    value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
+    side = "at least " if stated.higher_is_better else "at most "
+    several = result.judged > 1 and stated.quantifier != "any"
+    return f"{side if several else ''}{value}"
+
+
 def _missed(result: RuleResult) -> str:
     """`8 of 8 missed, by 1.1x to 1.7x, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
     missed = [f for f in result.findings if outside(f)]
@@ -189,14 +203,20 @@ def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
     metric = stated.quantity
     if stated.against:
-        only = stated.against.criteria if {*stated.against.criteria} == {"provider"} else {}
-        names = only.get("provider")
-        other = " or ".join(map(str, names)) if names else f"the case{_criteria(stated.against)}"
-        return f"at least {_times(stated.go)} {units.better(stated.metric)} {other}"
+        return (
+            f"at least {_times(stated.go)} {units.better(stated.metric)} {_other(stated.against)}"
+        )
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
     sign = "≥" if metric.higher_is_better else "≤"
     return f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)}"
+
+
+def _other(against: Match) -> str:
+    """What a ratio rule compares with: `dense-cudnn`, or `the case with precision=fp32`."""
+    only = against.criteria if {*against.criteria} == {"provider"} else {}
+    names = only.get("provider")
+    return " or ".join(map(str, names)) if names else f"the case{_criteria(against)}"
 
 
 def needed_text(stated: Rule) -> str:

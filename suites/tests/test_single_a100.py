@@ -124,7 +124,7 @@ def test_the_settings_that_slow_a_run_down_are_named_and_the_innocent_are_not() 
     diagnoses = {d.name: d for d in diagnose(run.suite, summary.summarise(run))}
     found = {name: d.conclusion for name, d in diagnoses.items()}
 
-    assert found["all settings of that run together"] is Conclusion.ENOUGH
+    assert found["all of them together"] is Conclusion.ENOUGH
     assert found["gather instead of Triton"] is Conclusion.ENOUGH
     for name in ("gradient checkpointing", "the model without NSA (dense)"):
         assert found[name] is Conclusion.RULED_OUT
