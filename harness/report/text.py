@@ -283,11 +283,11 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
 
 
 def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
-    """`nsa overtakes dense between T 8192 and 32768 in 9 of 10 configurations`: where it does."""
+    """`nsa overtakes dense between T 8192 and 32768 (9 of 10 configurations)`: where it does."""
     v, ends = found[0], [one.crossover for one in found if one.crossover]
     between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
     many = f"{len(ends)} of {plural('configuration', len(found))}"
-    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} in {many}."
+    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
 
 
 def _range(ends: tuple[float, float]) -> str:
