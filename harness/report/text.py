@@ -197,23 +197,14 @@ def command_text(case: Case) -> str:
     return shlex.join("python" if word == INTERPRETER else word for word in words)
 
 
-def variables_text(case: Case) -> str:
-    """Names of the variables that a case sets, without values, which may be secret."""
-    return ", ".join(case.env)
-
-
-def folder_text(case: Case, measured: Sequence[Measurement]) -> str:
-    """The folder in which the program of a case ran; the suite's if none started."""
-    ran = (m.code["program"] for m in measured if "program" in m.code)
-    return next(ran, case.program.cwd if case.program else "")
-
-
 def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Iterable[str]:
-    """The command of each workload that is a program: that of its first case."""
+    """The command of each workload that is a program, by its first case: where it ran, and the
+    names of the variables that it sets, without values, which may be secret."""
     for name in dict.fromkeys(case.workload for case in cases if case.program):
         first, *rest = (case for case in cases if case.workload == name)
-        where = folder_text(first, [m for m in measured if m.case_id == first.case_id])
-        sets = f"; sets {variables_text(first)}" if first.env else ""
+        ran = [m.code for m in measured if m.case_id == first.case_id and "program" in m.code]
+        where = ran[0]["program"] if ran else first.program.cwd if first.program else ""
+        sets = f"; sets {', '.join(first.env)}" if first.env else ""
         more = f"; {plural('more case', len(rest))} with other axes" if rest else ""
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
 
