@@ -270,7 +270,7 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         those = missed or (met if word == "met" else asked)
         by = f" ({factors_text(missed)})" if missed else ""
         count = f"{len(those)} of {plural('expectation', len(asked))}"
-        yield f"Noted only: {count} {word}{by}."
+        yield f"Noted: {count} {word}{by}."
 
 
 def _part(rules: Sequence[RuleResult], v: Verdict) -> str:

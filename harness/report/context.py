@@ -192,8 +192,7 @@ def build(
     compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
     crossed = [v for v in against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
-    along = [v for v in against if len(v.points) > 1]
-    ahead = [[v for v in along if (v.workload, v.theirs) == one] for one in met]
+    ahead = [[v for v in against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
     timed = [r.match for r in suite.rules if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations)]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}

@@ -25,10 +25,8 @@ from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table
 from harness.report.text import (
     case_names,
-    command_text,
-    folder_text,
+    program_lines,
     unavailable,
-    variables_text,
 )
 
 TOP = 3
@@ -55,7 +53,7 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
     """What the section shows, by name: tables or None, and sentences."""
     first, names = {s.case.case_id: _first(run, s) for s in summaries}, case_names(run.suite)
     return {
-        "programs": _programs(run, summaries),
+        "programs": tuple(program_lines([s.case for s in summaries], run.measurements)),
         "bottlenecks": _bottlenecks(run, summaries, names),
         "parts": _parts(summaries, first, names),
         "counts": _counts(summaries, first, names),
@@ -171,22 +169,6 @@ def _in_cycles(summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> It
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:
     """The first process with counters or a profile."""
     return next((m for m in run.of(summary.case.case_id) if m.counters or m.profile), None)
-
-
-def _programs(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
-    rows = [
-        (
-            f"`{case.case_id}`",
-            f"`{command_text(case)}`",
-            f"`{folder_text(case, run.of(case.case_id))}`",
-            variables_text(case) or NONE,
-        )
-        for case in (s.case for s in summaries)
-        if case.program
-    ]
-    if not rows:
-        return None
-    return Table(columns=("case", "command", "in", "sets"), rows=tuple(rows))
 
 
 # --- where the step goes -----------------------------------------------------------------

@@ -171,12 +171,10 @@ def savings_table(found: Excess | None, names: Mapping[str, str]) -> Table | Non
 
 
 def speed_up(found: Excess, run: Run) -> str:
-    """`Speed up nsa.select (59.1 ms of 135 ms): `...``; the table beside it has the case."""
-    first = found.parts[0]
-    part = f"{units.duration(first.most_s)} of {units.duration(found.step_s)}"
+    """`Speed up select: `...``; the table beside it has the case and the times."""
     again = AGAIN.format(suite=shlex.quote(run.suite.path), case=shlex.quote(found.case_id))
     again += f" -f {shlex.quote(found.partner)}" if found.partner else ""
-    return f"Speed up {first.name} ({part}): `{again}`"
+    return f"Speed up {found.parts[0].name}: `{again}`"
 
 
 def _saves(s: Saving) -> str:

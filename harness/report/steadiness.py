@@ -172,17 +172,17 @@ def trust(
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none that decides' if none else ''}"
-        yield f"correctness checked in {counted}{more}"
+        more = f"{beyond}{', none deciding' if none else ''}"
+        yield f"correctness: {counted} checked{more}"
     loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
-        (f"processes {LOOSE:g}x apart or more", loose),
-        ("never steady", [s for s in summaries if _unsteady(run, s)]),
+        (f"processes ≥ {LOOSE:g}x apart", loose),
+        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             (one, *rest) = (s.case.case_id for s in those)
-            named = what == "never steady" and not rest and one in behind
+            named = what == "unsteady" and not rest and one in behind
             yield f"{what}: {short[one] if named else plural('case', len(those))}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
@@ -192,7 +192,7 @@ def trust(
 
 
 def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
-    """`1 judged, 10 as baseline`: what these are to the rules; the others only if these are all."""
+    """`1 judged, 10 baselines`: what these are to the rules; the others only if these are all."""
     asked = [r.stated for r in v.rules if r.stated and r.applies]
     against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
     cases = [c for c in run.suite.cases if c.case_id in ids]
@@ -200,8 +200,8 @@ def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
     theirs = against & {*ids} - judged
     if not judged | theirs:
         return plural("other case", len(ids))
-    words = {"judged": judged, "as baseline": theirs}
-    return ", ".join(f"{len(those)} {word}" for word, those in words.items() if those)
+    parts = [f"{len(judged)} judged"] if judged else []
+    return ", ".join([*parts, *([plural("baseline", len(theirs))] if theirs else [])])
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:

@@ -197,23 +197,14 @@ def command_text(case: Case) -> str:
     return shlex.join("python" if word == INTERPRETER else word for word in words)
 
 
-def variables_text(case: Case) -> str:
-    """Names of the variables that a case sets, without values, which may be secret."""
-    return ", ".join(case.env)
-
-
-def folder_text(case: Case, measured: Sequence[Measurement]) -> str:
-    """The folder in which the program of a case ran; the suite's if none started."""
-    ran = (m.code["program"] for m in measured if "program" in m.code)
-    return next(ran, case.program.cwd if case.program else "")
-
-
 def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Iterable[str]:
-    """The command of each workload that is a program: that of its first case."""
+    """The command of each workload that is a program, by its first case: where it ran, and the
+    names of the variables that it sets, without values, which may be secret."""
     for name in dict.fromkeys(case.workload for case in cases if case.program):
         first, *rest = (case for case in cases if case.workload == name)
-        where = folder_text(first, [m for m in measured if m.case_id == first.case_id])
-        sets = f"; sets {variables_text(first)}" if first.env else ""
+        ran = [m.code for m in measured if m.case_id == first.case_id and "program" in m.code]
+        where = ran[0]["program"] if ran else first.program.cwd if first.program else ""
+        sets = f"; sets {', '.join(first.env)}" if first.env else ""
         more = f"; {plural('more case', len(rest))} with other axes" if rest else ""
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
 
@@ -283,11 +274,11 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
 
 
 def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
-    """`nsa overtakes dense between T 8192 and 32768 in 9 of 10 configurations`: where it does."""
+    """`nsa overtakes dense between T 8192 and 32768 (9 of 10 configurations)`: where it does."""
     v, ends = found[0], [one.crossover for one in found if one.crossover]
     between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
     many = f"{len(ends)} of {plural('configuration', len(found))}"
-    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} in {many}."
+    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
 
 
 def _range(ends: tuple[float, float]) -> str:

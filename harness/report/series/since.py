@@ -170,7 +170,7 @@ def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple
         if g.change is Change.FASTER:
             low, high = c.high and 1 / c.high, c.low and 1 / c.low
             group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
-        yield group, f"{name[g.case_id]} {units.times(e)} {g.change}"
+        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}"
 
 
 def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:

@@ -170,7 +170,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
 
     trust, too = values(made)["trust"], ""
     if their_clock < 1:
-        too = ", 1 as baseline" if against else ""
+        too = ", 1 baseline" if against else ""
     assert trust.endswith(f"clock-limited: 1 judged{too}")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     parts = [s.name for s in over.parts] if over else []
@@ -213,4 +213,4 @@ def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, ove
         )
         assert answer.next_steps(verdict, made, (), over=found, solved=solved) == ()
         (step,) = answer.next_steps(verdict, made, (), over=found)
-        assert step.startswith("Speed up select (80.0 ms")
+        assert step.startswith("Speed up select: `harness run ")

@@ -12,7 +12,7 @@ import pytest
 
 from harness.analysis import overhead
 from harness.analysis.effects import Effect
-from harness.records import Decision, Outcome, Profile, Run
+from harness.records import INTERPRETER, Decision, Outcome, Profile, Program, Run
 from harness.report import context, text
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
@@ -187,6 +187,17 @@ def test_a_run_without_any_number_still_has_a_report(tmp_path: Path) -> None:
 
     assert " (unfinished) | " in text
     assert not any(tmp_path.glob("figures/*.png"))
+
+
+def test_a_program_has_its_command_and_no_value_of_a_variable() -> None:
+    program = Program(argv=(INTERPRETER, "train.py", "--gc"), cwd="code")
+    cases = [replace(c, program=program, env={"KEY": "s3"}) for c in sweep(gc=["off", "on"])]
+    started = run(cases, lambda c: timed(c, 0.05, code={"program": "/where"}))
+
+    (line,) = values(started)["profile"]["programs"]
+
+    more = "(in /where; sets KEY); 1 more case with other axes"
+    assert line == f"train runs: python train.py --gc {more}"
 
 
 def test_one_process_has_no_interval_and_leaves_the_verdict_open() -> None:

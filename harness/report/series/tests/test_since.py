@@ -56,9 +56,9 @@ def test_a_report_says_what_is_better_worse_fixed_and_open() -> None:
 
     text = section(now, before)
 
-    assert "what=quicker 2.00x [" in line(text, "Faster")
+    assert "what=quicker: 2.00x [" in line(text, "Faster")
     assert "faster" in line(text, "Faster")
-    assert "what=slower 2.0" in line(text, "Regressed")
+    assert "what=slower: 2.0" in line(text, "Regressed")
     assert "what=broken (crash, ok before)" in line(text, "Regressed")
     assert "what=mended (crash before)" in line(text, "Passes now")
     assert line(text, "Still open").startswith("**Still open**: nsa, what=still (hang)")
@@ -125,7 +125,7 @@ def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
     assert first(x=0.005) == (first()[0], "")
     head, slower = first(x=0.02)
     assert head.startswith("**Read**: the limits are met: ")
-    assert slower.startswith("**Regressed since 2026-11-21**: nsa, what=x 2.0")
+    assert slower.startswith("**Regressed since 2026-11-21**: nsa, what=x: 2.0")
     assert slower.endswith("] slower.")
     _, both = first(x=0.02, y=Outcome.CRASH)
     assert both == "**Regressed since 2026-11-21**: 3, worst: nsa, what=y (crash, ok before)."
