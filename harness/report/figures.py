@@ -41,6 +41,8 @@ INK, MUTED, FAINT = "#222222", "#6B6B6B", "#E4E4E4"
 DPI = 160
 WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 """No figure is larger than a screen."""
+LETTER_IN, HANDLE_IN = 0.062, 0.55
+"""Of a legend: width of a letter, and of what stands beside a text."""
 LONG_TITLE = 92
 MIN_CURVE = 4
 """Fewest steps that are drawn as a curve."""
@@ -122,7 +124,7 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
     if any(v.roofline for v in drawn):
         handles.append(Line2D([], [], color=MUTED, lw=1, ls=":"))
         texts.append("at the roofline")
-    figure.legend(handles, texts, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    _legend(figure, handles, texts, 3)
     said = [
         f"{drawn[0].ours} is {span_of_speeds(ends)} {t} at {drawn[0].axis} {xs[-1]:,g}"
         for t in theirs
@@ -167,7 +169,7 @@ def scaling(fits: Sequence[ScalingFit], labels: Mapping[str, str], axis: str) ->
     axes.set_xlabel(f"{axis}; on the lines: exponent{late}", color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
     names = _folded(labels[f.group] for f in drawn)
-    figure.legend(handles, names, loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    _legend(figure, handles, names, 2)
     figure.suptitle("two\nlines", fontsize=10)
     figure.draw_without_rendering()  # the layout is then as it will be
     _exponents(figure, axes, drawn)
@@ -226,7 +228,7 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
         Patch(fc=colours[n], ec="#888888", lw=0.4, hatch="////" if n == OUTSIDE else None)
         for n in parts
     ]
-    figure.legend(handles, parts, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    _legend(figure, handles, parts, 5)
     named = {n: t for n, t in found[0].parts.items() if n != REST}
     most, seconds = max(named.items(), key=lambda part: part[1])
     name, step = names[found[0].case.case_id], units.duration(found[0].step_s)
@@ -235,13 +237,14 @@ def where(found: Sequence[Stack], names: Mapping[str, str]) -> Picture | None:
 
 
 def over_steps(found: Sequence[tuple[str, Measurement]]) -> Picture | None:
-    """Loss and tokens/s over the steps: two panels, one curve a case.
+    """Loss and tokens/s over the steps: two panels, one curve a case, of the longest runs.
 
     Args:
         found: Short name of a case, and the process that is drawn.
     """
     drawn = [(n, m, s) for n, m in found if (s := m.over_steps) and len(s.step) >= MIN_CURVE]
-    drawn = drawn[: 2 * len(COLOURS)]
+    longest = max((s.step[-1] for *_, s in drawn), default=0)
+    drawn = [one for one in drawn if 2 * one[2].step[-1] > longest][: 2 * len(COLOURS)]
     if not drawn:
         return None
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN * 0.8), layout="constrained")
@@ -266,10 +269,7 @@ def over_steps(found: Sequence[tuple[str, Measurement]]) -> Picture | None:
     panels[1].set_ylim(bottom=0)
     panels[1].yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.0f}"))
     names = _folded(n for n, _, _ in drawn)
-    columns = 3 if max(map(len, names)) < LONG_ROW // 2 else 2
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
-    )
+    _legend(figure, handles, names, 3)
     went = course([drawn[0][1]])
     ends = went and went.last.get("loss")
     said = f"loss {went.first['loss']:.3f} to {ends:.3f}" if went and ends else "tokens/s"
@@ -324,6 +324,17 @@ _PANELS = (
 )
 """Channel, title, unit in SI, top of the axis."""
 MAX_PANELS = 10
+
+
+def _legend(
+    figure: Figure, handles: Sequence[Line2D | Patch], texts: Sequence[str], columns: int
+) -> None:
+    """Below the panels, in so many columns, or fewer where the texts are long."""
+    fit = int(WIDTH_IN / (LETTER_IN * max(map(len, texts)) + HANDLE_IN))
+    columns = max(1, min(columns, fit))
+    figure.legend(
+        handles, texts, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
 
 
 def _picture(name: str, figure: Figure, *message: str) -> Picture:
