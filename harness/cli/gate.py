@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import console_verdict, options
+from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
@@ -89,7 +89,7 @@ def gate(
     if as_json:
         document(records.document(verdict))
     else:
-        out.print(console_verdict.shown(verdict))
+        out.print(console.judged(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
 
 
