@@ -292,6 +292,29 @@ def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.Completed
 
 
 @pytest.mark.parametrize(
+    ("hosted", "status", "compared"),
+    [("counters", 1, "gate --counters --base=b "), ("times", 1, "gate --base=b "), ("typo", 2, "")],
+)
+def test_a_machine_without_a_gpu_compares_what_the_file_says(
+    tmp_path: Path, hosted: str, status: int, compared: str
+) -> None:
+    (step,) = (
+        s
+        for s in jobs(ROOT / ".github/workflows/gate.yml")["hosted"]["steps"]
+        if s.get("name") == "Gate"
+    )
+    (script,) = load(GITLAB)["gate-hosted"]["script"]
+    harness = tmp_path / "harness"
+    harness.write_text('#!/bin/sh\necho "$*"; exit 1\n')
+    harness.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTED": hosted, "GATE_HOSTED": hosted}
+    env |= {"BASE": "b", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "b"}
+    for text in (step["run"], script):
+        ran = bash(text, cwd=tmp_path, env=env)
+        assert (ran.returncode, ran.stdout.startswith(compared)) == (status, True), ran.stdout
+
+
+@pytest.mark.parametrize(
     ("fork", "has_runner", "forks_need_gpu", "gpu", "good"),
     [
         pytest.param("false", "true", "true", "success", True, id="ours"),
