@@ -292,6 +292,29 @@ def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.Completed
 
 
 @pytest.mark.parametrize(
+    ("hosted", "status", "compared"),
+    [("counters", 1, "gate --counters --base=b "), ("times", 1, "gate --base=b "), ("typo", 2, "")],
+)
+def test_a_machine_without_a_gpu_compares_what_the_file_says(
+    tmp_path: Path, hosted: str, status: int, compared: str
+) -> None:
+    (step,) = (
+        s
+        for s in jobs(ROOT / ".github/workflows/gate.yml")["hosted"]["steps"]
+        if s.get("name") == "Gate"
+    )
+    (script,) = load(GITLAB)["gate-hosted"]["script"]
+    harness = tmp_path / "harness"
+    harness.write_text('#!/bin/sh\necho "$*"; exit 1\n')
+    harness.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTED": hosted, "GATE_HOSTED": hosted}
+    env |= {"BASE": "b", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "b"}
+    for text in (step["run"], script):
+        ran = bash(text, cwd=tmp_path, env=env)
+        assert (ran.returncode, ran.stdout.startswith(compared)) == (status, True), ran.stdout
+
+
+@pytest.mark.parametrize(
     ("fork", "has_runner", "forks_need_gpu", "gpu", "good"),
     [
         pytest.param("false", "true", "true", "success", True, id="ours"),
@@ -309,14 +332,14 @@ def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.Completed
         pytest.param("false", "true", "false", "success", False, id="both"),
     ],
 )
-@pytest.mark.parametrize("counters", ["success", "failure", ""])
+@pytest.mark.parametrize("hosted", ["success", "failure", "", "nothing"])
 def test_a_job_that_did_not_run_is_not_a_pass(
     fork: str,
     has_runner: str,
     forks_need_gpu: str,
     gpu: str,
     good: bool,
-    counters: str,
+    hosted: str,
     tmp_path: Path,
 ) -> None:
     (step,) = jobs(ROOT / ".github/workflows/gate.yml")["verdict"]["steps"]
@@ -325,12 +348,14 @@ def test_a_job_that_did_not_run_is_not_a_pass(
         "HAS_RUNNER": has_runner,
         "FORKS_NEED_GPU": forks_need_gpu,
         "GPU": gpu,
-        "COUNTERS": counters,
+        "HOSTED": "nothing" if hosted == "nothing" else "counters",
+        "HOSTED_RESULT": "success" if hosted == "nothing" else hosted,
     }
 
     ran = bash(step["run"], cwd=tmp_path, env=env)
 
-    assert (ran.returncode == 0) is (good and counters == "success"), ran.stdout + ran.stderr
+    expected = good and (hosted == "success" or (hosted == "nothing" and gpu == "success"))
+    assert (ran.returncode == 0) is expected, ran.stdout + ran.stderr
 
 
 def test_the_verdict_of_a_pull_request_needs_every_job() -> None:
@@ -342,7 +367,7 @@ def test_the_verdict_of_a_pull_request_needs_every_job() -> None:
     assert job["if"] == "${{ always() }}"
     assert workflow["env"]["FORKS_NEED_GPU"] is True
     assert {name: " ".join(text.split()) for name, text in job["env"].items()} == {
-        "COUNTERS": "${{ needs.counters.result }}",
+        "HOSTED_RESULT": "${{ needs.hosted.result }}",
         "GPU": "${{ needs.gpu.result }}",
         "FORK": f"${{{{ github.event_name == 'pull_request' && {ours.format('!=')} }}}}",
         "HAS_RUNNER": "${{ vars.GPU_RUNNER != '' }}",

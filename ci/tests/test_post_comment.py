@@ -157,14 +157,14 @@ def test_a_page_is_posted_once_and_then_updated(script: ModuleType, github: GitH
 
 
 def test_each_gate_has_its_own_comment(script: ModuleType, github: GitHub) -> None:
-    github.archives["gate-comment-counters"] = packed(comment_md="counters", pr_txt="42")
+    github.archives["gate-comment-hosted"] = packed(comment_md="hosted", pr_txt="42")
     github.archives["something-else"] = github.archives["gate-comment-x"] = b"no zip"
 
     assert run(script, github) == 0
     assert run(script, github) == 0
 
     marks = [c["body"].splitlines()[0] for c in github.comments]
-    assert marks == ["<!-- nsa-harness gate: gpu -->", "<!-- nsa-harness gate: counters -->"]
+    assert marks == ["<!-- nsa-harness gate: gpu -->", "<!-- nsa-harness gate: hosted -->"]
 
 
 def test_only_the_api_sees_the_token(script: ModuleType, github: GitHub) -> None:

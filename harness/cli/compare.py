@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.analysis.summary import SPEEDS
-from harness.cli import console, console_verdict, options
+from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
@@ -92,7 +92,7 @@ def compare(
             if asked:
                 before = comparing.named_alike(first, second, only or ())
                 found = _pivot(answer, before, second, rows, cols, metric or "step_s")
-                shown = console_verdict.shown(answer, console.pivot(found))
+                shown = console.judged(answer, console.pivot(found))
                 options.print_pivot(found, form, shown)
                 raise typer.Exit(answer.exit_status)
         case [None, None]:
@@ -126,7 +126,7 @@ def compare(
     if as_json:
         document(records.document(answer))
     else:
-        out.print(console_verdict.shown(answer))
+        out.print(console.judged(answer))
     raise typer.Exit(answer.exit_status)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli import console_verdict, options
+from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
@@ -14,7 +14,6 @@ from harness.gate.plan import Request
 from harness.gate.records import Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE
-from harness.integrations.page import step_summary
 
 
 def gate(
@@ -39,10 +38,6 @@ def gate(
     ] = False,
     verdict_file: Annotated[
         Path | None, typer.Option("--verdict", metavar="FILE", help="Write the verdict as JSON.")
-    ] = None,
-    summary_file: Annotated[
-        Path | None,
-        typer.Option("--summary", metavar="FILE", help="Write the verdict as Markdown."),
     ] = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
@@ -78,18 +73,16 @@ def gate(
         wait_for_gpu_s=wait_for_gpu,
         self_test=self_test,
     )
-    for file in filter(None, (verdict_file, summary_file)):
-        _require_writable(file)
+    if verdict_file is not None:
+        _require_writable(verdict_file)
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)
     if verdict_file is not None:
         verdict_file.write_text(records.encode(verdict), encoding="utf-8")
-    if summary_file is not None:
-        summary_file.write_text(step_summary(verdict), encoding="utf-8")
     if as_json:
         document(records.document(verdict))
     else:
-        out.print(console_verdict.shown(verdict))
+        out.print(console.judged(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
 
 

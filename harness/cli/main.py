@@ -18,6 +18,7 @@ import typer.core
 from harness import __version__
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
+from harness.cli.init import init
 from harness.cli.options import RENAMED, out, say
 from harness.errors import HarnessError
 from harness.records import Decision
@@ -98,6 +99,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "overhead": run.overhead,
     },
     "Compare": {
+        "init": init,
         "gate": gate.gate,
         "compare": compare.compare,
         "bisect": bisect.bisect,

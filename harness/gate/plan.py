@@ -438,15 +438,23 @@ def _preflight(plan: Plan) -> None:
         if refused := _refusal(candidate, suite, cases):
             raise refused
         for side in baseline:
-            missing = {case.case_id: absent(case, side.roots) for case in cases}
-            side.cannot |= {
-                (path, i): f"there is no package {p!r}" for i, p in missing.items() if p
-            }
+            missing = {case.case_id: _lacks(case, side, plan.trees) for case in cases}
+            side.cannot |= {(path, i): f"there is no {what}" for i, what in missing.items() if what}
             there = [case for case in cases if not missing[case.case_id]]
             for case in there if _refusal(side, suite, there) else ():
                 if refused := _refusal(side, suite, [case]):
                     reason = refused.reason if isinstance(refused, CaseRefused) else str(refused)
                     side.cannot[path, case.case_id] = reason
+
+
+def _lacks(case: Case, side: Side, trees: Trees) -> str:
+    """The package or the program's file that a case needs and only the candidate has."""
+    if package := absent(case, side.roots):
+        return f"package {package!r}"
+    base, candidate = (t / case.program.cwd if case.program else t for t in trees.folders)
+    words = case.program.argv if case.program else ()
+    lost = (w for w in words if (candidate / w).is_file() and not (base / w).is_file())
+    return f"file {name!r}" if (name := next(lost, "")) else ""
 
 
 def _refusal(side: Side, suite: Suite, cases: Sequence[Case]) -> SuiteError | None:

@@ -268,12 +268,12 @@ def load(path: Path) -> Policy:
     Raises:
         SuiteError: With place, problem and remedy.
     """
-    return parse(text_of(path, path, "Name one with --policy, or copy ci/gate.yaml."), path)
+    return parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
 
 
 def parse(text: str, path: Path) -> Policy:
     """The same for the text of the file, perhaps from another commit."""
-    document = read(text, path, least="Copy ci/gate.yaml.")
+    document = read(text, path, least="Write one: harness init.")
     policy = Policy(path=str(path), form=checked(PolicyForm, document), document=document)
     try:
         Thresholds(**policy.given)

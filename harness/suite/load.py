@@ -95,7 +95,7 @@ def factory_place(suite: Suite, case: Case) -> tuple[int, int]:
 
 def available() -> tuple[Path, ...]:
     """The shipped suites, sorted by name."""
-    return tuple(sorted((_shipped_folder() / "suites").glob("*.yaml")))
+    return tuple(sorted((shipped_folder() / "suites").glob("*.yaml")))
 
 
 def shipped_roots(suite: Suite) -> tuple[Path, ...]:
@@ -104,11 +104,11 @@ def shipped_roots(suite: Suite) -> tuple[Path, ...]:
         file, _ = _find(suite.path)
     except SuiteError:  # it has no file
         return ()
-    folder = _shipped_folder()
+    folder = shipped_folder()
     return (folder,) if file.resolve().parent == folder / "suites" else ()
 
 
-def _shipped_folder() -> Path:
+def shipped_folder() -> Path:
     """The folder of the packages `suites` and `nsa`, in a wheel or a checkout."""
     here = Path(__file__).resolve().parents[1]
     return here / "shipped" if (here / "shipped" / "suites").is_dir() else here.parent

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.integrations import first_gate
 from harness.records import Outcome, Run
 from harness.store import reader
 from harness.tests.gate_repositories import POLICY, SUITE, commit, git, write
 
 ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = tuple(name for names in first_gate.TEMPLATES.values() for name in names)
 SOURCES = ("harness", "nsa", "suites")
 BUILD = (
     "from setuptools import build_meta as b; b.build_wheel('wheel'); b.build_editable('editable')"
@@ -43,8 +45,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
         shutil.copytree(ROOT / package, source / package, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    for name in ("pyproject.toml", "README.md", "LICENSE", *TEMPLATES):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
     subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
     return source
 
@@ -127,6 +130,7 @@ def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
         if not {"tests", "build", "__pycache__"} & set(path.parts[len(ROOT.parts) :])
     }
 
+    wanted |= {*TEMPLATES}
     assert {f if f.startswith("harness/") else f"harness/shipped/{f}" for f in wanted} <= names
 
 

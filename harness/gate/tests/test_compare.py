@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness.cli import console_verdict
 from harness.cli import main as cli
+from harness.cli.console import judged
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
 from harness.gate.records import GateVerdict, State
@@ -262,7 +262,7 @@ def test_no_number_is_wrapped(width: int) -> None:
     console = Console(width=width)
 
     with console.capture() as shown:
-        console.print(console_verdict.shown(compare(a, b)))
+        console.print(judged(compare(a, b)))
 
     lines = shown.get().splitlines()
     assert any(line.split()[:3] == ["differs", "baseline", "candidate"] for line in lines)

@@ -444,21 +444,20 @@ def test_code_from_outside_both_trees_is_refused(
 @pytest.mark.usefixtures("planted")
 def test_the_command_writes_its_verdict(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", tree("same"))
-    verdict, summary = tmp_path / "out/verdict.json", tmp_path / "out/summary.md"
+    verdict = tmp_path / "out/verdict.json"
     write(folder, {"ci/baselines/counters.json": "{}"})
 
     asked = ("gate", "--counters", "--verdict", str(verdict))
     damaged = harness(*asked, cwd=folder)
     left = verdict.exists()
     (folder / "ci/baselines/counters.json").unlink()
-    strict = harness(*asked, "--summary", str(summary), cwd=folder)
+    strict = harness(*asked, cwd=folder)
 
     assert (damaged.returncode, left) == (2, False)
     assert "counters.json" in damaged.stderr
     assert strict.returncode == 3
     assert "Gate: INCONCLUSIVE" in strict.stdout
     assert decode(verdict.read_bytes(), "it").decision is OPEN
-    assert "INCONCLUSIVE" in summary.read_text()
 
 
 def test_an_interrupted_gate_removes_its_worktrees(

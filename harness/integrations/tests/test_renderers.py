@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.analysis import scaling, summary
 from harness.analysis import verdict as gate
-from harness.cli.console_verdict import shown
+from harness.cli.console import judged
 from harness.gate import counters
 from harness.gate.records import (
     CounterChange,
@@ -160,7 +160,7 @@ def test_the_setting_that_decides_about_blocking_is_named(
     terminal = Console(width=200)
 
     with terminal.capture() as captured:
-        terminal.print(shown(verdict))
+        terminal.print(judged(verdict))
 
     assert f"The change {effect}." in step_summary(verdict)
     assert f"it {'blocks' if blocks else 'does not block'}: the policy " in captured.get()

@@ -1,0 +1,328 @@
+"""The first gate of a repository: its suite, its policy with measured limits, and its workflows.
+
+Nothing is written before everything has run: the program whose output is read, and every case
+whose speed becomes a limit.
+"""
+
+import io
+import json
+import re
+import shlex
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from harness import units
+from harness.analysis.summary import not_repeatable, summarise
+from harness.errors import HarnessError, SuiteError
+from harness.gate import counters, policy
+from harness.gate.plan import Say
+from harness.gate.policy_suites import require_own
+from harness.git.origin import packages_in
+from harness.git.repository import Repository, try_git
+from harness.records import Outcome, Run, Suite, Thresholds
+from harness.runner.rig import Rig
+from harness.runner.run import Agenda, run_suite
+from harness.runner.self_test import skipped_self_test
+from harness.runner.watchdog import RunObserver
+from harness.store import reader, writer
+from harness.suite import load as suites
+from harness.suite.positions import scalar
+from harness.suite.printed import readings
+
+SUITE, POLICY, REQUIREMENTS = "suites/gate.yaml", str(policy.DEFAULT), "ci/requirements.txt"
+TEMPLATES = {
+    "github": (
+        ".github/workflows/gate.yml",
+        ".github/workflows/gpu-gate.yml",
+        ".github/workflows/gate-comment.yml",
+        "ci/post_comment.py",
+    ),
+    "gitlab": ("ci/gitlab.yml",),
+}
+INCLUDE = "include:\n  - local: ci/gitlab.yml\n"
+IGNORED = ("__pycache__/", "*.egg-info/", "/.gate-venv/", "/gate/", "/comment/", "/reports/runs/")
+"""What a job of the workflows writes."""
+TRIAL_S = 120.0
+"""Longest first run of a program."""
+ROOM = {True: 1.1, False: 2.0}
+"""With a GPU or without: limit over measured time. CI may have another CPU."""
+ON_CPU = {"screen_ratio": 1.1, "confirm_pairs": 20, "practical": 0.1}
+ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
+"""A shared CPU cannot tell 3 %: GO is less than 25 % slower, NO-GO more than 10 %."""
+NOTHING = "Nothing was written. Repair it, or give larger --axis values, and repeat the command."
+
+
+Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
+"""What follows a run of a suite."""
+
+
+@dataclass(slots=True)
+class FirstGate:
+    """What to write: path from the root -> its whole text; and what was seen and measured."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def write(self) -> None:
+        for name, text in self.files.items():
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text(text, encoding="utf-8")
+
+
+def prepared(
+    workload: Mapping[str, Any], forge: str, *, line: Sequence[str], say: Say, shown: Shown
+) -> FirstGate:
+    """Look at the repository of the current folder, and measure what its gate will judge.
+
+    Args:
+        workload: As in a suite: command, or factory and providers; axes.
+        forge: github or gitlab; empty to see which.
+        line: The command line, for the record.
+
+    Raises:
+        HarnessError: A file exists, or a case does not run.
+    """
+    root = Repository.around(Path.cwd()).root
+    if root.resolve() != Path.cwd().resolve():
+        raise HarnessError("a gate starts at the root of the repository", f"Run: cd {root}")
+    forge, branch, inner = forge or _forge(root), _branch(root), root / "src"
+    names = [SUITE, POLICY, REQUIREMENTS, *TEMPLATES[forge]]
+    if there := [name for name in names if Path(name).exists()]:
+        problem = f"{', '.join(there)} exist{'s' * (len(there) == 1)}; nothing was written"
+        raise HarnessError(problem, "Edit what is there, or move it away and repeat the command.")
+    roots = [".", *(["src"] if inner.is_dir() and packages_in([str(inner)]) else [])]
+    suite = suites.loads(_suite_text(workload, {}, 0.0), SUITE)
+    require_own(suite, [root / folder for folder in roots])
+    found = FirstGate()
+    with ExitStack() as held:
+        measured = _started(held, suite, roots, line, say, shown)
+        read, took_s = _printed(measured, suite) if "command" in workload else ({}, 0.0)
+        found.files[SUITE] = _suite_text(workload, read, took_s)
+        run = measured(suites.loads(found.files[SUITE], SUITE), reader.DEFAULT_ROOT)
+    _require_ok(run)
+    gpu, wall_s = run.environment.gpu is not None, sum(m.wall_s for m in run.measurements)
+    folders, device = " and ".join(roots), run.environment.device_name
+    found.notes += [f"Seen: {forge}, branch {branch}, packages under {folders}, device {device}"]
+    found.notes += _readings_text(read) if "command" in workload else ()
+    found.files[POLICY] = _policy_text(run, roots, found.notes)
+    policy.parse(found.files[POLICY], policy.DEFAULT)
+    found.files[REQUIREMENTS] = _requirements_text(root, found.notes)
+    found.files |= {name: _template(name, branch, gpu=gpu) for name in TEMPLATES[forge]}
+    if forge == "gitlab" and Path(".gitlab-ci.yml").exists():
+        found.notes.append(f"Add to .gitlab-ci.yml:\n{INCLUDE}")
+    elif forge == "gitlab":
+        found.files[".gitlab-ci.yml"] = INCLUDE
+    ignore = Path(".gitignore")
+    lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
+    found.files[".gitignore"] = "\n".join([*lines, *(x for x in IGNORED if x not in lines), ""])
+    pairs = Thresholds()
+    least, most = (units.duration(n * wall_s) for n in (pairs.screen_pairs, pairs.confirm_pairs))
+    found.notes.append(f"A gate takes about {least} here, up to {most} more where in doubt.")
+    if gpu:
+        found.notes.append("CI needs a runner with a GPU: see ci/README.md of the harness.")
+    return found
+
+
+# --- what can be seen --------------------------------------------------------------------
+
+
+def _forge(root: Path) -> str:
+    remotes = try_git(root, "remote", "--verbose") or ""
+    alone = (root / ".gitlab-ci.yml").exists() and not (root / ".github").exists()
+    return "gitlab" if "gitlab" in remotes or (alone and "github" not in remotes) else "github"
+
+
+def _branch(root: Path) -> str:
+    """The default branch: the remote's, or else the present one."""
+    theirs = try_git(root, "symbolic-ref", "--short", "refs/remotes/origin/HEAD") or ""
+    mine = try_git(root, "symbolic-ref", "--short", "HEAD") or "main"
+    return theirs.strip().partition("/")[2] or mine.strip()
+
+
+def _printed(
+    measured: Callable[[Suite, Path], Run], suite: Suite
+) -> tuple[Mapping[str, Any], float]:
+    """What the output of the first case gives, and how long the program took."""
+    case = suite.cases[0]
+    case = replace(case, settings=replace(case.settings, processes=1, timeout_s=TRIAL_S))
+    with tempfile.TemporaryDirectory() as folder:
+        run = measured(replace(suite, cases=(case,)), Path(folder))
+        (m,) = run.measurements
+        read = readings(Path(run.folder, m.log).read_text("utf-8", errors="replace"))
+    if m.outcome is not Outcome.TIMEOUT or "progress" not in read:
+        _require_ok(run)
+    return read, m.wall_s
+
+
+def _readings_text(read: Mapping[str, Any]) -> Iterator[str]:
+    metrics = read.get("metrics", {})
+    for name, way in metrics.items():
+        yield f"Read from the output: {name} in {way['line']!r}"
+    if "progress" in read:
+        yield f"A step ends with a line that matches {read['progress']['step']!r}."
+    elif "step_s" not in metrics:
+        yield "The output has neither steps nor the time of one: the whole program is timed."
+
+
+# --- measuring ---------------------------------------------------------------------------
+
+
+def _started(
+    held: ExitStack,
+    suite: Suite,
+    roots: Sequence[str],
+    line: Sequence[str],
+    say: Say,
+    shown: Shown,
+) -> Callable[[Suite, Path], Run]:
+    """Measures a suite into a folder of runs, with the code under `roots` as in a gate.
+
+    Raises:
+        HarnessError: A workload refuses its cases, or no worker starts.
+    """
+    rig = held.enter_context(Rig(suite.device, say=say))
+    launcher = rig.start([Path(folder).resolve() for folder in roots])
+    here = rig.describe(launcher, command=line, repository=Path.cwd(), cases=suite.cases)
+    launcher.preflight(suite)
+    rig.observe(here)
+
+    def measured(suite: Suite, store: Path) -> Run:
+        with writer.create(store, suite, here) as kept, shown(suite) as observer:
+            kept.append(skipped_self_test(here.gpu, "harness init"))
+            run_suite(
+                Agenda(suite),
+                writer=kept,
+                launcher=launcher,
+                probes=rig.probes,
+                observer=observer,
+                gpu=rig.gpu,
+            )
+            kept.finish()
+        return reader.load(store, str(kept.folder))
+
+    return measured
+
+
+def _require_ok(run: Run) -> None:
+    if bad := next((m for m in run.measurements if m.outcome is not Outcome.OK), None):
+        raise HarnessError(f"{bad.case_id}: {bad.outcome}: {bad.detail}", NOTHING)
+
+
+# --- the files ---------------------------------------------------------------------------
+
+
+def axis(text: str) -> tuple[str, Any]:
+    """Name and values of an axis as typed: rows=256,4096."""
+    name, equals, values = text.partition("=")
+    if not (equals and values):
+        raise SuiteError(f"--axis {text}", "not an axis with values", "For example: rows=256,4096")
+    listed = [scalar(value) for value in values.split(",")]
+    return name, listed if len(listed) > 1 else listed[0]
+
+
+def _yaml(head: str, **data: Any) -> str:
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style, yaml.width = None, 100
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(data, text)
+    return f"# {head}\n{text.getvalue()}"
+
+
+def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: float) -> str:
+    words = shlex.split(workload.get("command", ""))
+    script = next((w for w in words if w.endswith((".py", ".sh"))), "".join(words[:1]))
+    function = workload.get("factory", "").partition(":")[2]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", function or Path(script).stem).strip("-") or "program"
+    measure = {"processes": 2, "warmup_s": 2, "sample_s": 0.5}
+    if words:
+        measure |= {"timeout_s": max(60, round(5 * took_s)), "profile": False}
+    return _yaml(
+        "What the merge gate measures. Show its cases: harness run suites/gate.yaml --dry-run",
+        schema=1,
+        title="Gate",
+        subject="Gate",
+        question="Is anything slower, or wrong?",
+        measure=measure,
+        workloads=[{"name": name, **workload, **read}],
+    )
+
+
+def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
+    """The policy; each limit is noted."""
+    here = run.environment
+    room, suite = ROOM[here.gpu is not None], [{"suite": SUITE}]
+    absolute = []
+    for one in summarise(run):
+        metric = "tokens_per_s" if "tokens_per_s" in one.metrics else "step_s"
+        if metric not in one.metrics:
+            raise HarnessError(f"{one.case.case_id}: {not_repeatable(one.apart_s)}", NOTHING)
+        value, case = one.metrics[metric].value, one.case
+        side, limit = ("high", value * room) if metric == "step_s" else ("low", value / room)
+        match = {name: case.axes[name] for name in case.swept}
+        match |= {"provider": case.provider} if case.factory else {}
+        asked: dict[str, Any] = {"match": match} if match else {}
+        asked |= {"gpu": here.device_name, "metric": metric, side: float(f"{limit:.3g}")}
+        source = f"run {run.run_id} on {here.gpu.name if here.gpu else here.cpu}, factor {room:g}"
+        absolute.append({**asked, "source": source})
+        shown, bound = units.quantity(metric, value), units.quantity(metric, limit)
+        notes.append(f"{case.case_id}: {shown}; limit {bound}")
+    cases = (run.of(case.case_id) for case in run.suite.cases)
+    counted = all(counters.counts_of(measured)[0] is not None for measured in cases)
+    return _yaml(
+        "Policy of the merge gate. A limit is that of a GPU model (cpu: no GPU), in SI units.",
+        schema=1,
+        stage="block",
+        roots=roots,
+        suites=suite,
+        **({"counters": suite} if counted else {}),
+        **({} if here.gpu else {"compare": ON_CPU}),
+        paths=["**", "!**/*.md"],
+        absolute=absolute,
+    )
+
+
+def _requirements_text(root: Path, notes: list[str]) -> str:
+    """What CI installs: this harness, by what pip recorded of it, and what their code needs."""
+    found = next(iter(metadata.distributions(name="nsa-harness")), None)
+    origin = json.loads((found.read_text("direct_url.json") if found else "") or "{}")
+    source = "nsa-harness @ git+https://HARNESS"
+    if vcs := origin.get("vcs_info"):
+        source = f"nsa-harness @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
+    elif found and not origin:
+        source = f"nsa-harness=={found.version}"
+    else:
+        notes.append(f"Replace HARNESS in {REQUIREMENTS}: where CI installs the harness from.")
+    theirs = ["-r ../requirements.txt"] if (root / "requirements.txt").exists() else []
+    project = root / "pyproject.toml"
+    if project.exists() and "project" in tomllib.loads(project.read_text("utf-8")):
+        theirs.append(".")
+    return "\n".join(["# Installed before a gate, from the root.", source, *theirs, ""])
+
+
+def _template(name: str, branch: str, *, gpu: bool) -> str:
+    """A file that ships, with what was seen in its first lines."""
+    text = (suites.shipped_folder() / name).read_text("utf-8")
+    hosted = "nothing" if gpu else "times"
+    changes = {
+        ".github/workflows/gate.yml": {
+            "default: origin/main": f"default: {json.dumps(f'origin/{branch}')}",
+            "HOSTED: counters": f"HOSTED: {hosted}",
+            "FORKS_NEED_GPU: true": f"FORKS_NEED_GPU: {json.dumps(gpu)}",
+        },
+        "ci/gitlab.yml": {
+            "value: counters": f"value: {hosted}",
+            "value: gpu": f"value: {json.dumps('gpu' if gpu else '')}",
+        },
+    }
+    for old, new in changes.get(name, {}).items():
+        assert old in text, f"{name} has no {old!r}"
+        text = text.replace(old, new, 1)
+    return text

@@ -1,0 +1,73 @@
+"""What a program prints, as keys of a suite: lines that end a step, its time, tokens/s."""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice, pairwise
+from typing import Any
+
+MIN_STEPS = 4
+"""Lines with rising numbers that are steps; so many times that rise are those since the start."""
+MAX_LINE, MAX_PATTERNS = 400, 20
+"""Characters of a line that are searched, and ways to print a number that are compared."""
+
+_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_BEGINS, _ENDS = r"(?<![\w.,])", r"(?!,?\w|%)"  # 12,345 and 12.3k are not read as 12
+_VALUE = rf"(?P<value>{_NUMBER})"
+_STEPS = (r"\b(?:step|iter(?:ation)?|batch|update)\b\W{0,8}(?P<value>\d+)",)
+_RATES = (
+    rf"\btok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,8}}{_VALUE}{_ENDS}",
+    rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
+)
+_TIME = (  # with all words before it: neither "total time" nor "compile time"
+    r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
+    r"\w*(?:step|time|latency|took|takes|median|mean|duration)"
+)
+_TIMES = (
+    rf"{_TIME}_(?P<unit>us|ms|s)\b\W{{0,4}}{_VALUE}{_ENDS}",
+    rf"{_TIME}\b\W{{0,8}}{_VALUE} *(?P<unit>us|µs|ms|s)\b",
+)
+
+
+def readings(output: str) -> Mapping[str, Any]:
+    """`progress` and `metrics` of a workload whose program prints this; only what was found.
+
+    The program may be ended early if each step prints every metric.
+    """
+    lines = [line[:MAX_LINE] for line in output.splitlines()]
+    metrics: dict[str, Any] = {}
+    steps = [p for p in _patterns(_STEPS, r"\d+", lines) if _rises(_values(p, lines))]
+    for pattern, unit in _patterns(_TIMES, r"[\d.e+-]+", lines).items():
+        if not _rises(_values(pattern, lines)):
+            scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
+            metrics.setdefault("step_s", {"line": pattern, **scale})
+    for pattern in _patterns(_RATES, r"[\d.e+-]+", lines):
+        metrics.setdefault("tokens_per_s", {"line": pattern})
+    found: dict[str, Any] = {"metrics": metrics} if metrics else {}
+    if steps:
+        often = all(len(_values(m["line"], lines)) >= MIN_STEPS for m in metrics.values())
+        until = "sampled" if often else "exit"
+        found["progress"] = {"step": steps[0].replace("value", "step", 1), "until": until}
+    return found
+
+
+def _patterns(ways: Sequence[str], number: str, lines: Sequence[str]) -> Mapping[str, str | None]:
+    """What fits one of the ways, with the words of its line and any number -> its unit."""
+    found: dict[str, str | None] = {}
+    for way in ways:
+        for match in chain(*(re.finditer(way, line, re.IGNORECASE) for line in lines)):
+            start, end = match.span("value")
+            texts = (match.string[match.start() : start], match.string[end : match.end()])
+            words = (re.escape(text).replace("\\ ", " ") for text in texts)
+            before, after = (re.sub(r"^ +| +$", " *", text) for text in words)
+            ends = after or (_ENDS if number != r"\d+" else "")
+            pattern = f"{before or _BEGINS}(?P<value>{number}){ends}"
+            found.setdefault(pattern, match.groupdict().get("unit"))
+    return dict(islice(found.items(), MAX_PATTERNS))
+
+
+def _values(pattern: str, lines: Sequence[str]) -> Sequence[float]:
+    return [float(m["value"]) for line in lines if (m := re.search(pattern, line))]
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return len(values) >= MIN_STEPS and all(a < b for a, b in pairwise(values))
