@@ -161,7 +161,9 @@ def headline(
             many = f"{len(short)} of {plural('expectation', len(judged))}"
             said = f"{said}; but {many} missed, {factors_text(short)}"
         case _:
-            word, todo = "Read" if regressed else "Nothing to do", "the limits are met"
+            unmet = [r for r in v.rules if r.applies and r.decision is not Decision.GO]
+            read = regressed or unmet
+            word, todo = "Read" if read else "Nothing to do", "the limits are met"
     if not run.ended_at:
         return "**Act**: finish the run before you decide."
     if v.not_measured:
@@ -198,7 +200,7 @@ def _slowest(r: RuleResult, solved: Supported | None) -> tuple[str, str] | tuple
     said = f"now {finding_sentence(f)}{_needed(r)}"
     if solved:
         enough = sum(_solves(solved, one, r) for one in due)
-        some = f", enough for {enough} of the {len(due)} misses" if enough < len(due) else ""
+        some = f", enough for {enough} of {len(due)} slow cases" if enough < len(due) else ""
         fast = units.quantity("tokens_per_s", solved.speed.value)
         return f"use `{solved.command}` ({fast} in run `{solved.run_id}`{some})", said
     more = f", and {plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
@@ -308,7 +310,8 @@ def _short(r: RuleResult) -> str:
     if plain and timed and (gaps := [f for f in r.findings if f not in timed]):
         worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
         some = f"lowest of {plural('pair', len(timed))}: {finding_sentence(worst)}"
-        return f"{some}; no time for {len(gaps):,} more"
+        ran = "gave no time" if any(f.outcome is None for f in gaps) else "could not run"
+        return f"{some}; {len(gaps):,} more {ran}"
     met = r.decision is Decision.GO
     said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
     return f"{said}{'' if plain else _needed(r)}{gap_text(r)}"
@@ -362,10 +365,13 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     parts = []
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
-        seen = units.quantity(gap.metric, nearest.reached or 0.0)
+        near = nearest.reached is not None and nearest.reached < gap.expected
+        seen = (
+            f" ({units.quantity(gap.metric, nearest.reached)})" if near and nearest.reached else ""
+        )
         many = f"Each of {len(enough)} suspects alone, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
-        parts.append(f"{'' if one else many}{nearest.name}{one} ({seen})")
+        parts.append(f"{'' if one else many}{nearest.name}{one}{seen}")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         parts.append(f"contributes: {listed(some)}")
     else:
@@ -475,7 +481,7 @@ def _steps(
     for f in ended[:1]:
         alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
         yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
-    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER]:
+    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
         ids = [f.partner for f in lacking]
         providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
         theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
@@ -490,6 +496,12 @@ def _steps(
         more = 2 * max(cases[i].settings.processes for i in loose)
         only = _only(loose, cases)
         yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
+
+
+def _allowed(f: Finding, cases: Mapping[str, Case]) -> bool:
+    """Whether the suite expects that the partner of a pair does not run."""
+    case = cases.get(f.partner)
+    return case is not None and f.outcome in case.allow
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:

@@ -302,8 +302,9 @@ def _pictures(
     ]
     drawn.append(figures.over_steps([(name, m) for name, m in trained if m]))
     judged = cited.judged(run, summaries)
-    if slow := max(judged or summaries, key=_time_per_token, default=None):
-        label = f"Slowest {'judged ' if judged else ''}case: {short[slow.case.case_id]}"
+    counted = [s for s in judged or summaries if s.tokens]
+    if slow := max(counted or judged or summaries, key=_time_per_token, default=None):
+        label = f"Slowest {'judged ' if judged else ''}case a token: {short[slow.case.case_id]}"
         most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
         drawn.append(figures.telemetry(most, label) if most else None)
     return tuple(p for p in drawn if p is not None)

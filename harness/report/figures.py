@@ -273,8 +273,6 @@ def over_steps(found: Sequence[tuple[str, Measurement]]) -> Picture | None:
     went = course([drawn[0][1]])
     ends = went and went.last.get("loss")
     said = f"loss {went.first['loss']:.3f} to {ends:.3f}" if went and ends else "tokens/s"
-    if went and went.trend not in ("", "not decided"):
-        said += f", tokens/s {went.trend}"
     said += f" in {drawn[0][2].step[-1]:,} steps"
     return _picture("over-steps", figure, drawn[0][0], said)
 

@@ -45,6 +45,15 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
 }
 
 
+def _graph_command(case_id: str, run: Run) -> str:
+    """The case as a CUDA graph, if its axes or the harness can do that."""
+    case = next((c for c in run.suite.cases if c.case_id == case_id), None)
+    if case and "graph" in case.axes:
+        return f"{AGAIN} -s graph=on"
+    own = case and (case.program or any(m.over_steps for m in run.of(case_id)))
+    return AGAIN if own else GRAPH
+
+
 def remedy(cause: Cause, run: Run) -> str:
     """`Set `gc=off`: `harness run ...`; gain at most 1.35x`."""
     action, command = _REMEDIES[cause.kind]
@@ -52,8 +61,8 @@ def remedy(cause: Cause, run: Run) -> str:
     if cause.kind is CauseKind.SETTING:  # the same case with the other value
         name = cause.about.partition("=")[0]
         case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.about, case)
-    elif any(c.program for c in run.suite.cases if c.case_id == case):
-        command = command.replace(GRAPH, AGAIN)
+    elif GRAPH in command:
+        command = _graph_command(case, run)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
     gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
     return f"{action.format(value=cause.about)}: `{command.format(**named)}`{gain}"

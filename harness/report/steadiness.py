@@ -162,6 +162,8 @@ def trust(
         yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
     yield from two
     yield f"{len(ok)} of {plural('case', len(summaries))} ok"
+    if (cards := len({t.device for t in run.self_tests})) > 1:
+        yield f"on {cards} cards"
     required = requirements.checks(run.suite, run.environment)
     if lacking := sum(c.grade is not Grade.OK for c in required):
         yield f"{lacking} of {plural('requirement', len(required))} not met"

@@ -305,10 +305,10 @@ def _span(e: Effect) -> str:
 
 def _end(ratio: float) -> tuple[str, str]:
     """`("4.4x", "faster")`, `("21 %", "slower")`."""
-    word = "slower" if ratio >= 1 else "faster"
-    if 1 / TWOFOLD < ratio < TWOFOLD:
-        return f"{100 * abs(ratio - 1):.0f} %", word
-    return units.change(max(ratio, 1 / ratio)), word
+    word, times = ("slower", ratio) if ratio >= 1 else ("faster", 1 / ratio)
+    if times < TWOFOLD:
+        return f"{100 * (times - 1):.0f} %", word
+    return units.change(times), word
 
 
 def _slower(ratio: float, low: float | None = None, high: float | None = None) -> str:

@@ -99,12 +99,17 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
+    decided = any(g.change in (Change.SLOWER, Change.FASTER) for g in both)
     for where, those in (("", pairs), (" where the GPU waits for the host", by_host)):
-        if change := node_change(before.environment, now.environment, those):
+        change = node_change(before.environment, now.environment, those)
+        # Two cards of a model may differ by more than node_change asks.
+        if change and (decided or any(not what.startswith("card ") for what in change.what)):
             moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
             alike = f"every provider moved alike{where} ({', '.join(moved)} in step time)"
-            bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
-            regressed += "; every provider moved alike: the node, not the code" if worse else ""
+            bullets.insert(
+                0, f"**Suspect the node, not the code**: {'; '.join(change.what)}; {alike}."
+            )
+            regressed += "; every provider moved alike: suspect the node" if worse else ""
             break
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())

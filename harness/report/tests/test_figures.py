@@ -98,8 +98,8 @@ def test_the_message_of_a_figure_is_what_it_shows(dense_s: dict[Any, float], mes
     ("rules", "label"),
     [
         ((Rule(name="r", metric="step_s", go=1, match=Match(criteria={"gc": ("off",)})),),
-         "Slowest judged case: nsa, seq_len=1024, gc=off"),
-        ((), "Slowest case: nsa, seq_len=1024, gc=on"),
+         "Slowest judged case a token: nsa, seq_len=1024, gc=off"),
+        ((), "Slowest case a token: nsa, seq_len=1024, gc=on"),
     ],
 )  # fmt: skip
 def test_utilisation_is_that_of_the_slowest_judged_case(
@@ -130,11 +130,16 @@ def test_losses_and_speeds_are_curves_over_the_steps() -> None:
     cases = sweep(prefill=["batched", "token"])
     made = run(cases, lambda c: [trained(m) for m in timed(c, 0.05)])
     short = run(cases, lambda c: [trained(m, steps=3) for m in timed(c, 0.05)])
+    smoke = run(cases, lambda c: [trained(m, steps=20) for m in timed(c, 0.05)])
+    first, rest = cases[0].case_id, made.measurements
+    mixed = [m for m in (*smoke.of(first), *rest) if (m in rest) == (m.case_id != first)]
 
     drawn = pictures(made)["over-steps"]
 
     assert size(drawn) <= (1300, 660)
-    assert drawn.alt.endswith("loss 5.314 to 3.585, tokens/s steady in 200 steps")
+    assert drawn.alt.endswith("loss 5.314 to 3.585 in 200 steps")
+    of_two = pictures(replace(made, measurements=tuple(mixed)))["over-steps"].alt
+    assert of_two.startswith("nsa, prefill=token"), "only the longest runs are drawn"
     assert "over-steps" not in pictures(short)
     assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
 

@@ -70,7 +70,7 @@ def test_the_newest_run_of_another_suite_on_this_gpu_model_supports_a_step(tmp_p
     ("seq_len", "go", "said"),
     [
         ((512,), 20_000, "tokens/s in run `{}`): now "),
-        ((512, 768), 20_000, "in run `{}`, enough for 1 of the 2 misses): now "),
+        ((512, 768), 20_000, "in run `{}`, enough for 1 of 2 slow cases): now "),
         ((512, 256), 20_000, "speed up nsa, seq_len=256 by 31x, and 1 more case: now "),
         ((512,), 25_600, "speed up nsa, seq_len=512 by 20x: now "),
     ],

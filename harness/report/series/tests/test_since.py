@@ -105,10 +105,10 @@ def test_what_moved_every_provider_alike_is_the_node_if_that_changed() -> None:
         before = run(both, lambda c: timed(c, 0.01), run_id="before")
         return section(run(both, lambda c: timed(c, now_s), env=env), before)
 
-    moved = line(text(0.012, slow), "The node, not the code")
+    moved = line(text(0.012, slow), "Suspect the node, not the code")
     assert "power limit 700 W → 500 W" in moved
     assert "nsa +20 %, dense +20 %" in moved
-    assert "The node, not the code" not in text(0.012, environment())
+    assert "Suspect the node, not the code" not in text(0.012, environment())
 
 
 def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
@@ -266,8 +266,8 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
         before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
         return section(run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env), before)
 
-    moved = line(text(other), "The node, not the code")
+    moved = line(text(other), "Suspect the node, not the code")
     assert "card GPU-5d1e0f4c → GPU-other" in moved
     assert "where the GPU waits for the host (nsa 2.0x, dense +90 %" in moved
-    assert "The node, not the code" not in text(other, dense=1.0)
-    assert "The node, not the code" not in text(environment())
+    assert "Suspect the node, not the code" not in text(other, dense=1.0)
+    assert "Suspect the node, not the code" not in text(environment())
