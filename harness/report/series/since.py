@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import units
 from harness.analysis import roofline, scaling
 from harness.analysis import verdict as gate
-from harness.analysis.comparison import node_change
+from harness.analysis.comparison import ALIKE, NodeChange, node_change
 from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import baselines, compare
@@ -109,7 +109,8 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             bullets.insert(
                 0, f"**Suspect the node, not the code**: {'; '.join(change.what)}; {alike}."
             )
-            regressed += "; every provider moved alike: suspect the node" if worse else ""
+            if _of_node(worse, both, those, change):
+                regressed += f"; every provider moved alike{where}: suspect the node"
             break
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
@@ -124,6 +125,24 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             rows=tuple(_row(g, name) for g in both),
         ),
     )
+
+
+def _of_node(
+    worse: Sequence[str],
+    both: Sequence[GateCase],
+    pairs: Sequence[tuple[CaseSummary, CaseSummary]],
+    change: NodeChange,
+) -> bool:
+    """Whether all that is worse is slower by no more than its provider is on average, or twice."""
+    slower = {g.case_id for g in both if g.change is Change.SLOWER}
+    within = {
+        b.case.case_id
+        for a, b in pairs
+        if b.case.case_id in slower
+        and math.log(b.metrics["step_s"].value / a.metrics["step_s"].value)
+        <= ALIKE * math.log(change.moved[b.case.provider])
+    }
+    return bool(worse) and len(worse) == len(slower) and slower == within
 
 
 def _waits(run: Run, s: CaseSummary) -> bool:

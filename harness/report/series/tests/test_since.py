@@ -43,6 +43,12 @@ def section(now: Run, before: Run) -> str:
     return "\n".join((since.head, *since.bullets))
 
 
+def screen(now: Run, before: Run) -> str:
+    """What the first screen says of the change."""
+    since: Any = context.build(now, Path("reports"), context.Beside(against=before))[0]["since"]
+    return str(since.regressed)
+
+
 def line(text: str, start: str) -> str:
     (found,) = (one for one in text.splitlines() if one.startswith(f"**{start}**"))
     return found
@@ -271,3 +277,20 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     assert "where the GPU waits for the host (nsa 2.0x, dense +90 %" in moved
     assert "Suspect the node, not the code" not in text(other, dense=1.0)
     assert "Suspect the node, not the code" not in text(environment())
+
+
+def test_a_crash_is_no_matter_of_a_slow_node() -> None:
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024])]
+    slow = environment(gpu=replace(H200, power_limit_w=500.0))
+    before = run(both, lambda c: timed(c, 0.01), run_id="before")
+    broken = both[0].case_id
+
+    def worse(crash: bool) -> str:
+        def measure(c: Case) -> list[Measurement]:
+            failed = crash and c.case_id == broken
+            return ended(c, Outcome.CRASH) if failed else timed(c, 0.013)
+
+        return screen(run(both, measure, env=slow), before)
+
+    assert "suspect the node" in worse(crash=False)
+    assert "suspect the node" not in worse(crash=True)
