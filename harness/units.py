@@ -251,7 +251,7 @@ def _with_interval(
     Group), and more for one so narrow that three would hide it. An end that would be rounded to 0
     keeps a digit of its own; so does a value that would become 0. An exact value has no interval.
     """
-    if value == low == high and not sign:
+    if math.isfinite(value) and value == low == high and not sign:
         return (_count(value) if value == round(value) else number(value, digits)) + unit
     if low is None or high is None or not all(map(math.isfinite, (value, low, high))):
         rounded = _rounded(value, digits)

@@ -83,17 +83,17 @@ class Cause:
     each: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Case id -> its own evidence and share, where they differ."""
 
-    def within(self, cases: Mapping[str, str]) -> "Cause | None":
+    def within(self, pairs: Collection[tuple[str, str]]) -> "Cause | None":
         """The cause in some cases by their own evidence; None if it shows in none.
 
         Args:
-            cases: Case id -> the case that it is held against, or empty. A cause that this has as
-                much of explains no difference of the two.
+            pairs: Id of a case, and of the case that it is held against, or empty. A cause that
+                this has as much of explains no difference of the two.
         """
-
         alike = self.evidence, self.share or 0.0
         each = {i: self.each.get(i, alike) for i in self.cases}
-        own = [i for i in each if i in cases and each[i][1] > each.get(cases[i], ("", 0.0))[1]]
+        more = {i for i, o in pairs if i in each and each[i][1] > each.get(o, ("", 0.0))[1]}
+        own = [i for i in each if i in more]
         if not own:
             return None
         return replace(self, cases=tuple(own), evidence=each[own[0]][0], share=each[own[0]][1])

@@ -75,8 +75,8 @@ def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
         return [*found]
     asked = [r for r in v.rules if r.stated and r.applies and r.counts]
     missed = [r for r in asked if r.decision is not Decision.GO]
-    cases = {case_id: f.partner for r in missed for f in r.findings for case_id in f.cases}
-    return [c for one in found if (c := one if one.share is None else one.within(cases))]
+    pairs = {(case_id, f.partner) for r in missed for f in r.findings for case_id in f.cases}
+    return [c for one in found if (c := one if one.share is None else one.within(pairs))]
 
 
 def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:

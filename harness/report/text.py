@@ -210,7 +210,7 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
         ran = [m.code for m in measured if m.case_id == first.case_id and "program" in m.code]
         where = ran[0]["program"] if ran else first.program.cwd if first.program else ""
         sets = f"; sets {', '.join(first.env)}" if first.env else ""
-        more = f"; {plural('more case', len(rest))} with other axes" if rest else ""
+        more = f"; {plural('more case', len(rest))}" if rest else ""
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
 
 

@@ -308,10 +308,15 @@ def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
     for i, label in enumerate(model.labels):
         yield from sweep.check_match(label.match, ("labels", i, "match"), cases)
     axes = [*dict.fromkeys(name for case in cases for name in case.axes)]
-    for name in model.axis_names:
+    for i, (name, word) in enumerate(model.axis_names.items()):
         if name not in axes:
             text = f"no workload has the axis {name!r}"
             yield Problem(("axis_names", name), text, nearest(name, axes), at_key=True)
+        beside = {a for c in cases if name in c.axes for a in ("provider", "workload", *c.axes)}
+        for other in sorted(beside - {*[*model.axis_names][i:]}):
+            if model.axis_names.get(other, other) == word:
+                text = f"{name!r} and {other!r} are both named {word!r}"
+                yield Problem(("axis_names", name), text, "Use another name.")
     providers = [*dict.fromkeys(case.provider for case in cases)]
     for p, peer in enumerate(model.peers):
         if peer not in providers:

@@ -1,6 +1,7 @@
 """Formatting of numbers."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -147,6 +148,13 @@ def test_two_processes_without_an_interval_are_both_printed(
 
     assert units.cell("step_s", two) == text
     assert not units.informs("step_s", two)
+
+
+@pytest.mark.parametrize("form", [units.cell, units.value, units.measured])
+def test_an_infinite_value_that_every_process_had_is_printed(
+    form: Callable[[str, Estimate], str],
+) -> None:
+    assert form("loss", estimate(math.inf, math.inf, math.inf)).startswith("inf")
 
 
 POSITIVE = st.floats(1e-12, 1e15)

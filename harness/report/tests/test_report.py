@@ -196,7 +196,7 @@ def test_a_program_has_its_command_and_no_value_of_a_variable() -> None:
 
     (line,) = values(started)["profile"]["programs"]
 
-    more = "(in /where; sets KEY); 1 more case with other axes"
+    more = "(in /where; sets KEY); 1 more case"
     assert line == f"train runs: python train.py --gc {more}"
 
 
