@@ -2,8 +2,8 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days. Both are judged by the gate's rules without a policy: no
-absolute limits, no exemptions. A case of one side only, or one measured in another environment, is
-undecided.
+absolute limits, no acknowledgements. A case of one side only, or one measured in another
+environment, is undecided.
 """
 
 import datetime
@@ -33,7 +33,7 @@ from harness.suite.choice import passes
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""
 PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[]))
-"""No absolute limits, no exemptions, default thresholds."""
+"""No absolute limits, no acknowledgements, default thresholds."""
 CARD_CV = 0.02
 """Variation of a case between cards of one model, days included: dense attention and training,
 whose code did not change, moved by 2.6 % (root mean square) between four pairs of H200 runs."""

@@ -53,8 +53,8 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     cases = _cases(request, plan, answers) if plan.tasks else []
     cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
     expired = [
-        decide.expired(e, plan.policy)
-        for e in plan.policy.form.exemptions
+        decide.expired(place, e)
+        for place, e in plan.policy.acknowledged.items()
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
     findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan))
