@@ -99,8 +99,9 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
+    peaks = [test.peaks for run in (before, now) if (test := run.self_test)]
     for where, those in (("", pairs), (" where the GPU waits for the host", by_host)):
-        if change := node_change(before.environment, now.environment, those):
+        if change := node_change(before.environment, now.environment, those, peaks):
             moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
             alike = f"every provider moved alike{where} ({', '.join(moved)} in step time)"
             bullets.insert(0, f"**The node, not the code**: {'; '.join(change.what)}; {alike}.")
