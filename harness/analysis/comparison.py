@@ -38,6 +38,7 @@ from harness.records import (
     Comparison,
     Environment,
     Pair,
+    Peaks,
     Thresholds,
     least_pairs,
 )
@@ -54,7 +55,8 @@ POWER = 0.9
 NODE_MOVED, ALIKE = 1.02, 2.0
 """Ratio of step times by which each provider moved at least if the node did it, and how many times
 as far (on logarithms) the one that moved most."""
-
+HOST_MOVED = 1.1
+"""Ratio of the host loops of two self-tests above which the host differs, or its load does."""
 
 # --- the screen --------------------------------------------------------------------------
 
@@ -419,11 +421,13 @@ def node_change(
     before: Environment,
     now: Environment,
     pairs: Sequence[tuple[CaseSummary, CaseSummary]],
+    peaks: Sequence[Peaks] = (),
 ) -> NodeChange | None:
     """What of the node explains that all providers moved, if two or more did and moved alike.
 
     Args:
         pairs: The same case in the earlier and in the later run.
+        peaks: Of the self-test of each run.
     """
     if before.gpu is None or now.gpu is None:
         return None
@@ -434,6 +438,9 @@ def node_change(
     drivers = before.gpu.driver, now.gpu.driver
     known = ("power limit", *watts), ("driver", *drivers), ("card", *cards)
     what = tuple(f"{name} {a} → {b}" for name, a, b in known if a and b and a != b)
+    loops = [p.host_loop_s for p in peaks if p.host_loop_s]
+    if len(loops) == 2 and max(loops) > HOST_MOVED * min(loops):
+        what += (f"host loop {1e3 * loops[0]:.1f} ms, now {1e3 * loops[1]:.1f} ms",)
     logs: dict[str, list[float]] = {}
     for a, b in pairs:
         steps = [s.metrics["step_s"].value for s in (a, b) if "step_s" in s.metrics]

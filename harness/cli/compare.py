@@ -11,8 +11,8 @@ from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
+from harness.gate import calibration, files, policy, records
 from harness.gate import compare as comparing
-from harness.gate import files, policy, records
 from harness.gate.plan import Request
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.records import GateVerdict, Mode
@@ -81,6 +81,9 @@ def compare(
         case [Run() as first, Run() as second]:
             if suite:
                 raise HarnessError("--suite applies to commits only", "Remove --suite.")
+            here, cards = second.environment, None
+            if files.device_id(first.environment) != files.device_id(here):
+                cards = calibration.in_store(store_root, here, say)
             answer = comparing.runs(
                 first,
                 second,
@@ -88,6 +91,7 @@ def compare(
                 counters=counters,
                 across=across,
                 calibrations=baselines,
+                cards=cards,
             )
             if asked:
                 before = comparing.named_alike(first, second, only or ())

@@ -326,9 +326,9 @@ def _gone(
 
 
 def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
-    """Cases in the baseline of this device that are not in their suite, chosen or not."""
+    """Cases in the baseline of this GPU model that are not in their suite, chosen or not."""
     for path in plan.suites:
-        stored = baselines.load(request.baselines, files.device_id(plan.here), path)
+        stored = baselines.load(request.baselines, plan.here, path)
         whole = suite_of(plan.trees.places, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():
