@@ -1,9 +1,9 @@
 """Two runs, or two commits, compared: how their environments differ, then case by case.
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
-includes the variation between days, or between cards if the card is another of the same model. Both
-are judged by the gate's rules without a policy: no absolute limits, no acknowledgements. A case of one
-side only, or one measured in another environment, is undecided.
+includes the variation between days, or between cards if the card is another of the same model.
+Both are judged by the gate's rules without a policy: no absolute limits, no acknowledgements. A
+case of one side only, or one measured in another environment, is undecided.
 """
 
 import datetime

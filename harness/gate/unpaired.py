@@ -51,6 +51,7 @@ def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
 def compare_stored(
     sides: Mapping[str, tuple[Sequence[Process], Sequence[Process]]],
     *,
+    beside: int = 0,
     day_cv: float,
     thresholds: ByCase,
     cards: BetweenCards | None = None,
@@ -64,13 +65,15 @@ def compare_stored(
 
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
+        beside: Number of cases of other suites that the same gate shows.
         day_cv: Variation of a case's level between days, from `calibration.between_days`.
         thresholds: As for `comparison.confirm`.
         cards: Given if the two sides were measured on two cards.
     """
     day_cv = max(day_cv, cards.cv) if cards else day_cv
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
-    answers = judge({c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}, wider)
+    measured = {c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}
+    answers = judge(measured, wider, beside=beside)
     found = (_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
     return tuple(_of_cards(c, cards, wider[c.case_id]) if cards else c for c in found)
 

@@ -368,6 +368,43 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
 
 
+def test_a_stored_comparison_counts_the_cases_of_every_suite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside: list[int] = []
+
+    def compared(sides: Any, **more: Any) -> tuple[()]:
+        beside.append(more["beside"])
+        return ()
+
+    stored = SimpleNamespace(device="card", cases=dict.fromkeys(("a", "b"), ()))
+    for name in ("doubts", "processes"):
+        monkeypatch.setattr(baselines, name, lambda *_: ())
+    for name in ("unfit", "changed"):
+        monkeypatch.setattr(baselines, name, lambda *_: "")
+    monkeypatch.setattr(baselines, "load", lambda *_: stored)
+    monkeypatch.setattr(files, "device_id", lambda _: "card")
+    monkeypatch.setattr(session, "too_few", lambda *_: "")
+    monkeypatch.setattr(session, "compare_stored", compared)
+    shown = {"one.yaml": ("a", "b"), "other.yaml": ("a",)}
+    plan: Any = SimpleNamespace(
+        tasks=[
+            Task(suite=suite, case=replace(fake_runs.case({}), case_id=name))
+            for suite, names in shown.items()
+            for name in names
+        ],
+        sides=[SimpleNamespace(of=lambda _: (), broken=lambda _: True)],
+        calibrations={},
+        thresholds=lambda _: Thresholds(),
+        policy=SimpleNamespace(form=SimpleNamespace(baseline=SimpleNamespace(max_age_days=1))),
+        **dict.fromkeys(("here", "say")),
+    )
+
+    session._against_stored(Request(mode=Mode.BASELINE), plan)
+
+    assert beside == [1, 2]
+
+
 @pytest.mark.usefixtures("planted")
 def test_an_accepted_change_passes_until_its_code_changes(tmp_path: Path) -> None:
     folder = repository(tmp_path, tree("a"))
