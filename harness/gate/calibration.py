@@ -383,12 +383,15 @@ def load(
         HarnessError: It is required but absent, too old, or not usable because A/A pairs differ.
     """
     found = _find(folder, environment, suite)
+    late = files.out_of_date(found.at, limits.max_age_days) if found else ""
+    if found and found.device != files.device_id(environment) and (late or found.answer.biased):
+        found = None  # another card's fault is not this one's
     here = f"{environment.device_name} ({files.device_id(environment)})"
     if found is None and not limits.required:
         return None
     if found is None:
         problem = f"the policy requires a calibration of {here} with {suite}, but there is none"
-    elif late := files.out_of_date(found.at, limits.max_age_days):
+    elif late:
         problem = f"the calibration of {here} with {suite} {late}"
     elif found.answer.biased:
         case_id = found.answer.biased[0]
