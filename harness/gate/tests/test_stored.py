@@ -111,6 +111,7 @@ def test_a_calibration_that_is_stale_or_whose_aa_pairs_differ_is_refused(tmp_pat
     kept(tmp_path, [replace(p, candidate_s=0.12) for p in A_A])
     with pytest.raises(HarnessError, match="too noisy"):
         loaded(tmp_path)
+    assert loaded(tmp_path, OTHER, required=False) is None, "another card's fault"
 
 
 def test_a_required_calibration_must_exist(tmp_path: Path) -> None:
