@@ -164,13 +164,16 @@ def load(folder: Path, here: Environment, suite: str) -> Baseline | None:
     return files.find(folder, here, name, Baseline, f"To replace it, {renewal(suite)}.")
 
 
-def of_model(folder: Path, here: Environment) -> Iterator[Baseline]:
-    """The baselines of all suites for this GPU model."""
+def of_model(folder: Path, here: Environment) -> Iterator[Baseline | StoreError]:
+    """The baselines of all suites for this GPU model; of a damaged file, why it cannot be read."""
     paths = [p for place in files.folders(folder, here) for p in place.glob("*.json")]
     for name in sorted({p.name for p in paths if "." not in p.stem}):  # as of a calibration
         remedy = "Remove it, then: harness baseline set RUN"
-        found = files.find(folder, here, name, Baseline, remedy)
-        yield from [found] if found else ()
+        try:
+            found = files.find(folder, here, name, Baseline, remedy)
+            yield from [found] if found else ()
+        except StoreError as error:
+            yield error
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
