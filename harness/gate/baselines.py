@@ -54,8 +54,8 @@ class Baseline:
     author: str = ""
     """Who set it, as git knows them."""
     correct: Mapping[str, int] | None = None
-    """Case id -> processes whose output was compared with the reference, and was correct; None in
-    older files."""
+    """Case id -> processes whose output was compared with the reference, and was correct; without
+    the cases that have none. None in older files."""
 
     @property
     def device_name(self) -> str:
@@ -125,6 +125,7 @@ def of_run(run: Run, author: str = "") -> Baseline:
             c.case_id: sum(bool(m.accuracy and m.accuracy.tensors) for m in run.of(c.case_id))
             for c in run.suite.cases
             if c.case_id not in left_out
+            if not any(m.accuracy and m.accuracy.skipped for m in run.of(c.case_id))
         },
     )
 
@@ -194,10 +195,10 @@ def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -
     suite, gpu = baseline.suite, baseline.environment.gpu
     if gpu and here.gpu and gpu.driver != here.gpu.driver:
         yield f"{suite}: measured with driver {gpu.driver}, and this is {here.gpu.driver}"
-    programs = {i for i, case in baseline.asked.items() if case.program}
-    counts = {**dict.fromkeys(baseline.cases, 0), **(baseline.correct or {})}
-    if unknown := [i for i, count in counts.items() if not count and i not in programs]:
-        why = "not compared with a reference" if baseline.correct else "not on record in this file"
+    old = baseline.correct is None
+    counts = baseline.correct or dict.fromkeys(baseline.cases if old else (), 0)
+    if unknown := [i for i, count in counts.items() if not count]:
+        why = "not on record in this file" if old else "not compared with a reference"
         yield f"{suite}: correctness of {_such(unknown, baseline)} is {why}"
     if unmet := index.ask(store, lambda known: dict(_never_met(baseline, known)), say):
         best = units.change(min(unmet.values()))
