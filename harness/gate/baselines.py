@@ -20,7 +20,8 @@ from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run, Thresholds
 from harness.runner.interleave import clock, usable
 from harness.store import index
-from harness.store.index import Index, RunFilter
+from harness.store.index import Index
+from harness.store.reader import node_of
 from harness.store.writer import now
 
 EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
@@ -202,7 +203,7 @@ def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -
         yield f"{suite}: correctness of {_such(unknown, baseline)} is {why}"
     if unmet := index.ask(store, lambda known: dict(_never_met(baseline, known)), say):
         best = units.change(min(unmet.values()))
-        which = f"{_such(list(unmet), baseline)} since {baseline.set_at[:10]}"
+        which = f"{_such(list(unmet), baseline)} since {baseline.measured_at[:10]}"
         yield f"{suite}: no later run met {which}, the best one is {best}"
 
 
@@ -211,10 +212,12 @@ def _such(cases: Sequence[str], baseline: Baseline) -> str:
 
 
 def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
-    """Cases that were slower in each of several later runs on this GPU model, beyond the tolerance
-    of stored times and the variation of cards, with the best ratio."""
-    gpu, name = baseline.environment.gpu, Path(baseline.suite).stem
+    """Cases that were slower in each of several later runs of committed code on this GPU model,
+    with the same driver and power limit, beyond the tolerance of stored times and the variation of
+    cards, with the best ratio."""
+    gpu, node = baseline.environment.gpu, node_of(baseline.environment)
     model = gpu.name if gpu else baseline.environment.hostname
+    digests = {case_id: index.digest_of(case) for case_id, case in baseline.asked.items()}
     two_cards = 1 + 2 * math.sqrt(2) * CARD_CV
     for case_id, measured in baseline.cases.items():
         level_s = statistics.geometric_mean(p.step_s for p in measured)
@@ -222,9 +225,10 @@ def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
             p.metrics["step_s"].value
             / level_s
             / (two_cards if p.device_id and p.device_id != baseline.device else 1)
-            for p in known.history(case_id, RunFilter(suite=name), metric="step_s")
+            for p in known.history(case_id, metric="step_s")
             if p.started_at > baseline.measured_at
             and (p.device if p.device_id else p.host) == model
+            if p.node == node and p.digest == digests.get(case_id) and not p.dirty
             if p.outcome == Outcome.OK and "step_s" in p.metrics
         ]
         if len(later) >= MET_BY and min(later) > 1 + Thresholds().stored_tolerance:
