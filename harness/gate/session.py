@@ -218,6 +218,7 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
                 sides[case_id] = both
         found = compare_stored(
             sides,
+            beside=len(plan.tasks) - len(tasks),
             day_cv=calibration.day_cv(plan.calibrations.get(suite)),
             thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
         )

@@ -49,6 +49,7 @@ def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
 def compare_stored(
     sides: Mapping[str, tuple[Sequence[Process], Sequence[Process]]],
     *,
+    beside: int = 0,
     day_cv: float,
     thresholds: ByCase,
 ) -> tuple[Comparison, ...]:
@@ -61,11 +62,13 @@ def compare_stored(
 
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
+        beside: Number of cases of other suites that the same gate shows.
         day_cv: Variation of a case's level between days, from `calibration.between_days`.
         thresholds: As for `comparison.confirm`.
     """
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
-    answers = judge({c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}, wider)
+    found = {c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}
+    answers = judge(found, wider, beside=beside)
     return tuple(_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -366,6 +367,22 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
+
+
+def test_a_stored_comparison_counts_the_cases_of_every_suite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared, stored = MagicMock(return_value=()), MagicMock(device="card", cases={})
+    for name, answer in {"load": stored, "doubts": (), "unfit": "", "processes": ()}.items():
+        monkeypatch.setattr(baselines, name, MagicMock(return_value=answer))
+    monkeypatch.setattr(files, "device_id", lambda _: "card")
+    monkeypatch.setattr(session, "compare_stored", compared)
+    cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
+    tasks = [Task(suite=name, case=fake_runs.case({"seq_len": n})) for name, n in cases]
+
+    session._against_stored(MagicMock(), MagicMock(tasks=tasks, calibrations={}))
+
+    assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]
 
 
 @pytest.mark.usefixtures("planted")

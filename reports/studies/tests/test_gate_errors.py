@@ -50,7 +50,7 @@ def test_a_planted_slowdown_is_found_and_does_not_pass() -> None:
 
 
 def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unadjusted(p_values: Mapping[str, float]) -> Mapping[str, float]:
+    def unadjusted(p_values: Mapping[str, float], beside: int) -> Mapping[str, float]:
         return p_values
 
     monkeypatch.setattr(comparison, "holm", unadjusted)
