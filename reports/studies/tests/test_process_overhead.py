@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.records import Outcome
+from harness.store import reader
 from reports.studies import process_overhead
 
 
@@ -20,7 +21,7 @@ def test_a_process_that_lived_far_longer_than_the_shortest_of_its_case_compiled(
     ]
     crashed = SimpleNamespace(case_id="b", wall_s=0.1, outcome=Outcome.CRASH)
     run = SimpleNamespace(measurements=[*measurements, crashed])
-    monkeypatch.setattr(process_overhead.reader, "load", lambda *_: run)
+    monkeypatch.setattr(reader, "load", lambda *_: run)
 
     row = process_overhead.stored_table(["run"], Path()).splitlines()[-1]
 
