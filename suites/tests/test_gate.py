@@ -63,8 +63,7 @@ def test_a_clean_change_takes_six_minutes_at_most() -> None:
     assert f"at most {total_s:.1f} s together" in head
 
 
-def test_no_case_compiles_the_model_and_every_case_names_its_kernels() -> None:
-    assert all(case.axes.get("compile", "off") == "off" for case in SUITE.cases)
+def test_every_case_is_of_bf16_and_names_its_kernels() -> None:
     assert all(case.kernels.must for case in SUITE.cases)
     assert {case.axes.get("dtype", case.axes.get("precision")) for case in SUITE.cases} == {"bf16"}
 
@@ -79,20 +78,11 @@ def test_a_limit_follows_from_the_stored_run_that_it_names(rule: Rule) -> None:
     (case,) = [c for c in SUITE.cases if rule.match.accepts(c)]
     found = measured(run_id, case)
     slowest_s = max(statistics.median(m.kept_s) for m in found)
-    gpu = stored(run_id).environment.device_name
 
-    assert gpu_matches(rule.gpu, gpu)
+    assert gpu_matches(rule.gpu, stored(run_id).environment.device_name)
     assert len(found) == int(count)
-    if rule.metric == "step_s":
-        value, limit = slowest_s, 1.1 * slowest_s
-    else:
-        value = found[0].tokens / slowest_s if found[0].tokens else 0
-        limit = value / 1.1
+    times = rule.metric == "step_s"
+    value = slowest_s if times else (found[0].tokens or 0) / slowest_s
     scale = {"us": 1e-6, "ms": 1e-3, "tokens/s": 1.0}[unit]
     assert float(number.replace(",", "")) * scale == pytest.approx(value, rel=2e-3)
-    assert rule.go == pytest.approx(limit, rel=5e-3)
-
-
-def test_no_limit_is_for_a_gpu_without_a_stored_run() -> None:
-    assert {rule.gpu for rule in POLICY.rules} == {"H200"}
-    assert POLICY.form.stage == "block"
+    assert rule.go == pytest.approx(value * 1.1 if times else value / 1.1, rel=5e-3)

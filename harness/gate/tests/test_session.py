@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -378,38 +379,17 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
 def test_a_stored_comparison_counts_the_cases_of_every_suite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    beside: list[int] = []
-
-    def compared(sides: Any, **more: Any) -> tuple[()]:
-        beside.append(more["beside"])
-        return ()
-
-    stored = SimpleNamespace(device="card", cases=dict.fromkeys(("a", "b"), ()))
-    for name in ("doubts", "processes"):
-        monkeypatch.setattr(baselines, name, lambda *_: ())
-    for name in ("unfit", "changed"):
-        monkeypatch.setattr(baselines, name, lambda *_: "")
-    monkeypatch.setattr(baselines, "load", lambda *_: stored)
+    compared, stored = MagicMock(return_value=()), MagicMock(device="card", cases={})
+    for name, answer in {"load": stored, "doubts": (), "unfit": "", "processes": ()}.items():
+        monkeypatch.setattr(baselines, name, MagicMock(return_value=answer))
     monkeypatch.setattr(files, "device_id", lambda _: "card")
-    monkeypatch.setattr(session, "too_few", lambda *_: "")
     monkeypatch.setattr(session, "compare_stored", compared)
-    shown = {"one.yaml": ("a", "b"), "other.yaml": ("a",)}
-    plan: Any = SimpleNamespace(
-        tasks=[
-            Task(suite=suite, case=replace(fake_runs.case({}), case_id=name))
-            for suite, names in shown.items()
-            for name in names
-        ],
-        sides=[SimpleNamespace(of=lambda _: (), broken=lambda _: True)],
-        calibrations={},
-        thresholds=lambda _: Thresholds(),
-        policy=SimpleNamespace(form=SimpleNamespace(baseline=SimpleNamespace(max_age_days=1))),
-        **dict.fromkeys(("here", "say")),
-    )
+    cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
+    tasks = [Task(suite=name, case=fake_runs.case({"seq_len": n})) for name, n in cases]
 
-    session._against_stored(Request(mode=Mode.BASELINE), plan)
+    session._against_stored(MagicMock(), MagicMock(tasks=tasks, calibrations={}))
 
-    assert beside == [1, 2]
+    assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]
 
 
 @pytest.mark.usefixtures("planted")
