@@ -21,7 +21,12 @@ if not WORKFLOWS:
     pytest.skip("not a checkout: the workflows are not installed", allow_module_level=True)
 
 PRIVILEGED = "gate-comment.yml"
-"""The only workflow that may write; it runs no code of a change."""
+"""May write comments; it runs no code of a change."""
+NIGHTLY = ".github/workflows/nightly.yml"
+MAY_WRITE = {
+    (PRIVILEGED, "comment"): {"pull-requests"},
+    ("nightly.yml", "publish"): {"pull-requests", "contents"},
+}
 
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
 
@@ -84,13 +89,12 @@ def test_every_action_is_pinned_to_the_commit_of_a_release(path: Path) -> None:
 
 
 @each_workflow
-def test_only_the_comment_may_write(path: Path) -> None:
+def test_only_jobs_without_code_of_a_change_may_write(path: Path) -> None:
     assert load(path)["permissions"] in ({}, {"contents": "read"})
     for name, job in jobs(path).items():
         granted = job["permissions"]
         writes = {scope for scope, level in granted.items() if level != "read"}
-        expected = {"pull-requests"} if path.name == PRIVILEGED else set()
-        assert writes == expected, name
+        assert writes == MAY_WRITE.get((path.name, name), set()), name
 
 
 @each_workflow
@@ -122,7 +126,7 @@ def test_code_of_a_fork_never_sees_a_secret(path: Path) -> None:
     assert "secrets." not in text
     assert "secrets: inherit" not in text
     tokens = re.findall(r"github\.token", text)
-    assert len(tokens) == (1 if path.name == PRIVILEGED else 0)
+    assert len(tokens) == sum(path.name == name for name, _ in MAY_WRITE)
     checkouts = [s for s in steps(path) if s.get("uses", "").startswith("actions/checkout@")]
     assert all(s["with"]["persist-credentials"] is False for s in checkouts)
 

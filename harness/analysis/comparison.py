@@ -38,6 +38,7 @@ from harness.records import (
     Comparison,
     Environment,
     Pair,
+    Peaks,
     Thresholds,
     least_pairs,
 )
@@ -54,7 +55,8 @@ POWER = 0.9
 NODE_MOVED, ALIKE = 1.02, 2.0
 """Ratio of step times by which each provider moved at least if the node did it, and how many times
 as far (on logarithms) the one that moved most."""
-
+HOST_MOVED = 1.1
+"""Ratio of the host loops of two self-tests above which the host differs, or its load does."""
 
 # --- the screen --------------------------------------------------------------------------
 
@@ -63,7 +65,8 @@ def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
     """Whether a case passes on its first pairs; False asks for a confirmation.
 
     It passes if the Hodges-Lehmann ratio is at most `screen_ratio` and Student's upper bound is
-    below the tolerance. Without the second condition a slowdown would pass on a noisy node.
+    below the tolerance. Without the second condition a slowdown would pass on a noisy node. A case
+    that seems faster is confirmed too: only `judge` corrects for the number of cases.
     """
     if len(pairs) < thresholds.screen_pairs:
         return False
@@ -73,8 +76,10 @@ def screen(pairs: Sequence[Pair], thresholds: Thresholds) -> bool:
 def screened_done(logs: Floats, order: Flags, thresholds: Thresholds) -> Flags:
     """`screen` on log ratios of shape [..., pairs]."""
     _, high = student_bounds(logs, order, thresholds)
-    near = hodges_lehmann(logs, order) <= math.log(thresholds.screen_ratio)
-    return np.asarray(near & (high < math.log1p(thresholds.tolerance)))
+    centre = hodges_lehmann(logs, order)
+    near = centre <= math.log(thresholds.screen_ratio)
+    faster = (high < 0) & (centre < -math.log1p(thresholds.practical))
+    return np.asarray(near & (high < math.log1p(thresholds.tolerance)) & ~faster)
 
 
 def time_logs(pairs: Sequence[Pair]) -> Floats:
@@ -207,22 +212,29 @@ def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: in
     return np.asarray(np.maximum(p, np.minimum(by_rank, by_t)))
 
 
-def judge(confirmed: Mapping[str, Statistics], thresholds: ByCase) -> Mapping[str, Comparison]:
-    """Apply the rules of the confirmation to all confirmed cases together."""
-    slower = holm({c: s.p_slower for c, s in confirmed.items()})
-    faster = holm({c: s.p_faster for c, s in confirmed.items()})
+def judge(
+    confirmed: Mapping[str, Statistics], thresholds: ByCase, *, beside: int = 0
+) -> Mapping[str, Comparison]:
+    """Apply the rules of the confirmation to all confirmed cases together.
+
+    Args:
+        beside: Number of cases that are shown with these and judged apart.
+    """
+    slower = holm({c: s.p_slower for c, s in confirmed.items()}, beside)
+    faster = holm({c: s.p_faster for c, s in confirmed.items()}, beside)
     return {
-        c: _judge(c, s, slower[c], faster[c], len(confirmed), thresholds[c])
+        c: _judge(c, s, slower[c], faster[c], len(confirmed) + beside, thresholds[c])
         for c, s in confirmed.items()
     }
 
 
-def holm(p_values: Mapping[str, float]) -> Mapping[str, float]:
-    """Adjusted p-values: rejecting those below alpha has a joint error of alpha."""
+def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
+    """Adjusted p-values: rejecting those below alpha has a joint error of alpha, together with
+    `beside` others that are adjusted apart."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, (case_id, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
+        largest = max(largest, min(1.0, (len(p_values) + beside - rank) * p))
         adjusted[case_id] = largest
     return adjusted
 
@@ -366,8 +378,6 @@ def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> C
         change = Change.UNDECIDED
         reason = f"{gap} in the {len(pairs)} pairs of the screen; not confirmed"
         needed = thresholds.confirm_pairs
-    elif high is not None and high < 0 and centre < -math.log1p(thresholds.practical):
-        change, reason = Change.FASTER, f"{gap}, at most {_percent(high)} in the screen"
     else:
         assert high is not None
         change = Change.SAME
@@ -419,11 +429,13 @@ def node_change(
     before: Environment,
     now: Environment,
     pairs: Sequence[tuple[CaseSummary, CaseSummary]],
+    peaks: Sequence[Peaks] = (),
 ) -> NodeChange | None:
     """What of the node explains that all providers moved, if two or more did and moved alike.
 
     Args:
         pairs: The same case in the earlier and in the later run.
+        peaks: Of the self-test of each run.
     """
     if before.gpu is None or now.gpu is None:
         return None
@@ -434,6 +446,9 @@ def node_change(
     drivers = before.gpu.driver, now.gpu.driver
     known = ("power limit", *watts), ("driver", *drivers), ("card", *cards)
     what = tuple(f"{name} {a} → {b}" for name, a, b in known if a and b and a != b)
+    loops = [p.host_loop_s for p in peaks if p.host_loop_s]
+    if len(loops) == 2 and max(loops) > HOST_MOVED * min(loops):
+        what += (f"host loop {1e3 * loops[0]:.1f} ms, now {1e3 * loops[1]:.1f} ms",)
     logs: dict[str, list[float]] = {}
     for a, b in pairs:
         steps = [s.metrics["step_s"].value for s in (a, b) if "step_s" in s.metrics]

@@ -62,7 +62,7 @@ def calibrate(
         document(asdict(stored))
     else:
         out.print(_calibration(stored))
-        kept = files.path_of(baseline_folder, stored.device, stored.suite, calibration.KIND)
+        kept = files.path_of(baseline_folder, stored.model, stored.suite, calibration.KIND)
         say(f"Calibration: {kept}")
     raise typer.Exit(3 if stored.answer.biased else 0)
 
@@ -73,14 +73,14 @@ def set_(
     store_root: options.StoreOption = options.STORE,
     baseline_folder: options.BaselinesOption = files.FOLDER,
 ) -> None:
-    """Make a finished run of committed code the baseline of its GPU and suite.
+    """Make a finished run of committed code the baseline of its GPU model and suite.
 
     \b
     harness baseline set latest
     """
     author = (try_git(Path.cwd(), "config", "user.name") or "").strip()
     made = baselines.of_run(reader.load(store_root, run_id), author)
-    path = files.path_of(baseline_folder, made.device, made.suite)
+    path = files.path_of(baseline_folder, files.model_id(made.environment), made.suite)
     files.write(path, made)
     show(f"{path}: {len(made.cases)} cases at commit {made.commit[:10]}")
     for case_id, outcome in made.left_out.items():
@@ -109,7 +109,8 @@ def show_(
         p = _provenance(record)
         age = f"{files.age_days(str(p['at'])):.0f} d"
         commit = str(p["commit"])[:10] + (records.UNCOMMITTED if p["uncommitted"] else "")
-        name = str(p["device_name"])
+        card = str(p["device"])
+        name = str(p["device_name"]) + (f", {card[:12]}" if card.startswith("GPU-") else "")
         shown = (str(p["at"]), age, str(p["cases"]), escape(str(p["author"])))
         rows.add_row(escape(str(path)), escape(name), commit, *shown)
     out.print(rows if found else f"no baselines in {baseline_folder}")

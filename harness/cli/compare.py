@@ -11,8 +11,8 @@ from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
+from harness.gate import calibration, files, policy, records
 from harness.gate import compare as comparing
-from harness.gate import files, policy, records
 from harness.gate.plan import Request
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.records import GateVerdict, Mode
@@ -81,6 +81,9 @@ def compare(
         case [Run() as first, Run() as second]:
             if suite:
                 raise HarnessError("--suite applies to commits only", "Remove --suite.")
+            here, cards = second.environment, None
+            if files.device_id(first.environment) != files.device_id(here):
+                cards = calibration.in_store(store_root, here, say)
             answer = comparing.runs(
                 first,
                 second,
@@ -88,6 +91,7 @@ def compare(
                 counters=counters,
                 across=across,
                 calibrations=baselines,
+                cards=cards,
             )
             if asked:
                 before = comparing.named_alike(first, second, only or ())
@@ -210,7 +214,7 @@ def _measured(request: Request) -> GateVerdict:
 
 
 def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
-    """A gate's policy without its rules and exemptions: its suites and numbers."""
+    """A gate's policy without its rules and acknowledgements: its suites and numbers."""
     if not file.is_file() and not named:
         raise HarnessError(
             f"{file} not found, so no suite is chosen", "Name one: --suite suites/x.yaml"
@@ -222,7 +226,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
         key: [c.model_copy(update={"cases": list(filters)}) if filters else c for c in own or kept]
         for key, kept in (("suites", form.suites), ("counters", form.counters))
     }
-    without = {"stage": "shadow", "absolute": [], "exemptions": [], "new_cases": "allow"}
+    without = {"stage": "shadow", "absolute": [], "new_cases": "allow"}
     return Policy(path=str(file), form=form.model_copy(update=chosen | without))
 
 

@@ -71,8 +71,8 @@ def doctor_(
 
 
 def _baselines(folder: Path, here: Environment, store: Path) -> Iterator[Check]:
-    """A warning for each doubt about a stored baseline of this device."""
-    for stored in baselines.of_device(folder, files.device_id(here)):
+    """A warning for each doubt about a stored baseline of this GPU model."""
+    for stored in baselines.of_model(folder, here):
         for doubt in baselines.doubts(stored, here, store, say):
             yield Check("baseline", Grade.WARN, doubt, baselines.renewal(stored.suite))
 

@@ -189,16 +189,17 @@ def followed(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> Rende
     """One case over runs, oldest first, each with its change from the one before."""
     title = METRICS[metric].title if metric in METRICS else metric
     rows = console.table("run", "commit", title, "change", right=(title, "change"))
-    before: dict[tuple[str, str], float] = {}
+    before: dict[str, tuple[float, str]] = {}
     for p in points:
-        estimate, where = p.metrics.get(metric), (p.device, p.device_id or p.host)
-        change, last = "", before.get(where)
+        estimate, card = p.metrics.get(metric), p.device_id or p.host
+        model = p.device if p.device_id else card
+        change, (last, on) = "", before.get(model, (0.0, ""))
         if estimate and last:
-            change = units.change(estimate.value / last)
+            change = units.change(estimate.value / last) + ", other card" * (card != on)
         elif estimate and before:
             change = "other device"
         if estimate and estimate.value > 0:
-            before[where] = estimate.value
+            before[model] = estimate.value, card
         value = units.cell(metric, estimate) if estimate else "not measured"
         rows.add_row(
             escape(p.run_id),
@@ -210,7 +211,7 @@ def followed(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> Rende
         Text(case_id, style="bold"),
         rows,
         Text(
-            "change: against the previous run on the same device; for a verdict use"
+            "change: against the previous run on the same GPU model; for a verdict use"
             " `harness compare RUN RUN`. +: with uncommitted changes."
         ),
     )

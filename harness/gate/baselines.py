@@ -1,5 +1,10 @@
-"""Stored baselines: the step times of one run on one GPU, with its environment and cases."""
+"""Stored baselines: the step times of one run, with its environment and cases.
 
+One for each suite and GPU model. On another card of the model it is used too: the interval then
+includes the variation between cards.
+"""
+
+import math
 import statistics
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +13,7 @@ from pathlib import Path
 from harness import units
 from harness.errors import StoreError
 from harness.gate import files
+from harness.gate.calibration import CARD_CV
 from harness.gate.files import Moment
 from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift
@@ -20,18 +26,20 @@ from harness.store.writer import now
 EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
 """Differences that are allowed: the code under test, where this Python and the checkout are, and
 the name of a container. A CPU is identified by its host name in any case."""
+CARD = "GPU UUID"
+"""The difference of two cards of one model: allowed, and part of the interval."""
 MET_BY = 3
 """Later runs that show that a baseline is never met."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What one run measured on one device."""
+    """What one run measured on one card."""
 
     suite: str
     suite_sha256: str
     device: str
-    """GPU UUID; see files.device_id."""
+    """The card's UUID; see files.device_id."""
     commit: str
     run_id: str
     measured_at: Moment
@@ -48,6 +56,14 @@ class Baseline:
     correct: Mapping[str, int] | None = None
     """Case id -> processes whose output was compared with the reference, and was correct; None in
     older files."""
+
+    @property
+    def device_name(self) -> str:
+        return self.environment.device_name
+
+    @property
+    def at(self) -> str:
+        return self.measured_at
 
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
@@ -138,23 +154,23 @@ def _bad(measured: Sequence[Measurement]) -> list[Outcome]:
     return [m.outcome for m in measured if m.outcome is not Outcome.OK]
 
 
-def load(folder: Path, device: str, suite: str) -> Baseline | None:
-    """The baseline of a device and a suite, or None.
+def load(folder: Path, here: Environment, suite: str) -> Baseline | None:
+    """The baseline of a suite for this GPU model, or None.
 
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(
-        files.path_of(folder, device, suite), Baseline, f"To replace it, {renewal(suite)}."
-    )
+    name = files.path_of(folder, "any", suite).name
+    return files.find(folder, here, name, Baseline, f"To replace it, {renewal(suite)}.")
 
 
-def of_device(folder: Path, device: str) -> Iterator[Baseline]:
-    """The baselines of a device."""
-    for path in sorted(files.path_of(folder, device, "any").parent.glob("*.json")):
-        if "." not in path.stem:  # as of a calibration
-            found = files.read(path, Baseline, "Remove it, then: harness baseline set RUN")
-            yield from [found] if found else ()
+def of_model(folder: Path, here: Environment) -> Iterator[Baseline]:
+    """The baselines of all suites for this GPU model."""
+    paths = [p for place in files.folders(folder, here) for p in place.glob("*.json")]
+    for name in sorted({p.name for p in paths if "." not in p.stem}):  # as of a calibration
+        remedy = "Remove it, then: harness baseline set RUN"
+        found = files.find(folder, here, name, Baseline, remedy)
+        yield from [found] if found else ()
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
@@ -166,12 +182,12 @@ def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days
     if problem := files.out_of_date(baseline.measured_at, max_age_days):
         return f"the baseline {problem}; {make}"
     found = drift.differences(baseline.environment, here)
-    other = [str(d) for d in found if d.name not in EXPECTED]
+    other = [str(d) for d in found if d.name not in (*EXPECTED, CARD)]
     return f"the baseline has another environment ({other[0]}); {make}" if other else ""
 
 
 def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -> Iterator[str]:
-    """What speaks against a baseline of this device; `renewal` mends each."""
+    """What speaks against a baseline of this GPU model; `renewal` mends each."""
     suite, gpu = baseline.suite, baseline.environment.gpu
     if gpu and here.gpu and gpu.driver != here.gpu.driver:
         yield f"{suite}: measured with driver {gpu.driver}, and this is {here.gpu.driver}"
@@ -191,16 +207,20 @@ def _such(cases: Sequence[str], baseline: Baseline) -> str:
 
 
 def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
-    """Cases that were slower in each of several later runs on this device, beyond the tolerance of
-    stored times, with the best ratio."""
+    """Cases that were slower in each of several later runs on this GPU model, beyond the tolerance
+    of stored times and the variation of cards, with the best ratio."""
     gpu, name = baseline.environment.gpu, Path(baseline.suite).stem
-    device = gpu.uuid if gpu else baseline.environment.hostname
+    model = gpu.name if gpu else baseline.environment.hostname
+    two_cards = 1 + 2 * math.sqrt(2) * CARD_CV
     for case_id, measured in baseline.cases.items():
         level_s = statistics.geometric_mean(p.step_s for p in measured)
         later = [
-            p.metrics["step_s"].value / level_s
+            p.metrics["step_s"].value
+            / level_s
+            / (two_cards if p.device_id and p.device_id != baseline.device else 1)
             for p in known.history(case_id, RunFilter(suite=name), metric="step_s")
-            if p.started_at > baseline.measured_at and (p.device_id or p.host) == device
+            if p.started_at > baseline.measured_at
+            and (p.device if p.device_id else p.host) == model
             if p.outcome == Outcome.OK and "step_s" in p.metrics
         ]
         if len(later) >= MET_BY and min(later) > 1 + Thresholds().stored_tolerance:

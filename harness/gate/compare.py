@@ -1,9 +1,9 @@
 """Two runs, or two commits, compared: how their environments differ, then case by case.
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
-includes the variation between days. Both are judged by the gate's rules without a policy: no
-absolute limits, no exemptions. A case of one side only, or one measured in another environment, is
-undecided.
+includes the variation between days, or between cards if the card is another of the same model.
+Both are judged by the gate's rules without a policy: no absolute limits, no acknowledgements. A
+case of one side only, or one measured in another environment, is undecided.
 """
 
 import datetime
@@ -15,6 +15,7 @@ from harness.analysis import summary
 from harness.errors import HarnessError
 from harness.gate import baselines, calibration, decide, files
 from harness.gate import counters as counting
+from harness.gate.calibration import BetweenCards
 from harness.gate.policy import CalibrationModel, Policy, PolicyForm
 from harness.gate.records import (
     GateCase,
@@ -33,10 +34,7 @@ from harness.suite.choice import passes
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""
 PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[]))
-"""No absolute limits, no exemptions, default thresholds."""
-CARD_CV = 0.02
-"""Variation of a case between cards of one model, days included: dense attention and training,
-whose code did not change, moved by 2.6 % (root mean square) between four pairs of H200 runs."""
+"""No absolute limits, no acknowledgements, default thresholds."""
 
 
 def runs(
@@ -47,6 +45,7 @@ def runs(
     counters: bool = False,
     across: bool = False,
     calibrations: Path | None,
+    cards: BetweenCards | None = None,
 ) -> GateVerdict:
     """Compare two stored runs.
 
@@ -54,8 +53,8 @@ def runs(
         filters: As of `harness run --filter`.
         counters: Compare counters per step instead of times.
         across: Judge even if the environments differ.
-        calibrations: Folder of the node's calibration; None to assume a typical node, and
-            CARD_CV between two cards.
+        calibrations: Folder of the node's calibration; None to assume a typical node.
+        cards: Variation between cards of the model; by default the assumed one.
 
     Raises:
         HarnessError: They are the same run, or have no such case.
@@ -75,7 +74,9 @@ def runs(
     findings: tuple[Finding, ...] = ()
     if not counters:
         paired = {i: (before[i], after[i]) for i in both if i not in why}
-        compared, few, findings = _times(baseline, candidate, paired, calibrations)
+        compared, few, findings = _times(
+            baseline, candidate, paired, calibrations, cards or BetweenCards()
+        )
         why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
     cases = [
@@ -89,7 +90,8 @@ def runs(
         )
         for case_id in both
     ]
-    foreign = [d for d in around if d.name not in baselines.EXPECTED]
+    allowed = (*baselines.EXPECTED, baselines.CARD)
+    foreign = [d for d in around if d.name not in allowed]
     if foreign and not across:
         cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
     if not across:
@@ -192,7 +194,11 @@ def _renamed(run: Run, names: Mapping[str, str]) -> Run:
 
 
 def _times(
-    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], folder: Path | None
+    a: Run,
+    b: Run,
+    alike: Mapping[str, tuple[Case, Case]],
+    folder: Path | None,
+    cards: BetweenCards,
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str], tuple[Finding, ...]]:
     """The comparisons of step times, why a case has none, and findings of the whole."""
     stored, findings = None, tuple[Finding, ...]()
@@ -201,6 +207,9 @@ def _times(
             stored = calibration.load(folder, b.environment, b.suite.path, CalibrationModel())
     except HarnessError as error:
         reason = f"not used: {str(error).splitlines()[0]}"
+        findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
+    if stored and stored.is_of_another(b.environment):
+        reason = stored.sentence(b.environment)
         findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
     sides: dict[str, tuple[Sequence[Process], Sequence[Process]]] = {}
     why: dict[str, str] = {}
@@ -214,9 +223,9 @@ def _times(
     builds = {"build_cv": 0.0} if _code(a) and _code(a) == _code(b) else {}
     own = {c: calibration.thresholds(stored, c, builds) for c in sides}
     day_cv = calibration.day_cv(stored)
-    if folder is None and files.device_id(a.environment) != files.device_id(b.environment):
-        day_cv = CARD_CV
-    found = compare_stored(sides, day_cv=day_cv, thresholds=own)
+    one = files.device_id(a.environment) == files.device_id(b.environment)
+    cards = cards if b.environment.gpu else replace(cards, what="host")
+    found = compare_stored(sides, day_cv=day_cv, thresholds=own, cards=None if one else cards)
     return {c.case_id: c for c in found}, why, findings
 
 

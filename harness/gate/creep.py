@@ -20,7 +20,7 @@ from scipy.special import stdtr, stdtrit
 from harness import units
 from harness.analysis.comparison import holm
 from harness.analysis.statistics import Floats
-from harness.gate.compare import CARD_CV
+from harness.gate.calibration import CARD_CV
 from harness.git.repository import run_git, try_git
 from harness.records import Outcome, Suite, Thresholds
 from harness.store import index

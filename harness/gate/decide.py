@@ -9,11 +9,12 @@ import datetime
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from harness import units
 from harness.analysis import verdict
 from harness.gate import counters
-from harness.gate.policy import Exemption, Policy
+from harness.gate.policy import ACKNOWLEDGED, Acknowledgement, Policy
 from harness.gate.records import GateCase, LeftOut, Mode, State
 from harness.records import (
     FAILURES,
@@ -117,8 +118,8 @@ def _settled(
     policy: Policy,
     today: datetime.date,
 ) -> GateCase:
-    """The case with its exemptions, decided by the worst finding that counts."""
-    found, excuse, unexpected = _excused(found, case_id, state, policy, today)
+    """The case with its acknowledgements, decided by the worst finding that counts."""
+    found, excuse = _excused(found, case_id, state, policy, today)
     counting = [f for f in found if f.counts]
     worst = min(counting, key=lambda f: WORST_FIRST.index(f.decision), default=None)
     if worst is None:
@@ -134,7 +135,6 @@ def _settled(
         state=state,
         findings=tuple(found),
         exemption=excuse,
-        unexpected_pass=unexpected,
     )
 
 
@@ -211,48 +211,47 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     return State.UNCOMPARED, [finding]
 
 
-# --- exemptions --------------------------------------------------------------------------
+# --- acknowledgements --------------------------------------------------------------------
 
 
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy, today: datetime.date
-) -> tuple[list[Finding], str, bool]:
-    """The findings with the policy's exemptions applied, their sentence, and whether a case that
-    is expected to fail passed."""
-    applied, unexpected = [], False
-    for exemption in policy.form.exemptions:
-        if not exemption.covers(case_id):
+) -> tuple[list[Finding], str]:
+    """The findings with the acknowledgements applied, and what those say."""
+    applied, over = [], []
+    for place, entry in policy.acknowledged.items():
+        if not entry.covers(case_id):
             continue
-        if exemption.expired(today):
-            found = [*found, expired(exemption, policy)]
+        if entry.expired(today):
+            over.append(expired(place, entry))  # it counts, whatever else excuses the case
             continue
-        if exemption.expect == "noisy":
-            # A missing comparison is not due to noise.
-            if state is not State.COMPARED or not any(f.check in NOISY for f in found):
-                continue
-            found = [_uncounted(f) if f.check in NOISY else f for f in found]
-        applied.append(exemption.sentence)
-        if exemption.expect == "missing" and state is State.MISSING:
-            found = [_uncounted(f) for f in found]
-        elif exemption.expect == "failure":
-            unexpected = unexpected or all(f.decision is Decision.GO for f in found)
-            found = found if unexpected else [_uncounted(f) for f in found]
-    return found, "; ".join(applied), unexpected
+        meant: list[Finding] = []
+        match entry.verdict:
+            case "accepted":
+                meant = [
+                    f for f in found if f.check in AGAINST.values() and f.decision is Decision.NO_GO
+                ]
+            case "noise" if state is State.COMPARED:  # a missing comparison is not due to noise
+                meant = [f for f in found if f.check in NOISY]
+            case "missing" if state is State.MISSING:
+                meant = found
+            case "failure" if all(f.decision is Decision.GO for f in found):
+                applied.append(f"expected to fail but passed: remove the entry at {place}")
+            case "failure":
+                meant = found
+        if meant:
+            applied.append(entry.sentence)
+        found = [replace(f, counts=False) if f in meant else f for f in found]
+    return [*found, *over], "; ".join(applied)
 
 
-def expired(exemption: Exemption, policy: Policy) -> Finding:
-    place = policy.place("exemptions", policy.form.exemptions.index(exemption))
+def expired(place: str, entry: Acknowledgement) -> Finding:
     return Finding(
-        check="exemption",
+        check="acknowledged",
         decision=Decision.NO_GO,
-        reason=f"the exemption at {place} expired on {exemption.expires.isoformat()} "
-        f"({exemption.reason}); repair the case and remove the exemption, or renew it",
+        reason=f"the entry at {place} expired on {entry.expires} ({entry.because}); "
+        "repair the case and remove the entry, or renew it",
     )
-
-
-def _uncounted(finding: Finding) -> Finding:
-    """The finding, reported only; that of an expired exemption still counts."""
-    return finding if finding.check == "exemption" else replace(finding, counts=False)
 
 
 def _median(measured: Sequence[Measurement], case: Case) -> float | None:
@@ -312,13 +311,15 @@ def remedies(
         steps.append(f"{most} pairs{where} would decide: {how}")
     if not merging:
         return steps
-    if any(c.state is State.MISSING for c in failed):
-        steps.append(
-            f"if the removal of a case is intended, exempt it in {policy.path}: "
-            "{cases: [...], expect: missing, reason: ..., expires: ...}"
-        )
     limits = {rule.name for rule in policy.rules}
-    broken = (f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO)
+    broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
+    removed = any(c.state is State.MISSING for c in failed)
+    if removed or (mode is Mode.RELATIVE and any(f.check in NOISY for f in broken)):
+        file = PurePosixPath(policy.path).with_name(ACKNOWLEDGED)
+        steps.append(
+            f"if this is intended, add an entry to {file}: {{cases: [...], verdict: "
+            f"{'missing' if removed else 'accepted'}, commit:, because:, by:, date:}}"
+        )
     if any(f.check in limits for f in broken):
         steps.append(f"if a limit is meant to change, change it in {policy.path}")
     if mode is Mode.COUNTERS and any(c.counters for c in failed):

@@ -1,8 +1,10 @@
 """The JSON files of a gate: written atomically, validated when read.
 
-ci/baselines/GPU-5d1e.../gate.json              baseline: step times of one run
-ci/baselines/GPU-5d1e.../gate.calibration.json  noise of the node, from A/A pairs
+ci/baselines/NVIDIA_H200/gate.json              baseline: step times of one run
+ci/baselines/NVIDIA_H200/gate.calibration.json  noise of the node, from A/A pairs
 ci/baselines/counters.json                      counters per step, for any CPU
+
+Each names the card it was measured on. Older files lie in a folder with the card's UUID.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -28,12 +30,37 @@ SUITES = "suites"
 Record = TypeVar("Record")
 
 
+class OfCard(Protocol):
+    """A record of one card."""
+
+    @property
+    def device_name(self) -> str: ...
+    @property
+    def at(self) -> str: ...
+
+
+CardRecord = TypeVar("CardRecord", bound=OfCard)
+
+
 def device_id(environment: Environment) -> str:
     """The UUID of a GPU; for a CPU a hash of its model, host and core count."""
     if environment.gpu is not None:
         return environment.gpu.uuid
     words = f"{environment.hostname}|{environment.cpu}|{environment.cpu_count}"
     return f"cpu-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+
+
+def model_id(environment: Environment) -> str:
+    """The name of a GPU's model; a CPU as in `device_id`."""
+    return environment.gpu.name if environment.gpu else device_id(environment)
+
+
+def folders(folder: Path, here: Environment) -> tuple[Path, ...]:
+    """Where files for this GPU may be: of its model, older ones of this card, those of others."""
+    ids = dict.fromkeys((model_id(here), device_id(here)))
+    mine = [path_of(folder, name, "any").parent for name in ids]
+    others = [f for kind in ("GPU-*", "MIG-*") for f in folder.glob(kind) if here.gpu]
+    return (*mine, *(f for f in others if f not in mine))
 
 
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
@@ -48,6 +75,24 @@ def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
         parts = (*(path.parent.parts or ("",)), path.stem)
     safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, "__".join(parts))]
     return folder / safe[0] / f"{safe[1]}{kind}.json"
+
+
+def find(
+    folder: Path, here: Environment, name: str, kind: type[CardRecord], remedy: str
+) -> CardRecord | None:
+    """The record of this name for the model of this GPU; without one an older file of this card,
+    else the newest of another card of the model.
+
+    Raises:
+        StoreError: A file is damaged.
+    """
+    places = folders(folder, here)
+    for group in (*((place,) for place in places[:2]), places[2:]):
+        records = [read(place / name, kind, remedy) for place in group]
+        fit = [r for r in records if r is not None and r.device_name == here.device_name]
+        if fit:
+            return max(fit, key=lambda r: -age_days(r.at))
+    return None
 
 
 def _checked(at: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import CaseRefused, HarnessError, SuiteError
-from harness.gate import baselines, calibration, counters, files, policy
+from harness.gate import baselines, calibration, counters, files, policy, policy_suites
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
@@ -143,13 +143,20 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         found = trees.tree.rglob("*") if trees.baseline else ()
         paths = [f.relative_to(trees.tree).as_posix() for f in found]
         policy.check(loaded.document, [*(t.case for t in tasks), *known], paths)
+    applied, notes = policy_suites.acknowledged(
+        loaded, trees.places, trees.repository, trees.baseline, trees.candidate
+    )
     return Plan(
-        policy=loaded,
+        policy=replace(loaded, acknowledged=applied),
         trees=trees,
         suites=suites,
         tasks=tuple(tasks),
         gone=gone,
-        findings=(*trees.findings, *_younger(trees, suites)),
+        findings=(
+            *trees.findings,
+            *(noted("acknowledged", n) for n in notes),
+            *_younger(trees, suites),
+        ),
     )
 
 
@@ -319,9 +326,9 @@ def _gone(
 
 
 def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
-    """Cases in the baseline of this device that are not in their suite, chosen or not."""
+    """Cases in the baseline of this GPU model that are not in their suite, chosen or not."""
     for path in plan.suites:
-        stored = baselines.load(request.baselines, files.device_id(plan.here), path)
+        stored = baselines.load(request.baselines, plan.here, path)
         whole = suite_of(plan.trees.places, ChosenSuite(suite=path))
         there = {case.case_id for case in whole.cases} if whole else set()
         for case_id in sorted(stored.cases.keys() - there) if stored else ():

@@ -1,4 +1,4 @@
-"""The policy of a gate: its cases, limits, stage and exemptions.
+"""The policy of a gate: its cases, limits and stage, and the acknowledgements beside it.
 
 ci/gate.yaml is read like a suite: YAML 1.2 with positions, validated by the models below, which
 also give its JSON Schema. Case patterns are checked against the suites. Every error has its file,
@@ -8,23 +8,26 @@ line and column.
 import datetime
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
 
 from harness import units
+from harness.errors import SuiteError
 from harness.records import METRICS, Case, Rule, Thresholds
 from harness.suite.choice import fits
 from harness.suite.decisions import metric_name
-from harness.suite.fields import Form, Matching, Text, checked, wrong
+from harness.suite.fields import COMMIT, Form, Matching, Text, checked, wrong
 from harness.suite.load import text_of
-from harness.suite.positions import Document, Loc, Problem, nearest, read
+from harness.suite.positions import Document, Loc, Problem, read
 from harness.suite.schema import PathModel
 from harness.suite.sweep import check_match, match
 
 DEFAULT = Path("ci/gate.yaml")
+ACKNOWLEDGED = "acknowledged.yaml"
+"""The file of acknowledgements, beside the policy."""
 DEFAULT_MAX_AGE_DAYS = 30
 
 
@@ -150,27 +153,56 @@ class BaselineModel(Form):
     """Refuse an older baseline."""
 
 
-class Exemption(Form):
-    """Cases that are excused until a date."""
+class Acknowledgement(Form):
+    """What a person decided about some cases, for gates of one change or until a date."""
 
     cases: Annotated[list[Text], Field(min_length=1)]
     """Patterns or parts of case ids."""
-    expect: Literal["noisy", "failure", "missing"]
-    """`noisy`: comparisons of times are ignored; counters and limits still count. `failure`: any
-    result is ignored, and a pass is reported. `missing`: the candidate may lack the case."""
-    reason: Text
-    expires: Date
-    """Last day of the exemption. From the next day on it fails the gate."""
+    verdict: Annotated[
+        Literal["accepted", "fixed", "noise", "failure", "missing"],
+        BeforeValidator(lambda given: "noise" if given == "noisy" else given),
+    ]
+    """`accepted`: slower is meant. `fixed`: for the record. `noise`: comparisons of times are
+    ignored; counters and limits still count. `failure`: any result is ignored, and a pass is
+    reported. `missing`: the candidate may lack the case."""
+    because: Text
+    by: Text | None = None
+    date: Date | None = None
+    """Day of the decision."""
+    commit: Annotated[str, Field(pattern=COMMIT)] | None = None
+    """The change."""
+    expires: Date | None = None
+    """Last day. From the next day on it fails the gate."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> "Acknowledgement":
+        if (self.commit is None) == (self.expires is None):
+            raise wrong("needs either commit or expires")
+        if (self.commit or self.verdict == "accepted") and not (self.by and self.date):
+            raise wrong("needs by and date: who decided, and when")
+        # A day is allowed for time zones.
+        if self.date and self.date > datetime.date.today() + datetime.timedelta(days=1):
+            raise wrong("is in the future", key="date", remedy="Write the day of the decision.")
+        return self
 
     def covers(self, case_id: str) -> bool:
         return any(fits(case_id, pattern) for pattern in self.cases)
 
     def expired(self, today: datetime.date) -> bool:
-        return today > self.expires
+        return self.expires is not None and today > self.expires
 
     @property
     def sentence(self) -> str:
-        return f"{self.expect} until {self.expires.isoformat()}: {self.reason}"
+        """`accepted by Ada on 2026-11-22: safer`."""
+        words = (("by", self.by), ("on", self.date), ("until", self.expires))
+        return " ".join([self.verdict, *(f"{k} {v}" for k, v in words if v)]) + f": {self.because}"
+
+
+class AcknowledgedForm(Form):
+    """The file of acknowledgements."""
+
+    version: Literal[1] = Field(alias="schema")
+    acknowledged: list[Acknowledgement]
 
 
 class PolicyForm(Form):
@@ -194,7 +226,8 @@ class PolicyForm(Form):
     compare: CompareModel = CompareModel()
     calibration: CalibrationModel = CalibrationModel()
     baseline: BaselineModel = BaselineModel()
-    exemptions: Annotated[list[Exemption], Field(default_factory=list)]
+    exemptions: Annotated[list[Acknowledgement], Field(default_factory=list)]
+    """Old place of the entries of acknowledged.yaml, beside the policy."""
     paths: Globs | None = None
     """Changed files that trigger the suites without `paths` of their own; every file if absent. As
     in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
@@ -229,6 +262,8 @@ class Policy:
     form: PolicyForm
     document: Document | None = None
     """For the places of errors; None in a comparison of commits, which is not judged by it."""
+    acknowledged: Mapping[str, Acknowledgement] = field(default_factory=dict)
+    """By place, such as `ci/acknowledged.yaml:3:5`; in a plan, those that apply to its change."""
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -268,18 +303,40 @@ def load(path: Path) -> Policy:
     Raises:
         SuiteError: With place, problem and remedy.
     """
-    return parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
+    found = parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
+    beside = path.with_name(ACKNOWLEDGED)
+    if not beside.is_file():
+        return found
+    least = "Remove it, or see harness/gate/README.md for an example."
+    document = read(text_of(beside, beside, "Save it as UTF-8."), beside, least=least)
+    form = checked(AcknowledgedForm, document)
+    placed = _placed(document, "acknowledged", form.acknowledged)
+    seen: dict[tuple[str, str], str] = {}
+    for place, entry in placed.items():
+        for pattern in entry.cases:
+            key = pattern, entry.commit[:7] if entry.commit else entry.verdict
+            if (first := seen.setdefault(key, place)) != place:
+                text = f"{pattern!r} is already acknowledged at {first}"
+                raise SuiteError(place, text, "Remove one of the two.")
+    return replace(found, acknowledged={**found.acknowledged, **placed})
 
 
 def parse(text: str, path: Path) -> Policy:
     """The same for the text of the file, perhaps from another commit."""
     document = read(text, path, least="Write one: harness init.")
-    policy = Policy(path=str(path), form=checked(PolicyForm, document), document=document)
+    form = checked(PolicyForm, document)
+    old = _placed(document, "exemptions", form.exemptions)
+    policy = Policy(path=str(path), form=form, document=document, acknowledged=old)
     try:
         Thresholds(**policy.given)
     except ValueError as error:
         raise document.error([Problem(("compare",), str(error), at_key=True)]) from None
     return policy
+
+
+def _placed(document: Document, key: str, entries: Sequence[Any]) -> dict[str, Acknowledgement]:
+    places = [document.values[key, i] for i, _ in enumerate(entries)]
+    return {f"{document.path}:{p[0]}:{p[1]}": e for p, e in zip(places, entries, strict=True)}
 
 
 def _rule(model: AbsoluteModel, place: str) -> Rule:
@@ -308,23 +365,11 @@ def check(document: Document, cases: Sequence[Case], files: Sequence[str] = ()) 
     Raises:
         SuiteError: A line has no effect: no case or file matches it.
     """
-    problems = [*_unknown_cases(document.data, cases)]
+    problems = []
+    for i, rule in enumerate(document.data.get("absolute", ())):
+        problems += check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
     if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
         raise document.error(problems)
-
-
-def _unknown_cases(data: Any, cases: Sequence[Case]) -> Iterator[Problem]:
-    ids = [*dict.fromkeys(case.case_id for case in cases)]  # suites may share some
-    for i, rule in enumerate(data.get("absolute", ())):
-        yield from check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
-    for i, entry in enumerate(data.get("exemptions", ())):
-        if entry["expect"] == "missing":
-            continue  # after the merge the baseline lacks the case too
-        for j, pattern in enumerate(entry["cases"]):
-            if not any(fits(case_id, pattern) for case_id in ids):
-                loc: Loc = ("exemptions", i, "cases", j)
-                remedy = nearest(pattern, ids)
-                yield Problem(loc, f"no case of the gate matches {pattern!r}", remedy)
 
 
 def _stale_globs(data: Any, files: Sequence[str]) -> Iterator[Problem]:

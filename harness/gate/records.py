@@ -85,9 +85,7 @@ class GateCase:
     counters: tuple[CounterChange, ...] = ()
     """Counters that differ, if they were compared."""
     exemption: str = ""
-    """Reason and expiry date, if the policy exempts the case."""
-    unexpected_pass: bool = False
-    """The policy expects the case to fail, but it passed."""
+    """What acknowledgements say of the case: what was decided, by whom, until when and why."""
     gpu_s: float = 0.0
     """Total duration of the processes of both sides."""
     log: str = ""
@@ -161,7 +159,7 @@ class GateVerdict:
     cases: tuple[GateCase, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """Of the whole: preflight, expired exemptions, a change of the policy."""
+    """Of the whole: preflight, expired acknowledgements, a change of the policy."""
     calibration: str = ""
     """Noise class and date of the calibration, and what is known of builds; empty if no times were
     compared."""

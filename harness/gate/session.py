@@ -53,14 +53,14 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     cases = _cases(request, plan, answers) if plan.tasks else []
     cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
     expired = [
-        decide.expired(e, plan.policy)
-        for e in plan.policy.form.exemptions
+        decide.expired(place, e)
+        for place, e in plan.policy.acknowledged.items()
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
     findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan))
     decision, reason = decide.overall(cases, findings)
     found = plan.calibrations.values()
-    known = [c.sentence if c else f"none; {calibration.ASSUMED}" for c in found]
+    known = [c.sentence(plan.here) if c else f"none; {calibration.ASSUMED}" for c in found]
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -194,19 +194,26 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
 
 
 def _against_stored(request: Request, plan: Plan) -> _Answers:
-    """Compare each suite's cases with the stored baseline of this device."""
+    """Compare each suite's cases with the stored baseline of this GPU model."""
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
     doubts: list[str] = []
+    card, cards = files.device_id(plan.here), None
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
-        stored = baselines.load(request.baselines, files.device_id(plan.here), suite)
+        stored = baselines.load(request.baselines, plan.here, suite)
         against = baselines.doubts(stored, plan.here, request.store, plan.say) if stored else ()
         doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
             continue
+        other = stored.device != card
+        if other:
+            cards = cards or calibration.in_store(request.store, plan.here, plan.say)
+            doubts.append(
+                f"{suite}: of card {stored.device[:12]}, not {card[:12]}; {cards.sentence}"
+            )
         candidate = plan.sides[-1]
         sides = {}
         for case_id, task in tasks.items():
@@ -218,8 +225,10 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
                 sides[case_id] = both
         found = compare_stored(
             sides,
+            beside=len(plan.tasks) - len(tasks),
             day_cv=calibration.day_cv(plan.calibrations.get(suite)),
             thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
+            cards=cards if other else None,
         )
         answers |= {(suite, c.case_id): c for c in found}
     return _Answers(answers, why, findings=tuple(noted("baseline", text) for text in doubts))

@@ -1,7 +1,8 @@
-"""Comparison with stored processes: measured on the same GPU on another day, so not in pairs.
+"""Comparison with stored processes: measured on another day, so not in pairs.
 
 All processes of a day share the level of that day, and more processes do not average it away. So
-the interval includes the variation between days, and the tolerance is wider.
+the interval includes the variation between days, or between cards if the card is another of the
+same model, and the tolerance is wider.
 """
 
 import math
@@ -10,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtri, stdtr, stdtrit
 
 from harness.analysis.comparison import Statistics, judge, pairs_needed
+from harness.gate.calibration import BetweenCards
 from harness.records import ByCase, Change, Comparison, Thresholds
 
 FEWEST = 2
@@ -49,8 +51,10 @@ def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
 def compare_stored(
     sides: Mapping[str, tuple[Sequence[Process], Sequence[Process]]],
     *,
+    beside: int = 0,
     day_cv: float,
     thresholds: ByCase,
+    cards: BetweenCards | None = None,
 ) -> tuple[Comparison, ...]:
     """Judge every case by its stored processes and its new ones.
 
@@ -61,12 +65,24 @@ def compare_stored(
 
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
+        beside: Number of cases of other suites that the same gate shows.
         day_cv: Variation of a case's level between days, from `calibration.between_days`.
         thresholds: As for `comparison.confirm`.
+        cards: Given if the two sides were measured on two cards.
     """
+    day_cv = max(day_cv, cards.cv) if cards else day_cv
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
-    answers = judge({c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}, wider)
-    return tuple(_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
+    measured = {c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}
+    answers = judge(measured, wider, beside=beside)
+    found = (_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
+    return tuple(_of_cards(c, cards, wider[c.case_id]) if cards else c for c in found)
+
+
+def _of_cards(answer: Comparison, cards: BetweenCards, thresholds: Thresholds) -> Comparison:
+    """Say how much of the interval two cards make by themselves."""
+    share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * cards.cv)
+    reason = f"{answer.reason}; of its interval the other {cards.what} is ±{share:.1%}"
+    return replace(answer, card=share, reason=reason)
 
 
 def _statistics(

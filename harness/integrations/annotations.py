@@ -66,7 +66,7 @@ def _found(verdict: GateVerdict) -> Iterator[Annotation]:
             title = f"{finding.decision}: {finding.check}"
             yield Annotation(kind=kind, title=title, message=finding.reason)
     for case in worst_first(verdict):
-        if case.decision is not Decision.GO or case.unexpected_pass or case.change is Change.FASTER:
+        if case.decision is not Decision.GO or case.exemption or case.change is Change.FASTER:
             yield Annotation(
                 kind=_kind(case.decision, verdict),
                 title=f"{case.decision}: {case.case_id}",

@@ -1,4 +1,4 @@
-"""pytest plugin: the cases of a suite file as tests, `pytest suites/gate.yaml`.
+"""pytest plugin: the cases of a suite file as tests, `pytest suites/smoke.yaml`.
 
 Suite files are collected if the command line names them or they match the ini option
 `harness_suites`. Each case is a test of its name, so -k, --collect-only, JUnit and pytest-xdist

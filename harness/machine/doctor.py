@@ -8,7 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+from harness import units
 from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
@@ -19,6 +23,10 @@ IDLE_MEMORY_BYTES = 256 * 2**20  # a CUDA context alone takes more
 SETTLE_S = 3.0  # NVML's utilisation covers up to a second; processes are counted once a second
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
+STEAL = 0.03
+"""Share of the CPU time wanted above which other virtual machines slow a step that waits for the
+host."""
+AT_START = psutil.cpu_times()
 DISK_FAIL_BYTES = 100 * 10**6
 DISK_WARN_BYTES = 10**9
 
@@ -45,9 +53,21 @@ def inspect(environment: Environment, *, store: Path, constraints: Path) -> Vita
         gpu=reading,
         gpu_unavailable=unavailable,
         load=os.getloadavg()[0],
+        steal=steal_share(AT_START, psutil.cpu_times()),
         disk_free_bytes=shutil.disk_usage(existing).free,
         pinned=read_pins(constraints.read_text()) if constraints.is_file() else {},
     )
+
+
+def steal_share(before: Any, now: Any) -> float | None:
+    """Stolen over wanted CPU time between two readings of psutil.cpu_times()."""
+    names = ("user", "nice", "system", "irq", "softirq", "steal")
+    spent = {n: getattr(now, n) - getattr(before, n) for n in names if hasattr(now, n)}
+    return spent["steal"] / wanted if "steal" in spent and (wanted := sum(spent.values())) else None
+
+
+def stolen_text(share: float) -> str:
+    return f"CPU time stolen by other virtual machines: {units.percent(share)}"
 
 
 def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Mapping[str, str]]:
@@ -127,6 +147,8 @@ def checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
     if vitals.pinned:
         yield _versions(environment, vitals.pinned)
     yield _load(environment, vitals)
+    if vitals.steal is not None:
+        yield _steal(vitals.steal)
     yield _disk(vitals)
     yield _git(environment)
 
@@ -268,6 +290,13 @@ def _load(environment: Environment, vitals: Vitals) -> Check:
         return Check("CPU load", Grade.OK, fact)
     fact += ": other work runs, or ran in the last minute"
     return Check("CPU load", Grade.WARN, fact, "Wait for it; it slows host-bound steps most.")
+
+
+def _steal(share: float) -> Check:
+    if share <= STEAL:
+        return Check("CPU steal", Grade.OK, stolen_text(share))
+    remedy = "Use another host; this one slows every step that waits for the CPU."
+    return Check("CPU steal", Grade.WARN, stolen_text(share), remedy)
 
 
 def _disk(vitals: Vitals) -> Check:

@@ -45,20 +45,23 @@ class CpuProbe:
     """Reads CPU and memory of the process tree of a worker, from /proc through psutil.
 
     `cpu_utilisation` is in cores since the last reading; the kernel resolves 1/100 s. The time of a
-    child that ended is in the account of its parent. `rss_bytes` is the sum over the tree; shared
-    memory counts once per process.
+    child that ended is in the account of its parent. `cpu_steal` is in cores too: what the host of
+    this virtual machine gave to others while a core here wanted to run. `rss_bytes` is the sum over
+    the tree; shared memory counts once per process.
     """
 
     def __init__(self) -> None:
         self._worker: psutil.Process | None = None
         self._tree: dict[int, psutil.Process] = {}
         self._cpu_s = 0.0
+        self._stolen_s = stolen_s()
         self._read_at_s = 0.0
         self._refresh_due_s = 0.0
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        return MappingProxyType({})
+        why = "this system does not count it"
+        return MappingProxyType({"cpu_steal": why} if self._stolen_s is None else {})
 
     def attach(self, pid: int) -> None:
         self._tree = {}
@@ -70,11 +73,12 @@ class CpuProbe:
             return
         self._read_at_s = time.monotonic()
         self._cpu_s, _ = self._totals(self._read_at_s)
+        self._stolen_s = stolen_s()
 
     def read(self) -> Mapping[str, float | None]:
         now_s = time.monotonic()
         if self._worker is None or not _alive(self._worker):
-            return {"cpu_utilisation": None, "rss_bytes": None}
+            return {"cpu_utilisation": None, "rss_bytes": None, **self._steal(None)}
         cpu_s, rss_bytes = self._totals(now_s)
         elapsed_s = now_s - self._read_at_s
         # The time of a child is lost if its parent ignores SIGCHLD; the difference may be negative.
@@ -83,7 +87,15 @@ class CpuProbe:
         return {
             "cpu_utilisation": used_s / elapsed_s if elapsed_s > 0 else None,
             "rss_bytes": float(rss_bytes),
+            **self._steal(elapsed_s),
         }
+
+    def _steal(self, elapsed_s: float | None) -> dict[str, float | None]:
+        before, now_s = self._stolen_s, stolen_s()
+        if before is None or now_s is None:
+            return {}
+        self._stolen_s = now_s
+        return {"cpu_steal": (now_s - before) / elapsed_s if elapsed_s else None}
 
     def close(self) -> None:
         self._worker = None
@@ -117,6 +129,13 @@ class CpuProbe:
         self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
         for process in found:
             self._tree.setdefault(process.pid, process)
+
+
+def stolen_s() -> float | None:
+    """CPU time that other virtual machines took from this one since boot, over all cores; None
+    where the system does not count it."""
+    stolen: float | None = getattr(psutil.cpu_times(), "steal", None)
+    return stolen
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -38,6 +38,8 @@ GPU_SIDE, CPU_SIDE = 8192, 1024
 """Rows of the square matrices."""
 COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
 BEST_OF, LAUNCHES, SYNCS = 8, 2000, 500
+LOOPS, LOOP_STEPS = 5, 100_000
+"""Some tens of milliseconds in all."""
 TURNS, COOL_S = 6, 0.01
 """Products at each precision, in turns; before each the GPU cools and its power budget recovers."""
 
@@ -78,6 +80,7 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
             bytes_per_s=_bandwidth(CudaStopwatch(), copied, "cuda"),
             launch_s=_least_each_s(partial(cast(Any, torch.cuda._sleep), 0), LAUNCHES),
             sync_s=_least_each_s(torch.zeros((), device="cuda").item, SYNCS),
+            host_loop_s=_host_loop_s(),
         ),
     )
 
@@ -89,6 +92,7 @@ def cpu_peaks() -> Peaks:
     return Peaks(
         flops_per_s={"fp32": 2 * CPU_SIDE**3 / product_s},
         bytes_per_s=_bandwidth(HostStopwatch(), CPU_COPY_BYTES, "cpu"),
+        host_loop_s=_host_loop_s(),
     )
 
 
@@ -128,6 +132,17 @@ def _bandwidth(watch: Stopwatch, size: int, device: str) -> float:
     target = torch.empty_like(source)
     copy_s = _best_s(watch, lambda: target.copy_(source))
     return max(2 * size / copy_s, size / _best_s(watch, source.sum))
+
+
+def _host_loop_s() -> float:
+    """Median time of a loop that never changes, because records of other days have it too."""
+    took = []
+    for _ in range(LOOPS):
+        began, total = time.perf_counter(), 0
+        for i in range(LOOP_STEPS):
+            total += i * i % 7
+        took.append(time.perf_counter() - began)
+    return float(np.median(took))
 
 
 def _best_s(watch: Stopwatch, compute: Callable[[], object]) -> float:

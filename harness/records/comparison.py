@@ -121,6 +121,8 @@ class Comparison:
     reason: str
     tolerance: float | None = None
     """The slowdown that the interval contains, if this is why the case is undecided."""
+    card: float | None = None
+    """Of stored times on two cards: half of the interval that the cards alone would have."""
 
 
 def least_pairs(cases: int, alpha: float) -> int:

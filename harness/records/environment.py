@@ -81,6 +81,9 @@ class Vitals:
     gpu_unavailable: Mapping[str, str] = field(default_factory=dict)
     load: float = 0.0
     """Load average of the last minute: processes that run or wait."""
+    steal: float | None = None
+    """Share of the CPU time wanted since the command began that other virtual machines took; None
+    where the system does not count it, or if not recorded."""
     disk_free_bytes: int = 0
     """Of the folder of the runs."""
     pinned: Mapping[str, str] = field(default_factory=dict)

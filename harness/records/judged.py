@@ -118,7 +118,7 @@ class Finding:
     """One fact that a rule or check found about one case, several cases or the whole run."""
 
     check: str = ""
-    """Short name of the rule or check: `ran`, `against the baseline`, `exemption`."""
+    """Short name of the rule or check: `ran`, `against the baseline`."""
     decision: Decision
     fact: Fact = Fact.STATED
     subject: str = ""

@@ -28,6 +28,9 @@ class Peaks:
     """Cheapest kernel launch from PyTorch, in a long sequence; None without a GPU."""
     sync_s: float | None = None
     """One host sync: a value read from an idle GPU, with its launch; None if not measured."""
+    host_loop_s: float | None = None
+    """A fixed loop of Python on one core; None if not recorded. It tells two hosts apart that have
+    the same name, load and launch cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -172,7 +172,10 @@ def headline(
 
 
 def solution(v: Verdict, also: Sequence[Supported]) -> Supported | None:
-    """The supported step that makes the slowest case of the deciding rule fast enough."""
+    """The supported step that makes the slowest case of the deciding rule fast enough, if the
+    first line can ask for it."""
+    if (v.here or v.decision) is not Decision.CONDITIONAL:
+        return None
     if (decides := deciding(v)) is None or not (slow := _slow(decides)):
         return None
     return next((s for s in also if _solves(s, next(iter(slow)), decides)), None)
@@ -241,7 +244,7 @@ def _number(r: RuleResult) -> str:
         f = farthest(missed)
         return f"{f.subject}: {finding_sentence(f)}"
     of = METRICS[r.stated.metric].title if r.stated and r.stated.metric in OVER_STEPS else ""
-    return f"{of}{', ' * bool(of)}{rule_sentence(r, 1)}{_needed(r)}{gap_text(r)}"
+    return f"{of}{', ' * bool(of)}{_crossing(rule_sentence(r, 1))}{_needed(r)}{gap_text(r)}"
 
 
 def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
@@ -314,7 +317,7 @@ def _short(r: RuleResult) -> str:
         return f"{some}; {len(gaps):,} more {ran}"
     met = r.decision is Decision.GO
     said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
-    return f"{said}{'' if plain else _needed(r)}{gap_text(r)}"
+    return f"{said if plain else _crossing(said)}{'' if plain else _needed(r)}{gap_text(r)}"
 
 
 def _word(result: RuleResult) -> str:
@@ -344,6 +347,11 @@ def _word(result: RuleResult) -> str:
             return "Not quite"
         case _:
             return "No"
+
+
+def _crossing(said: str) -> str:
+    """The sentence without what the limit behind it says as well."""
+    return said.replace(" crosses a threshold", "")
 
 
 def _needed(result: RuleResult) -> str:
@@ -437,7 +445,8 @@ def next_steps(
     Args:
         also: Steps that other runs support.
         over: The case that misses its rule farthest.
-        solved: The step that the first line has. Nothing else is then asked for speed.
+        solved: The step that the first line has. If it mends all that is missed, nothing else is
+            asked for speed.
     """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
@@ -458,7 +467,8 @@ def next_steps(
         steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
     steps |= dict.fromkeys(str(s) for s in also if s is not solved)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    later, over = ([], None) if solved else (later, over)
+    if solved and len(left) == 1 and all(_solves(solved, f, left[0]) for f in _slow(left[0])):
+        later, over = [], None
     if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, run)] = None
         later = [c for c in later if c.kind is not CauseKind.STEEP]

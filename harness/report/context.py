@@ -194,9 +194,9 @@ def build(
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
     ahead = [[v for v in against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
     timed = [r.match for r in suite.rules if tables.shows(r.metric)]
-    stated = [*timed, *(e.match for e in suite.expectations)]
+    stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
-    asked = {w for w in asked if len(groups[w]) > 1} or asked or {*sections}
+    paged = {w for w in asked if len(groups[w]) > 1} or asked or {*sections}
     fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
     values: dict[str, object] = {
         "run": run,
@@ -215,7 +215,12 @@ def build(
             *(text.crossover_brief(of, suite.axis) for of in ahead),
             *text.overhead_bullet(run),
             *remedies.sentences(
-                [c for c in remedies.relevant(found, verdict) if not over or c.share is None], short
+                [
+                    c
+                    for c in remedies.relevant(found, verdict)
+                    if c.share is None or not (over or diagnoses)
+                ],
+                short,
             ),
         ),
         "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
@@ -228,9 +233,9 @@ def build(
         "peers": [*cited.peers(run, summaries, beside.cited)],
         "correctness": steadiness.correctness(run, summaries),
         "sections": [*sections.values()],
-        "asked": [s for w, s in sections.items() if w in asked],
-        "beside": [*text.in_appendix(sections, asked)],
-        "others": [s for w, s in sections.items() if w not in asked],
+        "asked": [s for w, s in sections.items() if w in paged],
+        "beside": [*text.in_appendix(sections, paged, asked)],
+        "others": [s for w, s in sections.items() if w not in paged],
         "where": where_table(parts, short),
         "profile": profile_section(run, summaries),
         "oddities": text.oddity_sentences(odd, suite.axis),

@@ -7,9 +7,9 @@ from statistics import median
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
-from harness.analysis.statistics import GUARD
+from harness.analysis.statistics import GUARD, TIMED, readings
 from harness.analysis.summary import Spread
-from harness.machine import requirements
+from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
@@ -143,6 +143,8 @@ def _peaks(peaks: Peaks) -> str:
         parts.append(f"{units.duration(peaks.launch_s)} a launch")
     if peaks.sync_s is not None:
         parts.append(f"{units.duration(peaks.sync_s)} a host sync")
+    if peaks.host_loop_s is not None:
+        parts.append(f"{units.duration(peaks.host_loop_s)} the host loop")
     return ", ".join(parts)
 
 
@@ -189,8 +191,19 @@ def trust(
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
         yield f"clock-limited: {_roles(limited, v, run)}"
+    if (share := _stolen(run)) > doctor.STEAL:
+        yield doctor.stolen_text(share)
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
+
+
+def _stolen(run: Run) -> float:
+    """Share of the CPU time wanted by the timed processes that other virtual machines took."""
+    lost, used = (
+        sum(x for m in run.measurements for x in readings(m, channel, TIMED))
+        for channel in ("cpu_steal", "cpu_utilisation")
+    )
+    return lost / (lost + used) if lost else 0.0
 
 
 def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:

@@ -81,16 +81,21 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
 
 
-def in_appendix(sections: Mapping[str, Mapping[str, Any]], asked: Collection[str]) -> Iterator[str]:
+def in_appendix(
+    sections: Mapping[str, Mapping[str, Any]], paged: Collection[str], asked: Collection[str]
+) -> Iterator[str]:
     """What the results on the page leave out.
 
     Args:
         sections: By workload.
-        asked: The workloads on the page.
+        paged: The workloads on the page.
+        asked: Those whose speed a rule or an expectation asks for.
     """
-    if noted := sum(len(s["notes"]) for w, s in sections.items() if w in asked):
+    if noted := sum(len(s["notes"]) for w, s in sections.items() if w in paged):
         yield f"notes that limit these numbers ({plural('case', noted)})"
-    if others := [s["title"] for w, s in sections.items() if w not in asked]:
+    if alone := [s["title"] for w, s in sections.items() if w in asked and w not in paged]:
+        yield f"workloads of one case ({listed(alone)})"
+    if others := [s["title"] for w, s in sections.items() if w not in asked and w not in paged]:
         yield f"workloads whose speed no rule asks for ({listed(others)})"
 
 

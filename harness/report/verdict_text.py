@@ -314,17 +314,12 @@ def case_reason(case: GateCase) -> str:
 
 
 def case_sentence(case: GateCase) -> str:
-    """The reason, what is undecided, what is exempt and what passed unexpectedly."""
+    """The reason, what is undecided and what was acknowledged."""
     return _explained(case, case.reason)
 
 
 def _explained(case: GateCase, reason: str) -> str:
-    parts = [reason, open_question(case)]
-    if case.exemption:
-        parts.append(f"exempt: {case.exemption}")
-    if case.unexpected_pass:
-        parts.append("expected to fail but passed: remove it from the policy's list")
-    return "; ".join(filter(None, parts))
+    return "; ".join(filter(None, (reason, open_question(case), case.exemption)))
 
 
 def case_text(case: GateCase) -> str:

@@ -28,11 +28,14 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+COMMIT = r"^[0-9a-f]{7,40}$"
 SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 
 ALIASES: Mapping[tuple[str, str], str] = {
     ("measure", "census"): "profile",
     ("expectations", "floor_share"): "roofline_share",
+    ("exemptions", "expect"): "verdict",
+    ("exemptions", "reason"): "because",
 }
 """(key above, old key) -> the new key, since 0.2."""
 
@@ -44,6 +47,7 @@ _PATTERNS = {
     AXIS: "lower_case, or UPPER_CASE for an environment variable",
     VARIABLE: "letters, digits and _, not starting with a digit",
     FACTORY: "package.module:function",
+    COMMIT: "7 to 40 hexadecimal digits of a commit",
     SUBJECT: "at most 80 letters, digits, spaces and . _ + -: it names the file of the report",
 }
 _TYPES = {

@@ -177,9 +177,9 @@ def test_a_shipped_suite_runs_from_a_wheel_beside_a_package_of_the_same_name(
 
 
 def test_pytest_finds_the_plugin_of_a_wheel_by_itself(wheel: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "suites/gate.yaml", tmp_path)
+    shutil.copy(ROOT / "suites/smoke.yaml", tmp_path)
 
-    collected = call(wheel, tmp_path, "pytest", "--collect-only", "-q", "gate.yaml")
+    collected = call(wheel, tmp_path, "pytest", "--collect-only", "-q", "smoke.yaml")
 
     assert collected.returncode == 0, collected.stdout + collected.stderr
-    assert "gate.yaml::attention/gather" in collected.stdout
+    assert "smoke.yaml::attention/gather" in collected.stdout

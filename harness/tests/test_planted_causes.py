@@ -420,7 +420,10 @@ def test_a_fault_of_a_real_process_is_named(
 
 
 def later(
-    node: dict[str, Any] | None = None, nsa: float = 1.0, dense: float = 1.0
+    node: dict[str, Any] | None = None,
+    nsa: float = 1.0,
+    dense: float = 1.0,
+    loops: tuple[float | None, ...] = (),
 ) -> NodeChange | None:
     """What explains that a later run, on a changed node, takes so many times as long."""
     both = [
@@ -431,7 +434,8 @@ def later(
     env = environment(gpu=replace(H200, **(node or {})))
     now = run(both, lambda c: timed(c, 0.05 * by[c.provider], seed=1), env=env)
     pairs = list(zip(summarise(before), summarise(now), strict=True))
-    return node_change(before.environment, env, pairs)
+    peaks = [Peaks(host_loop_s=s) for s in loops]
+    return node_change(before.environment, env, pairs, peaks)
 
 
 LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
@@ -446,6 +450,21 @@ def test_a_changed_node_explains_what_moved_every_provider_alike() -> None:
     faster = later({"driver": "580.1"}, nsa=0.9, dense=0.85)
     assert faster is not None
     assert faster.what == ("driver 570.124.06 → 580.1",)
+
+
+def test_a_slower_host_is_told_apart_from_another_card() -> None:
+    other = {"uuid": "GPU-another"}
+    slow = later(other, nsa=2.0, dense=2.1, loops=(0.0041, 0.008))
+    alike, unknown = (
+        later(other, nsa=2.0, dense=2.1, loops=loops) for loops in ((0.004, 0.0043), (None, 0.008))
+    )
+
+    assert slow is not None
+    assert slow.what == ("card GPU-5d1e0f4c → GPU-another", "host loop 4.1 ms, now 8.0 ms")
+    assert alike is not None
+    assert alike == unknown
+    assert alike.what == slow.what[:1]
+    assert later(nsa=2.0, dense=2.1, loops=(0.004, 0.008)), "the host alone explains it"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
     python -m reports.studies.gate_errors --gates 10000 --seed 1 --until RUN
     python -m reports.studies.gate_errors --others --gates 3000 --seed 1
+    python -m reports.studies.gate_errors --clean --gates 20000 --seed 1
 
-The second command simulates noise of other kinds than ours, with and without a calibration. Every
+The second command simulates noise of other kinds than ours, with and without a calibration; the
+third counts what gates of one commit call slower and faster. Every
 simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A pairs as
 a calibration does, or by the scatter of its own pairs, screens, confirms the rest and is judged by
 the very functions that judge a real one. Each rate has a 95 % Clopper-Pearson interval, and a
@@ -66,6 +68,8 @@ class Setting:
     calibrated: bool = True
     build_cv: float | None = None
     """Luck of builds as a calibration measured it; None for the prior."""
+    practical: float = Thresholds().practical
+    """Changes below this are not called; 0 counts what the tests alone reject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,13 @@ class Tally:
     """The same for an upper bound below the truth."""
     student_high: int
     """The same of Student's upper bound, which lets a case pass the screen."""
+    slower: int
+    """Cases called slower."""
+    faster: int
+    either: int
+    """Pairs of gates of which one or both called some case slower or faster."""
+    both: int
+    """Pairs of gates that called the same case so."""
 
 
 def simulate(setting: Setting, *, gates: int, rng: np.random.Generator) -> Tally:
@@ -122,10 +133,11 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
         truth[::n] = math.log1p(setting.planted)
         logs, cycles = logs + truth[:, None], cycles + truth[:, None]
 
-    slower = np.zeros(gates * n, dtype=bool)
+    slower, faster = np.zeros((2, gates * n), dtype=bool)
     good = np.ones(gates * n, dtype=bool)  # as the screen leaves it
     known = Thresholds().build_cv if setting.build_cv is None else setting.build_cv
-    own = [replace(THRESHOLDS[kind], build_cv=known) for kind in noise]
+    least = setting.practical
+    own = [replace(THRESHOLDS[kind], build_cv=known, practical=least) for kind in noise]
     screens = np.array([t.screen_pairs for t in own])
     again = np.zeros(gates * n, dtype=bool)
     for kind in set(noise):
@@ -159,9 +171,11 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
         thresholds = {key: own[int(key)] for key in gate}
         for key, answer in comparison.judge(gate, thresholds).items():
             slower[int(key)] = answer.change is Change.SLOWER
+            faster[int(key)] = answer.change is Change.FASTER
             good[int(key)] = answer.change in (Change.SAME, Change.FASTER)
 
     slower, good = slower.reshape(gates, n), good.reshape(gates, n)
+    called = (slower | faster.reshape(gates, n))[: gates // 2 * 2].reshape(-1, 2, n)
     usual = replace(THRESHOLDS[NoiseClass.TYPICAL], build_cv=0.0)
     last_pairs, first_pairs = slice(-usual.confirm_pairs, None), slice(usual.screen_pairs)
     exact = exact_bounds(logs[::n, last_pairs], order[last_pairs], usual.alpha)
@@ -177,6 +191,10 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
             (exact[0] > truth[::n]).sum(),
             (exact[1] < truth[::n]).sum(),
             (student < truth[::n]).sum(),
+            slower.sum(),
+            faster.sum(),
+            called.any(axis=(1, 2)).sum(),
+            called.all(axis=1).any(axis=1).sum(),
         ]
     )
 
@@ -294,6 +312,26 @@ def other_settings() -> Iterator[tuple[Setting, bool]]:
                 yield Setting(noise=lucky, cases=cases, planted=planted, build_cv=measured), True
 
 
+def clean_table(gates: int, seed: int) -> str:
+    """What gates of one commit on both sides call slower and faster, of 12 cases at 0.8 %."""
+    rows = [
+        "| a case is called | NO-GO, % of gates | faster, cases | slower, cases | overlap |",
+        "|:--|--:|--:|--:|--:|",
+    ]
+    for what, practical in (
+        (f"from {Thresholds().practical:.1%} on, as in a gate", Thresholds().practical),
+        ("however small the change", 0.0),
+    ):
+        setting = Setting(noise=TYPICAL, cases=12, calibrated=False, practical=practical)
+        seen = simulate(setting, gates=gates, rng=np.random.default_rng(seed))
+        low, high = (100 * x for x in clopper_pearson(seen.blocked, gates))
+        rows.append(
+            f"| {what} | {100 * seen.blocked / gates:.2f} [{low:.2f}, {high:.2f}] "
+            f"| {seen.faster} | {seen.slower} | {seen.both} of {seen.either} |"
+        )
+    return "\n".join(rows)
+
+
 DECISIONS = ("clean: NO-GO", "clean: GO", "+5%: NO-GO", "+5%: passes", "+3%: NO-GO", "+3%: passes")
 OF_OTHERS = ("clean: NO-GO", "clean: INCONCLUSIVE", "+5%: NO-GO", "+5%: passes")
 BOUNDS = ("confirmation, lower", "confirmation, upper", "screen, upper")
@@ -332,7 +370,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--until", default="~", metavar="RUN", help="the newest of these that counts"
     )
     parser.add_argument("--others", action="store_true", help="noise of other kinds than ours")
+    parser.add_argument("--clean", action="store_true", help="only gates of one commit")
     options = parser.parse_args(arguments)
+    if options.clean:
+        sys.stdout.write(clean_table(options.gates, options.seed) + "\n")
+        return
     ids = sorted(path.parent.name for path in options.runs.glob(f"*/{reader.RUN_FILE}"))
     ids = [run_id for run_id in ids if run_id <= options.until]
     runs = [reader.load(options.runs, run_id) for run_id in ids]

@@ -1,7 +1,7 @@
 """How the gate judges planted slowdowns, and a change without effect, on this machine.
 
     python -m reports.studies.gate_planted OUT                       # on a GPU, 8 minutes
-    python -m reports.studies.gate_planted OUT --suite FILE --packages nsa suites --slower 0.05
+    python -m reports.studies.gate_planted OUT --suite suites/gate.yaml --cases train --slower 0.05
 
 copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
@@ -51,7 +51,7 @@ workloads:
 POLICY = """\
 schema: 1
 stage: block
-suites: [{{suite: {suite}}}]
+suites: [{{suite: {suite}, cases: {cases}}}]
 compare: {compare}
 """
 SLOWER = (0.05, 0.10, 0.03)
@@ -68,13 +68,13 @@ import time as _time
 
 import torch as _torch
 
-_DELAY_S = {delay_s!r}
+_DELAYS_S = {delays_s!r}
 _CYCLES = 20_000_000
 """Of one spin that tells how long a cycle is."""
 
 
 @_functools.cache
-def _cycles():
+def _cycles(delay_s):
     found = []
     for _ in range(9):
         begin, end = (_torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -83,14 +83,14 @@ def _cycles():
         end.record()
         end.synchronize()
         found.append(begin.elapsed_time(end) / 1e3)
-    return int(_DELAY_S / sorted(found)[4] * _CYCLES)
+    return int(delay_s / sorted(found)[4] * _CYCLES)
 
 
-def _wait():
+def _wait(delay_s):
     if _torch.cuda.is_available():
-        _torch.cuda._sleep(_cycles())
+        _torch.cuda._sleep(_cycles(delay_s))
     else:
-        end = _time.perf_counter() + _DELAY_S
+        end = _time.perf_counter() + delay_s
         while _time.perf_counter() < end:
             pass
 
@@ -99,12 +99,13 @@ def _slower(build):
     @_functools.wraps(build)
     def built(provider, axes):
         workload = build(provider, axes)
+        delay_s = _DELAYS_S.get(repr((provider, sorted(axes.items()))), 0.0)
         if _torch.cuda.is_available():
-            _cycles()
+            _cycles(delay_s)
 
         def run():
             output = workload.run()
-            _wait()
+            _wait(delay_s)
             return output
 
         return _dataclasses.replace(workload, run=run)
@@ -155,7 +156,12 @@ class Scratch:
     """A repository in which slowdowns are planted, one a branch."""
 
     def __init__(
-        self, folder: Path, packages: Iterable[Path], suite_text: str, compare: str
+        self,
+        folder: Path,
+        packages: Iterable[Path],
+        suite_text: str,
+        compare: str,
+        cases: Sequence[str] = (),
     ) -> None:
         """Make it: packages, a suite and a policy, on the branch `main`."""
         self.folder = folder
@@ -168,22 +174,25 @@ class Scratch:
         suite.write_text(suite_text)
         policy = folder / "ci/gate.yaml"
         policy.parent.mkdir()
-        policy.write_text(POLICY.format(suite=SUITE_PATH, compare=compare))
+        policy.write_text(POLICY.format(suite=SUITE_PATH, compare=compare, cases=json.dumps(cases)))
         (folder / ".gitignore").write_text("__pycache__/\nreports/\n")
-        self.factories = tuple(
-            dict.fromkeys(case.factory for case in suites.loads(suite_text, SUITE_PATH).cases)
-        )
+        self.cases = {c.case_id: c for c in suites.loads(suite_text, SUITE_PATH).cases}
         self._git("init", "--quiet", "--initial-branch=main")
         self._commit("Packages as they are")
 
     def plant(self, name: str, delays_s: Mapping[str, float]) -> None:
-        """A branch on which each step of these factories waits longer by its delay."""
+        """A branch on which each step of these cases waits longer by its delay."""
         self._git("checkout", "--quiet", "-b", name, "main")
-        for factory, delay_s in delays_s.items():
+        of: dict[str, dict[str, float]] = {}
+        for case_id, delay_s in delays_s.items():
+            case = self.cases[case_id]
+            key = repr((case.provider, sorted(case.axes.items())))
+            of.setdefault(case.factory, {})[key] = delay_s
+        for factory, delays in of.items():
             module, _, function = factory.partition(":")
             file = self.folder / f"{module.replace('.', '/')}.py"
             with file.open("a") as text:
-                text.write(DELAY.format(delay_s=delay_s, function=function))
+                text.write(DELAY.format(delays_s=delays, function=function))
         self._commit(f"Planted: {name}")
         self._git("checkout", "--quiet", "main")
 
@@ -220,25 +229,20 @@ def study(
     began = time.monotonic()
     plan = [*[0.0] * max(1, again), *slower]  # the first tells how long a step takes
     step_s: dict[str, float] = {}
-    factory_of = {
-        case.case_id: case.factory
-        for case in suites.loads((scratch.folder / SUITE_PATH).read_text(), SUITE_PATH).cases
-    }
     for number, share in enumerate(plan):
         if time.monotonic() - began > minutes * 60:
             _tell(f"{minutes:g} minutes are over: {len(plan) - number} gates were not begun")
             return
         head = f"slower-{share:g}" if share else "main"
         if share:
-            scratch.plant(head, {f: share * s for f, s in step_s.items()})
+            scratch.plant(head, {c: share * s for c, s in step_s.items()})
         start = time.monotonic()
         verdict = scratch.gate(head, proof=number == 0)
         wall_s = time.monotonic() - start
         for case in verdict.cases if not step_s else ():
             if case.baseline_s is None:
                 raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
-            factory = factory_of[case.case_id]
-            step_s[factory] = min(case.baseline_s, step_s.get(factory, case.baseline_s))
+            step_s[case.case_id] = case.baseline_s
         name = f"+{share:.0%}" if share else f"A/A {plan[: number + 1].count(0.0)}"
         yield [_line(name, share, case, wall_s) for case in verdict.cases]
 
@@ -285,6 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Plant slowdowns, and see what the gate says.")
     parser.add_argument("out", type=Path, help="A folder that does not exist yet.")
     parser.add_argument("--suite", type=Path, help="Another suite; all of its cases get slower.")
+    parser.add_argument("--cases", nargs="+", default=[], help="Patterns of its case ids.")
     parser.add_argument("--packages", nargs="+", type=Path, default=[ROOT / "nsa", ROOT / "suites"])
     parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER))
     parser.add_argument("--again", type=int, default=AGAIN, help="A/A gates.")
@@ -292,7 +297,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compare", default="{}", help="`compare` of the policy, as YAML.")
     options = parser.parse_args(arguments)
     text = options.suite.read_text() if options.suite else SUITE
-    scratch = Scratch(options.out / "repository", options.packages, text, options.compare)
+    folder = options.out / "repository"
+    scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
     lines: list[Line] = []
     stopped = False
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as kept:

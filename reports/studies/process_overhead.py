@@ -1,7 +1,9 @@
 """What one process costs beside its samples, by phase: the harness timing itself.
 
     python -m reports.studies.process_overhead [SUITE] [--filter TEXT] [--processes N]
+    python -m reports.studies.process_overhead --stored RUN...
 
+The second command states how long processes of stored runs lived, and how many of them compiled.
 Without a suite it measures a trivial workload whose setup and accuracy take no time, so all of the
 time is the harness's own. The figures in harness/runner/README.md come from here.
 """
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from harness.machine import environment
 from harness.machine.probes import open_probes
-from harness.records import Measurement, MeasureSettings, Suite
+from harness.records import Measurement, MeasureSettings, Outcome, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.store import reader
@@ -52,12 +54,41 @@ def table(measurements: Sequence[Measurement], wall_s: float) -> str:
     return "\n".join(lines)
 
 
+def stored_table(run_ids: Sequence[str], store: Path) -> str:
+    """Seconds of a process in cases with two or more; one compiled if it lived a second and half
+    as long again as the shortest of its case."""
+    rows = [
+        "| run | processes | seconds, median | compile | seconds, median of those |",
+        "|:--|--:|--:|--:|--:|",
+    ]
+    for run_id in run_ids:
+        lived: dict[str, list[float]] = {}
+        for m in reader.load(store, run_id).measurements:
+            if m.outcome is Outcome.OK:
+                lived.setdefault(m.case_id, []).append(m.wall_s)
+        warm, compiled = [], []
+        for walls in (w for w in lived.values() if len(w) > 1):
+            limit_s = max(min(walls) + 1, 1.5 * min(walls))
+            warm += [w for w in walls if w <= limit_s]
+            compiled += [w for w in walls if w > limit_s]
+        count, more = len(warm) + len(compiled), ""
+        if compiled:
+            more = f"{statistics.median(compiled):.1f}"
+        share = f"{len(compiled)} ({len(compiled) / count:.0%})"
+        rows.append(f"| {run_id} | {count} | {statistics.median(warm):.1f} | {share} | {more} |")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", nargs="?")
     parser.add_argument("--filter", action="append", default=[])
     parser.add_argument("--processes", type=int, default=20)
+    parser.add_argument("--stored", nargs="+", metavar="RUN", default=[])
     given = parser.parse_args()
+    if given.stored:
+        sys.stdout.write(stored_table(given.stored, Path("reports/runs")) + "\n")
+        return
     suite = suites.load(given.suite, filters=given.filter) if given.suite else trivial()
     suite = replace(
         suite,

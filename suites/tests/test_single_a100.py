@@ -75,7 +75,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     cost = tables.cost(summary.summarise(run), run)
     assert cost
     assert [name.split(",")[0] for name, *_ in cost.rows] == [
-        "500 steps",
+        "500 fast steps",
         *["as on 2025-08-28"] * 4,
     ]
     assert "…" in cost.rows[0][1]

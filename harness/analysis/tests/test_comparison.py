@@ -175,6 +175,17 @@ def test_a_screen_is_passed_by_enough_calm_pairs(ratios: tuple[float, ...], pass
     assert screen(group, DEFAULT) is passes
 
 
+def test_a_case_is_called_faster_only_by_the_test_that_counts_all_cases() -> None:
+    """The screen has no correction for their number."""
+    first, more = pairs(0.95, 6), pairs(0.95, 20)
+
+    assert not screen(first, DEFAULT)
+    assert judge(first, []).change is Change.UNDECIDED
+    confirmed = judge(first, more)
+    assert confirmed.change is Change.FASTER
+    assert confirmed.p_value is not None
+
+
 def test_a_confirmation_uses_its_new_pairs_only() -> None:
     answer = judge(pairs(1.06, 6), pairs(1.0, 20))
 

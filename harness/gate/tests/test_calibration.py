@@ -19,17 +19,20 @@ from harness.gate.aa import steady_pairs, vary
 from harness.gate.calibration import (
     MIN_PAIRS,
     THRESHOLDS,
+    BetweenCards,
     NoiseClass,
+    between_cards,
     calibrate,
     classify,
     process_cv,
 )
 from harness.gate.unpaired import Process, compare_stored
-from harness.records import Case, Change, Measurement, Outcome, Pair, Thresholds
+from harness.records import Case, Change, Estimate, Measurement, Outcome, Pair, Thresholds
 from harness.runner import interleave
 from harness.runner.interleave import Side, Task
 from harness.runner.launcher import Launcher
 from harness.store import reader
+from harness.store.index import HistoryPoint
 from harness.tests import fake_runs
 from harness.tests.gate_repositories import WORKLOADS, repository
 from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise
@@ -144,6 +147,20 @@ def test_a_stored_baseline_decides_within_the_variation_of_days(
         assert answer.minutes_needed == pytest.approx(20 * 20.0 / 60)
 
 
+def test_cases_of_other_suites_count_in_the_correction() -> None:
+    levels = [processes(*drawn_levels(ratio, 10, seed=1)) for ratio in (1.0, 1.03)]
+
+    p_values = [
+        compare_stored(
+            {"a": (levels[0], levels[1])}, beside=n, day_cv=0.005, thresholds={"a": Thresholds()}
+        )[0].p_value
+        for n in (0, 59)
+    ]
+
+    assert p_values[0]
+    assert p_values[1] == pytest.approx(60 * p_values[0])
+
+
 def test_two_noisy_processes_are_undecided() -> None:
     """Student's quantile of one degree of freedom takes the bound out of all sense."""
     wild, alike = processes(1.0, 3.0), processes(1.0, 1.1)
@@ -183,6 +200,32 @@ def test_the_interval_over_days_covers_the_true_ratio() -> None:
         inside += answer.low < 1.0 < answer.high
 
     assert 0.97 < inside / 400 < 1.0
+
+
+def ran(card: str, step_s: float, **others: Any) -> HistoryPoint:
+    step = Estimate(value=step_s, low=None, high=None, processes=1, samples=1)
+    fields = {"device": "H200", "outcome": "ok", "detail": "", "digest": "", **others}
+    return HistoryPoint(run_id="", folder="", device_id=card, metrics={"step_s": step}, **fields)
+
+
+def test_the_variation_between_cards_is_estimated_from_three_of_them() -> None:
+    """One of nine cases is improved threefold on the way, which is not the cards'."""
+    rng = np.random.default_rng(0)
+    level = {card: rng.normal(0, 0.06, size=9) for card in "abcdefgh"}
+    histories = [
+        [ran(card, math.exp(x[i]) / (1 + 2 * (i == 0 and card > "c"))) for card, x in level.items()]
+        for i in range(9)
+    ]
+
+    assert between_cards([h[:2] for h in histories], "H200") == BetweenCards()
+    assert between_cards(histories, "A100") == BetweenCards()
+    assert between_cards([[ran("a", 1.0), ran("b", 9.0, node="driver 2")]], "H200").cards == 0
+    found = between_cards(histories, "H200")
+    assert found.cards == 8
+    assert found.cv == pytest.approx(0.05, abs=0.012)
+    equal = between_cards([[ran(card, 1.0) for card in "abc"]], "H200")
+    assert equal.cv == pytest.approx(0.02 * math.sqrt(4 / 6)), "three cards are two pairs of six"
+    assert "measured on 8" in found.sentence
 
 
 TASKS = [Task(suite="s.yaml", case=fake_runs.case({"seq_len": n})) for n in (512, 1024)]

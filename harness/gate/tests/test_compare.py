@@ -16,6 +16,7 @@ from harness.cli import main as cli
 from harness.cli.console import judged
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
+from harness.gate.calibration import BetweenCards
 from harness.gate.records import GateVerdict, State
 from harness.records import (
     Case,
@@ -129,16 +130,40 @@ def test_runs_are_judged_as_a_gate_judges(
 
 def test_another_environment_leaves_times_undecided() -> None:
     a = side("a", steady(0.1))
-    b = side("b", steady(0.2), env=at("b", gpu=replace(H200, uuid="GPU-another")))
+    b = side("b", steady(0.2), env=at("b", gpu=replace(H200, driver="590.1")))
 
     answer = compare(a, b)
 
-    assert [d.name for d in answer.differences] == ["GPU UUID", "commit"]
+    assert [d.name for d in answer.differences] == ["driver", "commit"]
     assert of(answer, FIRST) == (OPEN, State.COMPARED, "slower")
-    assert "GPU UUID differs" in answer.reason
+    assert "driver differs" in answer.reason
     assert any("--across" in remedy for remedy in answer.remedies)
     assert any(f"compare {'a' * 10} {'b' * 10}" in remedy for remedy in answer.remedies)
     assert compare(a, b, across=True).decision is NO_GO
+
+
+@pytest.mark.parametrize(("step_s", "decision"), [(0.105, OPEN), (0.12, NO_GO)])
+def test_another_card_of_the_model_widens_the_interval(step_s: float, decision: Decision) -> None:
+    card = at("b", gpu=replace(H200, uuid="GPU-another"))
+    a, b = side("a", steady(0.1)), side("b", steady(step_s), env=card)
+
+    assumed, known = compare(a, b), compare(a, b, cards=BetweenCards(cv=0.001, cards=9))
+
+    assert assumed.decision is decision
+    assert "of its interval the other card is ±7.6%" in assumed.cases[0].reason
+    assert known.cases[0].comparison
+    assert known.cases[0].comparison.card == pytest.approx(0.0036, abs=1e-4)
+
+
+def test_the_store_shows_how_much_cards_vary(tmp_path: Path) -> None:
+    cards = (at(c, gpu=replace(H200, uuid=f"GPU-{c}")) for c in "abc")
+    ids = [store(tmp_path, side("s", steady(0.1), env=card)) for card in cards]
+
+    asked = ["compare", *ids[:2], "--store", str(tmp_path), "--json"]
+    answer = CliRunner().invoke(cli.app, asked)
+
+    share = json.loads(answer.stdout)["cases"][0]["comparison"]["card"]
+    assert share < 0.065, "three cards that differ by nothing: less than 2 % a card"
 
 
 def test_a_case_of_one_side_is_undecided() -> None:

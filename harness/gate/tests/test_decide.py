@@ -12,7 +12,7 @@ from harness.analysis.summary import summarise
 from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
-from harness.gate.policy import Policy, parse
+from harness.gate.policy import Policy, load, parse
 from harness.gate.records import (
     CounterChange,
     GateCase,
@@ -48,6 +48,7 @@ def policy_of(*lines: str, stage: str = "block") -> Policy:
 
 
 def exempt(expect: str, *more: str, until: str = "2026-12-31", cases: str = "train/*") -> Policy:
+    """By the old keys of a policy."""
     entry = f"{{cases: ['{cases}'], expect: {expect}, reason: known, expires: {until}}}"
     return policy_of(f"exemptions: [{entry}]", *more)
 
@@ -253,10 +254,66 @@ def test_an_exemption_excuses_neither_limits_nor_other_cases() -> None:
     assert judged(comparison=SLOWER, policy=exempt("noisy", cases="decode/*")).decision is NO_GO
 
 
+ENTRY = {"cases": "['train/*']", "commit": "ccccccc", "verdict": "accepted", "because": "safer"}
+ENTRY |= {"by": "Ada", "date": "2026-11-20"}
+
+
+def acknowledged(folder: Path, *changes: dict[str, Any]) -> Policy:
+    """A policy with acknowledgements beside it."""
+    (folder / "gate.yaml").write_text("schema: 1\nstage: block\nsuites: [{suite: s.yaml}]\n")
+    text = "schema: 1\nacknowledged:\n"
+    for change in changes:
+        entry = {**ENTRY, **change}
+        text += f"  - {{{', '.join(f'{k}: {v}' for k, v in entry.items() if v)}}}\n"
+    (folder / "acknowledged.yaml").write_text(text)
+    return load(folder / "gate.yaml")
+
+
+def test_an_accepted_change_is_no_longer_no_go_and_says_so(tmp_path: Path) -> None:
+    policy = acknowledged(tmp_path, {})
+    beyond = judged(ended(Outcome.CRASH), policy=policy)
+    slower = judged(comparison=SLOWER, policy=policy)
+
+    assert (slower.decision, beyond.decision) == (GO, NO_GO), "only what was compared"
+    assert slower.exemption == "accepted by Ada on 2026-11-20: safer"
+    assert judged(policy=policy).exemption == ""
+    fixed = acknowledged(tmp_path, {"verdict": "fixed"})
+    assert judged(comparison=SLOWER, policy=fixed).decision is NO_GO, "for the record"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"verdict": "fine"}, "verdict must be"),
+        ({"commit": "HEAD"}, "'HEAD' is not"),
+        ({"commit": None}, "needs either commit or expires"),
+        ({"expires": "2026-12-31"}, "needs either commit or expires"),
+        ({"by": None}, "needs by and date"),
+        ({"who": "Ada"}, "unknown key 'who'"),
+        ({"date": "2999-01-01"}, "is in the future"),
+    ],
+)
+def test_a_wrong_acknowledgement_is_refused_at_its_place(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(HarnessError, match=rf"acknowledged\.yaml:3.*{message}"):
+        acknowledged(tmp_path, changes)
+
+
+def test_one_change_of_a_case_is_acknowledged_once(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match=r"yaml:4:5: .train/\*. is already .*yaml:3:5"):
+        acknowledged(tmp_path, {}, {"commit": "c" * 10, "verdict": "noise"})
+    assert acknowledged(tmp_path, {}, {"commit": "d" * 10})
+
+
 def test_an_unexpected_pass_is_reported() -> None:
     passing = judged(policy=exempt("failure"))
 
-    assert (passing.decision, passing.unexpected_pass) == (GO, True)
+    assert passing.decision is GO
+    assert passing.exemption == "expected to fail but passed: remove the entry at ci/gate.yaml:4:14"
+
+
+(ANY_FAILURE,) = exempt("failure").acknowledged.values()
 
 
 @pytest.mark.parametrize("expect", ["noisy", "failure"])
@@ -266,8 +323,10 @@ def test_an_expired_exemption_fails_the_case(expect: str) -> None:
     clean, crashed = judged(policy=over), judged(ended(Outcome.CRASH), policy=over)
 
     assert (clean.decision, crashed.decision) == (NO_GO, NO_GO)
-    assert "at ci/gate.yaml:4 expired on 2026-11-20" in clean.reason
+    assert "at ci/gate.yaml:4:14 expired on 2026-11-20" in clean.reason
     assert crashed.exemption == ""
+    both = replace(over, acknowledged={**over.acknowledged, "b": ANY_FAILURE})
+    assert judged(ended(Outcome.CRASH), policy=both).decision is NO_GO, "whatever else excuses it"
     assert judged(policy=exempt(expect, until="2026-11-21")).decision is GO, "its last day"
 
 

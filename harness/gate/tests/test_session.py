@@ -368,6 +368,75 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
 
 
+def test_a_stored_comparison_counts_the_cases_of_every_suite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside: list[int] = []
+
+    def compared(sides: Any, **more: Any) -> tuple[()]:
+        beside.append(more["beside"])
+        return ()
+
+    stored = SimpleNamespace(device="card", cases=dict.fromkeys(("a", "b"), ()))
+    for name in ("doubts", "processes"):
+        monkeypatch.setattr(baselines, name, lambda *_: ())
+    for name in ("unfit", "changed"):
+        monkeypatch.setattr(baselines, name, lambda *_: "")
+    monkeypatch.setattr(baselines, "load", lambda *_: stored)
+    monkeypatch.setattr(files, "device_id", lambda _: "card")
+    monkeypatch.setattr(session, "too_few", lambda *_: "")
+    monkeypatch.setattr(session, "compare_stored", compared)
+    shown = {"one.yaml": ("a", "b"), "other.yaml": ("a",)}
+    plan: Any = SimpleNamespace(
+        tasks=[
+            Task(suite=suite, case=replace(fake_runs.case({}), case_id=name))
+            for suite, names in shown.items()
+            for name in names
+        ],
+        sides=[SimpleNamespace(of=lambda _: (), broken=lambda _: True)],
+        calibrations={},
+        thresholds=lambda _: Thresholds(),
+        policy=SimpleNamespace(form=SimpleNamespace(baseline=SimpleNamespace(max_age_days=1))),
+        **dict.fromkeys(("here", "say")),
+    )
+
+    session._against_stored(Request(mode=Mode.BASELINE), plan)
+
+    assert beside == [1, 2]
+
+
+@pytest.mark.usefixtures("planted")
+def test_an_accepted_change_passes_until_its_code_changes(tmp_path: Path) -> None:
+    folder = repository(tmp_path, tree("a"))
+    slow = commit(folder, {"toy/a.py": kernel(times=5)}, branch="change")
+    main = git(folder, "rev-parse", "main").strip()
+
+    def gate(*entries: tuple[str, str], **files: str) -> GateVerdict:
+        who = "verdict: accepted, because: safer, by: Ada, date: 2026-11-20}"
+        lines = [f"  - {{commit: '{c}', cases: ['{cases}'], {who}" for c, cases in entries]
+        text = "\n".join(["schema: 1", "acknowledged:", *lines])
+        head = commit(folder, {"ci/acknowledged.yaml": text, **files})
+        return judge(folder, mode=Mode.RELATIVE, base="main", head=head)
+
+    def said(verdict: GateVerdict) -> list[str]:
+        return [f.reason for f in verdict.findings if f.check == "acknowledged"]
+
+    passed = gate((slow[:10], "sleep/*"), (main, "sleep/*"), (slow, "gone"))
+    later = gate((slow, "sleep/*"), **{"toy/a.py": kernel(times=6)})
+
+    assert (passed.decision, of(passed, "a").change) == (GO, "slower"), passed.reason
+    assert of(passed, "a").exemption == "accepted by Ada on 2026-11-20: safer"
+    modified, mine, unmatched = said(passed)
+    assert mine == "ci/acknowledged.yaml:3:5: sleep/*: accepted by Ada on 2026-11-20: safer"
+    assert "this change modifies ci/acknowledged.yaml" in modified
+    assert "no case of the gate matches" in unmatched
+    assert later.decision is NO_GO
+    assert "not applied: toy/a.py has changed since" in said(later)[1]
+    assert any("verdict: accepted" in text for text in later.remedies)
+    with pytest.raises(SuiteError, match=r"acknowledged\.yaml:3:5: fffffff is not a commit here"):
+        gate(("fffffff", "sleep/*"))
+
+
 @pytest.mark.usefixtures("planted")
 def test_a_policy_sets_limits_and_kernels_by_gpu(tmp_path: Path) -> None:
     policy = POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")

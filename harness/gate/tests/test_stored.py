@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from harness.cli.main import app
 from harness.errors import HarnessError, StoreError
-from harness.gate import baselines, calibration, counters, files
+from harness.gate import baselines, calibration, counters, decide, files, session
 from harness.gate.calibration import DAY_CV
+from harness.gate.plan import Request
 from harness.gate.policy import CalibrationModel
+from harness.gate.records import Mode
 from harness.records import (
     Accuracy,
     Counters,
@@ -29,6 +31,7 @@ from harness.records import (
     Pair,
     Run,
     TensorError,
+    Thresholds,
 )
 from harness.runner import launcher
 from harness.runner.interleave import Task, pairs
@@ -40,6 +43,7 @@ from reports.studies.noise import recorded as recorded_noise
 SUITE = "suites/gate.yaml"
 CASE = fake_runs.case({"seq_len": 512})
 HERE = fake_runs.environment()
+AN_A100 = fake_runs.environment(gpu=replace(fake_runs.H200, name="NVIDIA A100", uuid="GPU-a"))
 OTHER = fake_runs.environment(gpu=replace(fake_runs.H200, uuid="GPU-other"))
 A_A = [
     Pair(baseline_s=0.1, candidate_s=0.1 * (1 + 0.002 * (-1) ** (i // 2)), swapped=i % 2 == 1)
@@ -58,7 +62,7 @@ def kept(folder: Path, pairs: Sequence[Pair] = A_A, **changes: Any) -> calibrati
     """A calibration of HERE, written as it is or changed."""
     stored = calibration.store(folder, HERE, SUITE, "a b", {CASE.case_id: pairs})
     changed = replace(stored, **changes)
-    files.write(files.path_of(folder, files.device_id(HERE), SUITE, calibration.KIND), changed)
+    files.write(files.path_of(folder, stored.model, SUITE, calibration.KIND), changed)
     return changed
 
 
@@ -112,9 +116,91 @@ def test_a_calibration_that_is_stale_or_whose_aa_pairs_differ_is_refused(tmp_pat
 def test_a_required_calibration_must_exist(tmp_path: Path) -> None:
     kept(tmp_path)
 
-    with pytest.raises(HarnessError, match=r"requires a calibration of .*GPU-other"):
-        loaded(tmp_path, OTHER)
-    assert loaded(tmp_path, OTHER, required=False) is None
+    with pytest.raises(HarnessError, match=r"requires a calibration of NVIDIA A100"):
+        loaded(tmp_path, AN_A100)
+    assert loaded(tmp_path, AN_A100, required=False) is None
+
+
+def test_a_calibration_of_another_card_is_used_and_says_so(tmp_path: Path) -> None:
+    of_card = kept(tmp_path, days=(day("2026-11-10T09:00", 0.1), day("2026-11-11T09:00", 0.2)))
+
+    assert loaded(tmp_path, OTHER) == of_card
+    assert "on another card, GPU-5d1e0f4c" in of_card.sentence(OTHER)
+    assert "another card" not in of_card.sentence(HERE)
+    again = calibration.store(tmp_path, OTHER, SUITE, "c d", {CASE.case_id: A_A})
+    assert [d.device for d in again.days] == [fake_runs.H200.uuid] * 2 + ["GPU-other"]
+    assert again.day_cv == DAY_CV[again.answer.noise], "the days of another card do not count"
+    assert loaded(tmp_path) == again, "one for the model"
+
+
+def test_older_files_in_the_folder_of_a_card_are_found(tmp_path: Path) -> None:
+    def in_folder_of(card: str, measured_at: str, name: str = "NVIDIA H200") -> None:
+        gpu = replace(fake_runs.H200, uuid=card, name=name)
+        made = replace(baselines.of_run(recorded()), device=card, measured_at=measured_at)
+        made = replace(made, environment=replace(HERE, gpu=gpu))
+        files.write(files.path_of(tmp_path, card, SUITE), made)
+
+    def found(here: Environment) -> str | None:
+        made = baselines.load(tmp_path, here, SUITE)
+        device = made.device if made else None
+        every = [b.device for b in baselines.of_model(tmp_path, here)]
+        assert every == ([device] if device else [])
+        return device
+
+    in_folder_of("GPU-an-a100", days_ago(0), AN_A100.device_name)
+    assert found(HERE) is None
+    in_folder_of("GPU-old", days_ago(9))
+    in_folder_of("GPU-new", days_ago(8))
+    assert (found(HERE), found(AN_A100)) == ("GPU-new", "GPU-an-a100")
+    in_folder_of(fake_runs.H200.uuid, days_ago(20))
+    assert (found(HERE), found(OTHER)) == (fake_runs.H200.uuid, "GPU-new")
+    files.write(files.path_of(tmp_path, "NVIDIA H200", SUITE), baselines.of_run(recorded()))
+    assert found(OTHER) == fake_runs.H200.uuid
+
+
+@pytest.mark.parametrize(
+    ("ratio", "card", "decision"),
+    [
+        (1.05, HERE, Decision.NO_GO),
+        (1.05, OTHER, Decision.INCONCLUSIVE),
+        (1.20, OTHER, Decision.NO_GO),
+    ],
+)
+def test_a_baseline_of_one_card_is_used_on_another_with_a_wider_interval(
+    ratio: float, card: Environment, decision: Decision, tmp_path: Path
+) -> None:
+    def timed(step_s: float) -> list[Measurement]:
+        return fake_runs.timed(CASE, step_s, processes=6, cv=0.001)
+
+    made = baselines.of_run(recorded(timed(0.1)))
+    files.write(files.path_of(tmp_path, "NVIDIA H200", SUITE), made)
+    side = SimpleNamespace(of=lambda _: timed(0.1 * ratio), broken=lambda _: False)
+    request = Request(mode=Mode.BASELINE, baselines=tmp_path, store=tmp_path / "runs")
+    plan: Any = SimpleNamespace(
+        here=card,
+        tasks=[Task(suite=SUITE, case=CASE)],
+        sides=[side],
+        policy=SimpleNamespace(
+            form=SimpleNamespace(baseline=SimpleNamespace(max_age_days=30)),
+        ),
+        calibrations={SUITE: kept(tmp_path)},
+        thresholds=lambda _: Thresholds(),
+        say=lambda _: None,
+    )
+
+    answers = session._against_stored(request, plan)
+
+    found = answers.comparisons[SUITE, CASE.case_id]
+    assert decide._OF_CHANGE[found.change] is decision, found
+    notes = " ".join(f.reason for f in answers.findings)
+    if card is HERE:
+        assert (found.card, "vary" in notes) == (None, False)
+    else:
+        assert found.card == pytest.approx(0.0756, abs=1e-4), "2.58 x 1.41 x 2 %, as a ratio"
+        assert "of its interval the other card is ±7.6%" in found.reason
+        assert (
+            "of card GPU-5d1e0f4c, not GPU-other; cards of one model vary by 2 % (assumed" in notes
+        )
 
 
 # --- baselines ---------------------------------------------------------------------------
@@ -132,7 +218,7 @@ def test_a_baseline_round_trips(tmp_path: Path) -> None:
     made = baselines.of_run(run)
     files.write(files.path_of(tmp_path, made.device, made.suite), made)
 
-    found = baselines.load(tmp_path, fake_runs.H200.uuid, SUITE)
+    found = baselines.load(tmp_path, HERE, SUITE)
 
     assert found == made
     assert (made.run_id, made.device) == (run.run_id, fake_runs.H200.uuid)
@@ -145,7 +231,7 @@ def test_a_baseline_round_trips(tmp_path: Path) -> None:
     path.write_text(
         json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in later})
     )
-    assert baselines.load(tmp_path, made.device, SUITE) == replace(made, author="", correct=None)
+    assert baselines.load(tmp_path, HERE, SUITE) == replace(made, author="", correct=None)
     utc = replace(made, measured_at=days_ago(2)[:19])
     assert baselines.unfit(utc, SUITE, HERE, 30) == "", "a time without an offset is UTC"
 
@@ -223,12 +309,14 @@ CHECKED = [
 ]
 
 
-def doubted(folder: Path, later: Sequence[float] = (), **changes: Any) -> list[str]:
+def doubted(
+    folder: Path, later: Sequence[float] = (), card: Environment = HERE, **changes: Any
+) -> list[str]:
     """What `harness doctor` says of a baseline with these changes, after runs with these times."""
     made = replace(baselines.of_run(recorded(CHECKED)), **changes)
     files.write(files.path_of(folder / "baselines", made.device, made.suite), made)
     for step_s in later:
-        run = recorded(fake_runs.timed(CASE, step_s))
+        run = recorded(fake_runs.timed(CASE, step_s), environment=card)
         indexed.store(folder / "runs", replace(run, suite=replace(run.suite, name="gate")))
     options = ("--baselines", str(folder / "baselines"), "--store", str(folder / "runs"))
     answer = CliRunner().invoke(app, ["doctor", "--json", *options])
@@ -248,6 +336,8 @@ def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
         return doubted(tmp_path / str(len(list(tmp_path.iterdir()))), later, **changes)
 
     assert of() == of(0.12, 0.12) == of(0.12, 0.12, 0.104) == []
+    assert of(0.12, 0.12, 0.108, card=OTHER) == [], "the card may be slower"
+    assert "no later run met" in of(0.12, 0.12, 0.12, card=OTHER)[0]
     (driver,) = of(environment=other)
     (old,) = of(correct=None)
     (unchecked,) = of(correct={CASE.case_id: 0})
@@ -302,7 +392,7 @@ def test_a_damaged_baseline_is_refused(changes: dict[str, Any], said: str, tmp_p
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     with pytest.raises(StoreError, match=f"is not a valid Baseline: .*{said}"):
-        baselines.load(tmp_path, made.device, SUITE)
+        baselines.load(tmp_path, HERE, SUITE)
 
 
 def test_a_baseline_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -310,7 +400,7 @@ def test_a_baseline_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     files.path_of(tmp_path, made.device, made.suite).mkdir(parents=True)
 
     with pytest.raises(StoreError, match=r"cannot read .*: Is a directory"):
-        baselines.load(tmp_path, made.device, SUITE)
+        baselines.load(tmp_path, HERE, SUITE)
 
 
 def test_a_changed_case_has_no_baseline() -> None:

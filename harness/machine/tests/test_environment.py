@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.errors import ProbeError
@@ -297,6 +298,15 @@ def test_a_healthy_gpu_node_passes_every_check() -> None:
     assert len({c.name for c in found}) == len(found) == 13
 
 
+def test_the_share_of_stolen_time_is_that_of_the_time_wanted() -> None:
+    before = SimpleNamespace(user=10.0, system=5.0, idle=100.0, steal=1.0)
+    now = SimpleNamespace(user=16.0, system=7.0, idle=900.0, steal=3.0)
+
+    assert doctor.steal_share(before, now) == 0.2
+    assert doctor.steal_share(before, before) is None
+    assert doctor.steal_share(SimpleNamespace(user=1.0), SimpleNamespace(user=2.0)) is None
+
+
 def test_without_a_gpu_the_doctor_warns_and_skips_the_checks_of_the_gpu() -> None:
     found = tuple(doctor.checks(CPU_ONLY, AT_REST))
 
@@ -342,6 +352,8 @@ def gpu(**reading: float | None) -> Vitals:
         (gpu(gpu_throttle_reasons=0x42), "clocks", Grade.FAIL),
         (gpu(gpu_throttle_reasons=0x0), "clocks", Grade.OK),
         (gpu(gpu_throttle_reasons=None), "clocks", Grade.UNKNOWN),
+        (replace(AT_REST, steal=0.02), "CPU steal", Grade.OK),
+        (replace(AT_REST, steal=0.12), "CPU steal", Grade.WARN),
         (replace(AT_REST, disk_free_bytes=10**10), "disk", Grade.OK),
         (replace(AT_REST, disk_free_bytes=5 * 10**8), "disk", Grade.WARN),
         (replace(AT_REST, disk_free_bytes=10**7), "disk", Grade.FAIL),
@@ -396,6 +408,7 @@ def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) ->
 
     vitals = doctor.inspect(CPU_ONLY, store=tmp_path / "a" / "b", constraints=constraints)
 
+    assert (vitals.steal is None) is not hasattr(psutil.cpu_times(), "steal")
     assert vitals.disk_free_bytes > 0
     assert vitals.pinned == {"numpy": "2.1.3"}
     assert vitals.gpu == {}

@@ -128,6 +128,7 @@ def test_the_self_test_passes_here(warm: Launcher) -> None:
     assert proof.refuted == ()
     assert proof.peaks.flops_per_s["fp32"] > 1e8
     assert proof.peaks.bytes_per_s is not None
+    assert proof.peaks.host_loop_s is not None
     assert proof.peaks.launch_s is proof.peaks.sync_s is None
 
 

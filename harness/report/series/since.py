@@ -10,7 +10,7 @@ from pathlib import Path
 from harness import units
 from harness.analysis import roofline, scaling
 from harness.analysis import verdict as gate
-from harness.analysis.comparison import node_change
+from harness.analysis.comparison import ALIKE, NodeChange, node_change
 from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import baselines, compare
@@ -100,8 +100,9 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
     decided = any(g.change in (Change.SLOWER, Change.FASTER) for g in both)
+    peaks = [test.peaks for run in (before, now) if (test := run.self_test)]
     for where, those in (("", pairs), (" where the GPU waits for the host", by_host)):
-        change = node_change(before.environment, now.environment, those)
+        change = node_change(before.environment, now.environment, those, peaks)
         # Two cards of a model may differ by more than node_change asks.
         if change and (decided or any(not what.startswith("card ") for what in change.what)):
             moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
@@ -109,14 +110,15 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             bullets.insert(
                 0, f"**Suspect the node, not the code**: {'; '.join(change.what)}; {alike}."
             )
-            regressed += "; every provider moved alike: suspect the node" if worse else ""
+            if _of_node(worse, both, those, change):
+                regressed += f"; every provider moved alike{where}: suspect the node"
             break
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)
     total += f"; {plural('case', new)} only in this run" if new else ""
     return Since(
-        head=_head(before, now),
+        head=_head(before, now, found.cases),
         bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
         regressed=f"{regressed}." if worse else "",
         details=Table(
@@ -124,6 +126,24 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             rows=tuple(_row(g, name) for g in both),
         ),
     )
+
+
+def _of_node(
+    worse: Sequence[str],
+    both: Sequence[GateCase],
+    pairs: Sequence[tuple[CaseSummary, CaseSummary]],
+    change: NodeChange,
+) -> bool:
+    """Whether all that is worse is slower by no more than its provider is on average, or twice."""
+    slower = {g.case_id for g in both if g.change is Change.SLOWER}
+    within = {
+        b.case.case_id
+        for a, b in pairs
+        if b.case.case_id in slower
+        and math.log(b.metrics["step_s"].value / a.metrics["step_s"].value)
+        <= ALIKE * math.log(change.moved[b.case.provider])
+    }
+    return bool(worse) and len(worse) == len(slower) and slower == within
 
 
 def _waits(run: Run, s: CaseSummary) -> bool:
@@ -136,14 +156,16 @@ def _day(run: Run) -> datetime.date:
     return datetime.datetime.fromisoformat(run.started_at).date()
 
 
-def _head(before: Run, now: Run) -> str:
+def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     sides = [f"`{g.commit[:10]}`" if (g := r.environment.git) else "unknown" for r in (before, now)]
     code = f"both at commit {sides[0]}" if sides[0] == sides[1] else f"commit {' to '.join(sides)}"
     node = _node(before.environment, now.environment)
+    shares = (c.card for g in cases if (c := g.comparison) and c.card)
+    apart = next((f"cards: ±{share:.1%} by themselves" for share in shares), "days")
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (
         f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "
-        "99 % intervals, which include the variation between days and cards."
+        f"99 % intervals, which include the variation between {apart}."
     )
 
 

@@ -1,6 +1,9 @@
 """How far a run's numbers can be trusted: the spread of each case, and the self-test."""
 
+import pytest
+
 from harness.analysis.summary import spreads, summarise
+from harness.analysis.verdict import judge
 from harness.records import Case, Measurement, Outcome, Peaks, SelfTest
 from harness.report import steadiness
 from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
@@ -31,6 +34,20 @@ def test_the_report_states_the_measured_peaks_or_why_there_are_none() -> None:
     assert "--no-self-test" in steadiness.self_test_sentence(
         run([CASE], lambda _: [], self_tests=(skipped,))
     )
+
+
+@pytest.mark.parametrize(("stolen", "said"), [(0.0, ""), (0.02, ""), (0.2, "machines: 20 %")])
+def test_stolen_time_is_named_with_its_share_of_the_time_wanted(stolen: float, said: str) -> None:
+    level = {"cpu_utilisation": 0.8, "cpu_steal": stolen}
+    made = run([CASE], lambda c: timed(c, 0.05, telemetry=level))
+    summaries = summarise(made)
+
+    line = "; ".join(
+        steadiness.trust(made, summaries, judge(made.suite, made.environment, summaries, ()))
+    )
+
+    assert said in line
+    assert ("stolen" in line) is bool(said)
 
 
 def test_a_row_a_training_run_says_how_it_went() -> None:

@@ -146,18 +146,20 @@ def test_rows_are_not_wrapped(tmp_path: Path) -> None:
 
 
 def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> None:
-    for commit, step_s in (("a", 0.010), ("b", 0.020)):
-        dated(
-            tmp_path,
-            record(tmp_path, commit=commit * 40, step_s=step_s),
-            f"2026-03-0{1 + (commit == 'b')}T12:00:00+00:00",
-        )
+    other = replace(H200, uuid="GPU-other")
+    for n, (commit, step_s, gpu) in enumerate(
+        (("a", 0.01, H200), ("b", 0.02, H200), ("c", 0.03, other))
+    ):
+        ran = record(tmp_path, commit=commit * 40, step_s=step_s, gpu=gpu)
+        dated(tmp_path, ran, f"2026-03-0{1 + n}T12:00:00+00:00")
 
     shown = output("history", "seq_len=512", "--store", str(tmp_path))
 
     rows = [line for line in shown.splitlines() if " ms" in line]
     assert ["aaaaaaa" in rows[0], "bbbbbbb" in rows[1]] == [True, True]
     assert "2.0x" in rows[1]
+    assert ["other card" in row for row in rows] == [False, False, True]
+    assert "1.5x" in rows[2] or "+50" in rows[2], "against the other card of the model"
     assert shown.startswith(CASE)
 
 

@@ -50,7 +50,7 @@ def test_a_planted_slowdown_is_found_and_does_not_pass() -> None:
 
 
 def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unadjusted(p_values: Mapping[str, float]) -> Mapping[str, float]:
+    def unadjusted(p_values: Mapping[str, float], beside: int) -> Mapping[str, float]:
         return p_values
 
     monkeypatch.setattr(comparison, "holm", unadjusted)
@@ -58,6 +58,28 @@ def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch)
     seen = tally(NOISY, 60, None, gates=150, calibrated=False)
 
     assert not at_most(seen.blocked, seen.gates, 0.01)
+
+
+def test_gates_of_one_commit_call_as_many_cases_faster_as_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the correction, so that there are enough to compare."""
+    monkeypatch.setattr(comparison, "holm", lambda p_values, beside: p_values)
+    setting = Setting(noise=NOISY, cases=60, calibrated=False, practical=0.0)
+
+    seen = simulate(setting, gates=60, rng=np.random.default_rng(2))
+
+    called = seen.faster + seen.slower
+    assert called > 20
+    low, high = clopper_pearson(seen.faster, called, SURE)
+    assert low <= 0.5 <= high
+    assert seen.both < seen.either
+
+
+def test_gates_that_call_the_same_case_overlap() -> None:
+    seen = tally(TYPICAL, 2, 0.05, gates=20)
+
+    assert (seen.slower, seen.faster, seen.both, seen.either) == (20, 0, 10, 10)
 
 
 def test_a_target_is_met_by_the_whole_interval() -> None:

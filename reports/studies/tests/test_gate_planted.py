@@ -19,7 +19,7 @@ CASE_ID = "sleep/a/step_s=0.004"
 
 def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict:
     """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
-    slower = "_DELAY_S" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
+    slower = "_DELAYS_S" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
     decision, ratio = (Decision.NO_GO, 2.0) if slower else (Decision.GO, 1.0)
     seen = fake_runs.comparison(ratio=ratio, low=None, high=None, pairs=5)
     return gate_verdict(gate_case(CASE_ID, decision, baseline_s=0.004, comparison=seen))
@@ -44,6 +44,9 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
     assert [(k["gate"], k["decision"]) for k in kept] == [("A/A 1", "GO"), ("+100%", "NO-GO")]
     assert f"| +100% | {CASE_ID} | NO-GO | 2.000 (? to ?) | 5 |" in said
     assert git(out / "repository", "status", "--porcelain") == ""
+    planted = git(out / "repository", "show", "slower-1:toysuites/workloads.py")
+    assert f"{('a', [('step_s', 0.004)])!r}" in planted
+    assert ": 0.004}" in planted, "the delay of this case alone"
 
 
 def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:

@@ -90,6 +90,18 @@ def test_the_first_line_asks_for_no_speed_that_a_step_reaches(
     assert ("speed up" in screen.lower()) == ("speed up" in said)
 
 
+def test_a_no_go_keeps_the_step_that_another_run_supports(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    there(runs, "2026-11-01", {"triton": 0.02, "gather": 0.4})
+    rule = replace(RULE, go=20_000, abort=15_000)
+
+    page = command.written(here(runs, 512, rule=rule), tmp_path).read_text(encoding="utf-8")
+
+    screen = page.partition("## Verdict")[0]
+    assert "do not go ahead" in screen
+    assert screen.count("`python -m train`") == 1
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

@@ -9,7 +9,18 @@ import pytest
 
 from harness.cli import report as command
 from harness.errors import HarnessError
-from harness.records import Case, Environment, Gpu, Measurement, Outcome, Rule, Run, Stop
+from harness.records import (
+    Case,
+    Environment,
+    Gpu,
+    Measurement,
+    Outcome,
+    Peaks,
+    Rule,
+    Run,
+    SelfTest,
+    Stop,
+)
 from harness.report import context
 from harness.report.markdown import quoted
 from harness.store import reader
@@ -41,6 +52,12 @@ def section(now: Run, before: Run) -> str:
     beside = context.Beside(against=before)
     since: Any = context.build(now, Path("reports"), beside)[0]["since"]
     return "\n".join((since.head, *since.bullets))
+
+
+def screen(now: Run, before: Run) -> str:
+    """What the first screen says of the change."""
+    since: Any = context.build(now, Path("reports"), context.Beside(against=before))[0]["since"]
+    return str(since.regressed)
 
 
 def line(text: str, start: str) -> str:
@@ -95,6 +112,8 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     assert "power limit (W) 700, now 600" in other_node
     assert "1 slower" in same_node
     assert "1 not decided" in other_node
+    assert "the variation between cards: ±7.6% by themselves" in other_node
+    assert "the variation between days" in same_node
 
 
 def test_what_moved_every_provider_alike_is_the_node_if_that_changed() -> None:
@@ -257,17 +276,43 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     both = [c for p in names for c in sweep(provider=p, seq_len=[*lengths])]
     other = environment(gpu=replace(H200, uuid="GPU-other"))
 
-    def text(env: Environment, dense: float = 1.9) -> str:
+    def text(env: Environment, dense: float = 1.9, loop_s: float = 0.004) -> str:
+        def tested(seconds: float) -> tuple[SelfTest, ...]:
+            return (SelfTest(at="", device="", peaks=Peaks(host_loop_s=seconds)),)
+
         def taken(c: Case, slower: Mapping[str, float]) -> list[Measurement]:
             waits = c.axes["seq_len"] == 512 or c.provider == "dense"
             busy = {"gpu_utilisation": 0.3 if waits else 0.99}
             return timed(c, 0.01 * (slower[c.provider] if waits else 1.0), telemetry=busy)
 
         before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
-        return section(run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env), before)
+        now = run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env)
+        before, now = (
+            replace(r, self_tests=tested(s)) for r, s in ((before, 0.004), (now, loop_s))
+        )
+        return section(now, before)
 
     moved = line(text(other), "Suspect the node, not the code")
     assert "card GPU-5d1e0f4c → GPU-other" in moved
     assert "where the GPU waits for the host (nsa 2.0x, dense +90 %" in moved
     assert "Suspect the node, not the code" not in text(other, dense=1.0)
     assert "Suspect the node, not the code" not in text(environment())
+    same_card = line(text(environment(), loop_s=0.008), "Suspect the node, not the code")
+    assert "node, not the code**: host loop 4.0 ms, now 8.0 ms; every" in same_card
+
+
+def test_a_crash_is_no_matter_of_a_slow_node() -> None:
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024])]
+    slow = environment(gpu=replace(H200, power_limit_w=500.0))
+    before = run(both, lambda c: timed(c, 0.01), run_id="before")
+    broken = both[0].case_id
+
+    def worse(crash: bool) -> str:
+        def measure(c: Case) -> list[Measurement]:
+            failed = crash and c.case_id == broken
+            return ended(c, Outcome.CRASH) if failed else timed(c, 0.013)
+
+        return screen(run(both, measure, env=slow), before)
+
+    assert "suspect the node" in worse(crash=False)
+    assert "suspect the node" not in worse(crash=True)
