@@ -161,10 +161,10 @@ def test_runs_of_other_steps_do_not_do_the_same(
 ) -> None:
     program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
     cases = [replace(c, program=program) for c in FLAGS] if is_program else FLAGS
-    own = {} if is_program else {"until_sampled": until_sampled}
+    ended = None if is_program else until_sampled
 
     def measure(c: Case) -> list[Measurement]:
-        measured = did(c, **own)
+        measured = did(c, until_sampled=ended)
         return [trained(m, **changed(m.process) if c.axes["flag"] else {}) for m in measured]
 
     assert bool(odd(cases, measure).dead) is dead
