@@ -81,9 +81,8 @@ def compare(
         case [Run() as first, Run() as second]:
             if suite:
                 raise HarnessError("--suite applies to commits only", "Remove --suite.")
-            here, cards = second.environment, None
-            if files.device_id(first.environment) != files.device_id(here):
-                cards = calibration.in_store(store_root, here, say)
+            first_id, second_id = (files.device_id(run.environment) for run in (first, second))
+            other = second.environment.gpu and first_id != second_id
             answer = comparing.runs(
                 first,
                 second,
@@ -91,7 +90,7 @@ def compare(
                 counters=counters,
                 across=across,
                 calibrations=baselines,
-                cards=cards,
+                cards=calibration.in_store(store_root, second.environment, say) if other else None,
             )
             if asked:
                 before = comparing.named_alike(first, second, only or ())

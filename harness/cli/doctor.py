@@ -9,7 +9,7 @@ import typer
 
 from harness.cli import console, options
 from harness.cli.options import command, document, out, say
-from harness.errors import SuiteError
+from harness.errors import StoreError, SuiteError
 from harness.gate import baselines, files
 from harness.git import repository
 from harness.machine import doctor, drift, environment
@@ -73,6 +73,9 @@ def doctor_(
 def _baselines(folder: Path, here: Environment, store: Path) -> Iterator[Check]:
     """A warning for each doubt about a stored baseline of this GPU model."""
     for stored in baselines.of_model(folder, here):
+        if isinstance(stored, StoreError):
+            yield Check("baseline", Grade.WARN, *str(stored).split("\n  ", 1))
+            continue
         for doubt in baselines.doubts(stored, here, store, say):
             yield Check("baseline", Grade.WARN, doubt, baselines.renewal(stored.suite))
 

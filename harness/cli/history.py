@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
@@ -117,7 +117,7 @@ def history(
             points = known.history(case_id, choice)  # to list the metrics that exist
         moved = ""
         if metric == "step_s":
-            every = known.history(case_id, replace(choice, limit=None), metric=metric)
+            every = known.history(case_id, RunFilter(suite=suite, gpu=gpu), metric=metric)
             moved = creep.since_tag(case_id, every, Path.cwd())
         return case_id, points or _none_of(known, suite, store_root), moved
 

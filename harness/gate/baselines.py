@@ -20,7 +20,8 @@ from harness.machine import drift
 from harness.records import Case, Environment, Measurement, Outcome, Run, Thresholds
 from harness.runner.interleave import clock, usable
 from harness.store import index
-from harness.store.index import Index, RunFilter
+from harness.store.index import Index
+from harness.store.reader import node_of
 from harness.store.writer import now
 
 EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
@@ -54,8 +55,8 @@ class Baseline:
     author: str = ""
     """Who set it, as git knows them."""
     correct: Mapping[str, int] | None = None
-    """Case id -> processes whose output was compared with the reference, and was correct; None in
-    older files."""
+    """Case id -> processes whose output was compared with the reference, and was correct; without
+    the cases that have none. None in older files."""
 
     @property
     def device_name(self) -> str:
@@ -125,6 +126,7 @@ def of_run(run: Run, author: str = "") -> Baseline:
             c.case_id: sum(bool(m.accuracy and m.accuracy.tensors) for m in run.of(c.case_id))
             for c in run.suite.cases
             if c.case_id not in left_out
+            if not any(m.accuracy and m.accuracy.skipped for m in run.of(c.case_id))
         },
     )
 
@@ -164,13 +166,16 @@ def load(folder: Path, here: Environment, suite: str) -> Baseline | None:
     return files.find(folder, here, name, Baseline, f"To replace it, {renewal(suite)}.")
 
 
-def of_model(folder: Path, here: Environment) -> Iterator[Baseline]:
-    """The baselines of all suites for this GPU model."""
+def of_model(folder: Path, here: Environment) -> Iterator[Baseline | StoreError]:
+    """The baselines of all suites for this GPU model; of a damaged file, why it cannot be read."""
     paths = [p for place in files.folders(folder, here) for p in place.glob("*.json")]
     for name in sorted({p.name for p in paths if "." not in p.stem}):  # as of a calibration
         remedy = "Remove it, then: harness baseline set RUN"
-        found = files.find(folder, here, name, Baseline, remedy)
-        yield from [found] if found else ()
+        try:
+            found = files.find(folder, here, name, Baseline, remedy)
+            yield from [found] if found else ()
+        except StoreError as error:
+            yield error
 
 
 def unfit(baseline: Baseline | None, suite: str, here: Environment, max_age_days: int) -> str:
@@ -191,14 +196,14 @@ def doubts(baseline: Baseline, here: Environment, store: Path, say: index.Say) -
     suite, gpu = baseline.suite, baseline.environment.gpu
     if gpu and here.gpu and gpu.driver != here.gpu.driver:
         yield f"{suite}: measured with driver {gpu.driver}, and this is {here.gpu.driver}"
-    programs = {i for i, case in baseline.asked.items() if case.program}
-    counts = {**dict.fromkeys(baseline.cases, 0), **(baseline.correct or {})}
-    if unknown := [i for i, count in counts.items() if not count and i not in programs]:
-        why = "not compared with a reference" if baseline.correct else "not on record in this file"
+    old = baseline.correct is None
+    counts = baseline.correct or dict.fromkeys(baseline.cases if old else (), 0)
+    if unknown := [i for i, count in counts.items() if not count]:
+        why = "not on record in this file" if old else "not compared with a reference"
         yield f"{suite}: correctness of {_such(unknown, baseline)} is {why}"
     if unmet := index.ask(store, lambda known: dict(_never_met(baseline, known)), say):
         best = units.change(min(unmet.values()))
-        which = f"{_such(list(unmet), baseline)} since {baseline.set_at[:10]}"
+        which = f"{_such(list(unmet), baseline)} since {baseline.measured_at[:10]}"
         yield f"{suite}: no later run met {which}, the best one is {best}"
 
 
@@ -207,10 +212,12 @@ def _such(cases: Sequence[str], baseline: Baseline) -> str:
 
 
 def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
-    """Cases that were slower in each of several later runs on this GPU model, beyond the tolerance
-    of stored times and the variation of cards, with the best ratio."""
-    gpu, name = baseline.environment.gpu, Path(baseline.suite).stem
+    """Cases that were slower in each of several later runs of committed code on this GPU model,
+    with the same driver and power limit, beyond the tolerance of stored times and the variation of
+    cards, with the best ratio."""
+    gpu, node = baseline.environment.gpu, node_of(baseline.environment)
     model = gpu.name if gpu else baseline.environment.hostname
+    digests = {case_id: index.digest_of(case) for case_id, case in baseline.asked.items()}
     two_cards = 1 + 2 * math.sqrt(2) * CARD_CV
     for case_id, measured in baseline.cases.items():
         level_s = statistics.geometric_mean(p.step_s for p in measured)
@@ -218,9 +225,10 @@ def _never_met(baseline: Baseline, known: Index) -> Iterator[tuple[str, float]]:
             p.metrics["step_s"].value
             / level_s
             / (two_cards if p.device_id and p.device_id != baseline.device else 1)
-            for p in known.history(case_id, RunFilter(suite=name), metric="step_s")
+            for p in known.history(case_id, metric="step_s")
             if p.started_at > baseline.measured_at
             and (p.device if p.device_id else p.host) == model
+            if p.node == node and p.digest == digests.get(case_id) and not p.dirty
             if p.outcome == Outcome.OK and "step_s" in p.metrics
         ]
         if len(later) >= MET_BY and min(later) > 1 + Thresholds().stored_tolerance:

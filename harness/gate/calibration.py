@@ -197,13 +197,11 @@ class BetweenCards:
     cv: float = CARD_CV
     cards: int = 0
     """Cards that it was measured on; 0 if it is assumed."""
-    what: str = "card"
-    """Or `host`, for two CPUs."""
 
     @property
     def sentence(self) -> str:
         how = f"measured on {self.cards}" if self.cards else f"assumed; {MIN_CARDS} would show it"
-        return f"{self.what}s of one model vary by {units.percent(self.cv)} ({how})"
+        return f"cards of one model vary by {units.percent(self.cv)} ({how})"
 
 
 def between_cards(histories: Iterable[Sequence[HistoryPoint]], model: str) -> BetweenCards:
@@ -234,9 +232,7 @@ def between_cards(histories: Iterable[Sequence[HistoryPoint]], model: str) -> Be
 
 def in_store(store: Path, here: Environment, say: index.Say) -> BetweenCards:
     """Between cards of this GPU's model, from the runs of a store."""
-    if here.gpu is None:
-        return BetweenCards(what="host")
-    model = here.gpu.name
+    model = here.device_name
 
     def question(known: Index) -> BetweenCards:
         every = (known.history(i, RunFilter(gpu=model), metric="step_s") for i in known.case_ids())
@@ -324,11 +320,9 @@ class Stored:
         return self.device if self.device_name == "cpu" else self.device_name
 
     def sentence(self, here: Environment) -> str:
-        other = f" on another card, {self.device[:12]}" if self.is_of_another(here) else ""
-        return f"{self.answer.noise} node, calibrated {self.at[:10]}{other}; {self.builds}"
-
-    def is_of_another(self, here: Environment) -> bool:
-        return self.device != files.device_id(here)
+        other = self.device != files.device_id(here)
+        where = f" on another card, {self.device[:12]}" if other else ""
+        return f"{self.answer.noise} node, calibrated {self.at[:10]}{where}; {self.builds}"
 
 
 ASSUMED = (
@@ -382,24 +376,26 @@ def store(
 def load(
     folder: Path, environment: Environment, suite: str, limits: CalibrationModel
 ) -> Stored | None:
-    """The calibration of this GPU model, or None if there is none and none is required. It may be
-    of another card; see `Stored.is_of_another`.
+    """The calibration of this GPU model, perhaps of another card; None if there is none and none is
+    required.
 
     Raises:
         HarnessError: It is required but absent, too old, or not usable because A/A pairs differ.
     """
     found = _find(folder, environment, suite)
-    path = files.path_of(folder, files.model_id(environment), suite, KIND)
+    late = files.out_of_date(found.at, limits.max_age_days) if found else ""
+    if found and found.device != files.device_id(environment) and (late or found.answer.biased):
+        found = None  # another card's fault is not this one's
+    here = f"{environment.device_name} ({files.device_id(environment)})"
     if found is None and not limits.required:
         return None
     if found is None:
-        here = f"{environment.device_name} ({files.device_id(environment)})"
         problem = f"the policy requires a calibration of {here} with {suite}, but there is none"
-    elif late := files.out_of_date(found.at, limits.max_age_days):
-        problem = f"{path} {late}"
+    elif late:
+        problem = f"the calibration of {here} with {suite} {late}"
     elif found.answer.biased:
         case_id = found.answer.biased[0]
-        problem = f"{path}: A/A pairs of {case_id} differ; this machine is too noisy"
+        problem = f"{here}: A/A pairs of {case_id} differ; this machine is too noisy"
     else:
         return found
     raise HarnessError(problem, f"See harness doctor. {_remedy(suite)}")

@@ -208,7 +208,7 @@ def _times(
     except HarnessError as error:
         reason = f"not used: {str(error).splitlines()[0]}"
         findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
-    if stored and stored.is_of_another(b.environment):
+    if stored and stored.device != files.device_id(b.environment):
         reason = stored.sentence(b.environment)
         findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
     sides: dict[str, tuple[Sequence[Process], Sequence[Process]]] = {}
@@ -224,8 +224,9 @@ def _times(
     own = {c: calibration.thresholds(stored, c, builds) for c in sides}
     day_cv = calibration.day_cv(stored)
     one = files.device_id(a.environment) == files.device_id(b.environment)
-    cards = cards if b.environment.gpu else replace(cards, what="host")
-    found = compare_stored(sides, day_cv=day_cv, thresholds=own, cards=None if one else cards)
+    apart = None if one or b.environment.gpu is None else cards
+    day_cv = day_cv if one else max(day_cv, cards.cv)  # two hosts, if there is no card
+    found = compare_stored(sides, day_cv=day_cv, thresholds=own, cards=apart)
     return {c.case_id: c for c in found}, why, findings
 
 

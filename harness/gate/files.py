@@ -14,7 +14,7 @@ import re
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -28,18 +28,6 @@ SUITES = "suites"
 """Usual folder of suites; file names leave it out."""
 
 Record = TypeVar("Record")
-
-
-class OfCard(Protocol):
-    """A record of one card."""
-
-    @property
-    def device_name(self) -> str: ...
-    @property
-    def at(self) -> str: ...
-
-
-CardRecord = TypeVar("CardRecord", bound=OfCard)
 
 
 def device_id(environment: Environment) -> str:
@@ -56,11 +44,9 @@ def model_id(environment: Environment) -> str:
 
 
 def folders(folder: Path, here: Environment) -> tuple[Path, ...]:
-    """Where files for this GPU may be: of its model, older ones of this card, those of others."""
-    ids = dict.fromkeys((model_id(here), device_id(here)))
-    mine = [path_of(folder, name, "any").parent for name in ids]
-    others = [f for kind in ("GPU-*", "MIG-*") for f in folder.glob(kind) if here.gpu]
-    return (*mine, *(f for f in others if f not in mine))
+    """Of this GPU's model; then those of single cards of any model, where older files are."""
+    model = path_of(folder, model_id(here), "any").parent
+    return (model, *(folder.glob("[GM][PI][UG]-*") if here.gpu else ()))
 
 
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
@@ -78,21 +64,20 @@ def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
 
 
 def find(
-    folder: Path, here: Environment, name: str, kind: type[CardRecord], remedy: str
-) -> CardRecord | None:
-    """The record of this name for the model of this GPU; without one an older file of this card,
-    else the newest of another card of the model.
+    folder: Path, here: Environment, name: str, kind: type[Record], remedy: str
+) -> Record | None:
+    """The record of this name for this GPU's model; without one an older one of this card, else the
+    newest of another card of the model.
 
     Raises:
         StoreError: A file is damaged.
     """
-    places = folders(folder, here)
-    for group in (*((place,) for place in places[:2]), places[2:]):
-        records = [read(place / name, kind, remedy) for place in group]
-        fit = [r for r in records if r is not None and r.device_name == here.device_name]
-        if fit:
-            return max(fit, key=lambda r: -age_days(r.at))
-    return None
+    model, *cards = folders(folder, here)
+    if (found := read(model / name, kind, remedy)) is not None:
+        return found
+    older: list[Any] = [read(card / name, kind, remedy) for card in cards]
+    fit = [r for r in older if r and r.device_name == here.device_name]
+    return max(fit, key=lambda r: (r.device == device_id(here), -age_days(r.at)), default=None)
 
 
 def _checked(at: str) -> str:

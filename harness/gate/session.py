@@ -1,6 +1,6 @@
 """Runs a gate: measures what is planned, then judges what was measured."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -89,8 +89,16 @@ def _crept(request: Request, plan: Plan) -> Iterator[Finding]:
     """A note if cases lost by small steps since the last tag."""
     repository, commit = plan.trees.repository, plan.trees.candidate.commit
     if repository and request.given is None and request.mode is not Mode.COUNTERS:
-        for text in creep.line(request.store, repository.root, commit, plan.suites, plan.say):
-            yield noted("creep", text)
+        lines = creep.line(request.store, repository.root, commit, plan.suites, plan.say)
+        yield from _notes("creep", lines)
+
+
+def _notes(check: str, texts: Iterable[str]) -> Iterator[Finding]:
+    """Notes from the stored runs; if these cannot be read, the verdict stands without."""
+    try:
+        yield from (noted(check, text) for text in texts)
+    except HarnessError as error:
+        yield noted(check, f"not known: {error}")
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -197,23 +205,22 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
     """Compare each suite's cases with the stored baseline of this GPU model."""
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
-    doubts: list[str] = []
+    doubts: list[Finding] = []
     card, cards = files.device_id(plan.here), None
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, plan.here, suite)
-        against = baselines.doubts(stored, plan.here, request.store, plan.say) if stored else ()
-        doubts += [f"{doubt}; {baselines.renewal(suite)}" for doubt in against]
         useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
         if stored is None or useless:
             why |= {t.key: useless for t in tasks.values()}
             continue
+        against = baselines.doubts(stored, plan.here, request.store, plan.say)
+        doubts += _notes("baseline", (f"{doubt}; {baselines.renewal(suite)}" for doubt in against))
         other = stored.device != card
         if other:
             cards = cards or calibration.in_store(request.store, plan.here, plan.say)
-            doubts.append(
-                f"{suite}: of card {stored.device[:12]}, not {card[:12]}; {cards.sentence}"
-            )
+            text = f"{suite}: of card {stored.device[:12]}, not {card[:12]}; {cards.sentence}"
+            doubts.append(noted("baseline", text))
         candidate = plan.sides[-1]
         sides = {}
         for case_id, task in tasks.items():
@@ -231,7 +238,7 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
             cards=cards if other else None,
         )
         answers |= {(suite, c.case_id): c for c in found}
-    return _Answers(answers, why, findings=tuple(noted("baseline", text) for text in doubts))
+    return _Answers(answers, why, findings=tuple(doubts))
 
 
 def _counted(request: Request, plan: Plan) -> Mapping[Key, counters.Compared]:

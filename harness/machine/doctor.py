@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from harness import units
 from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
@@ -67,7 +66,7 @@ def steal_share(before: Any, now: Any) -> float | None:
 
 
 def stolen_text(share: float) -> str:
-    return f"CPU time stolen by other virtual machines: {units.percent(share)}"
+    return f"CPU time stolen by other virtual machines: {100 * share:.0f} %"
 
 
 def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Mapping[str, str]]:

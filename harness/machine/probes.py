@@ -1,5 +1,6 @@
 """The probes that the parent reads while a worker runs: NVML and CPU."""
 
+import math
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -60,8 +61,8 @@ class CpuProbe:
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        why = "this system does not count it"
-        return MappingProxyType({"cpu_steal": why} if self._stolen_s is None else {})
+        why = "" if hasattr(psutil.cpu_times(), "steal") else "this system does not count it"
+        return MappingProxyType({"cpu_steal": why} if why else {})
 
     def attach(self, pid: int) -> None:
         self._tree = {}
@@ -78,24 +79,19 @@ class CpuProbe:
     def read(self) -> Mapping[str, float | None]:
         now_s = time.monotonic()
         if self._worker is None or not _alive(self._worker):
-            return {"cpu_utilisation": None, "rss_bytes": None, **self._steal(None)}
+            return {"cpu_utilisation": None, "cpu_steal": None, "rss_bytes": None}
         cpu_s, rss_bytes = self._totals(now_s)
+        before_s, self._stolen_s = self._stolen_s, stolen_s()
+        lost_s = self._stolen_s - before_s
         elapsed_s = now_s - self._read_at_s
         # The time of a child is lost if its parent ignores SIGCHLD; the difference may be negative.
         used_s = max(0.0, cpu_s - self._cpu_s)
         self._cpu_s, self._read_at_s = cpu_s, now_s
         return {
             "cpu_utilisation": used_s / elapsed_s if elapsed_s > 0 else None,
+            "cpu_steal": lost_s / elapsed_s if elapsed_s > 0 and lost_s >= 0 else None,  # or NaN
             "rss_bytes": float(rss_bytes),
-            **self._steal(elapsed_s),
         }
-
-    def _steal(self, elapsed_s: float | None) -> dict[str, float | None]:
-        before, now_s = self._stolen_s, stolen_s()
-        if before is None or now_s is None:
-            return {}
-        self._stolen_s = now_s
-        return {"cpu_steal": (now_s - before) / elapsed_s if elapsed_s else None}
 
     def close(self) -> None:
         self._worker = None
@@ -131,11 +127,10 @@ class CpuProbe:
             self._tree.setdefault(process.pid, process)
 
 
-def stolen_s() -> float | None:
-    """CPU time that other virtual machines took from this one since boot, over all cores; None
-    where the system does not count it."""
-    stolen: float | None = getattr(psutil.cpu_times(), "steal", None)
-    return stolen
+def stolen_s() -> float:
+    """CPU time that other virtual machines took from this one since boot, over all cores; NaN where
+    the system does not count it."""
+    return float(getattr(psutil.cpu_times(), "steal", math.nan))
 
 
 def _alive(process: psutil.Process) -> bool:

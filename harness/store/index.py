@@ -334,10 +334,10 @@ def _row(case: CaseSummary) -> tuple[str, str, str, str, str]:
     fields = {name: asdict(e) for name, e in case.metrics.items()}
     detail = case.detail.partition("\n")[0]
     metrics = json.dumps(fields, allow_nan=False)
-    return case.case.case_id, _outcome(case), detail, metrics, _digest(case.case)
+    return case.case.case_id, _outcome(case), detail, metrics, digest_of(case.case)
 
 
-def _digest(case: Case) -> str:
+def digest_of(case: Case) -> str:
     """Of what is measured, not how often."""
     how = (case.settings.flush_l2, case.settings.rotate_inputs, case.settings.graph)
     what = (case.program.argv, case.program.cwd) if case.program else case.factory

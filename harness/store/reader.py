@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from harness.errors import AmbiguousRun, StoreError
-from harness.records import Measurement, Run, SelfTest
+from harness.records import Environment, Measurement, Run, SelfTest
 from harness.store import lines
 
 DEFAULT_ROOT = Path("reports/runs")
@@ -81,6 +81,12 @@ def load(root: Path, run_id: str | Path) -> Run:
     return read(find(root, run_id))[0]
 
 
+def node_of(here: Environment) -> str:
+    """See RunHeader."""
+    gpu = here.gpu
+    return f"driver {gpu.driver}, {gpu.power_limit_w or 0:.0f} W" if gpu else ""
+
+
 def header_of(run: Run) -> RunHeader:
     here, git = run.environment, run.environment.git
     return RunHeader(
@@ -90,7 +96,7 @@ def header_of(run: Run) -> RunHeader:
         title=run.suite.title,
         device=here.device_name,
         device_id=here.gpu.uuid if here.gpu else "",
-        node=f"driver {here.gpu.driver}, {here.gpu.power_limit_w or 0:.0f} W" if here.gpu else "",
+        node=node_of(here),
         host=here.hostname,
         commit=git.commit if git else "",
         branch=git.branch if git else "",

@@ -26,12 +26,11 @@ def record(
     broken: Outcome | None = None,
     finish: bool = True,
     dirty: str = "",
-    longer: int = 0,
 ) -> str:
     """A run of two cases in a store; its id."""
     env = environment(gpu=gpu, git=Git(commit=commit, branch="main", dirty_sha256=dirty))
     whole = run(
-        [replace(c, axes={**c.axes, "fixed": longer}) for c in CASES] if longer else CASES,
+        CASES,
         lambda c: ended(c, broken) if broken and c == CASES[1] else timed(c, step_s, processes=2),
         env=env,
     )

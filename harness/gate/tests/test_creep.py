@@ -3,19 +3,22 @@
 import itertools
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from harness.cli.main import app
 from harness.gate import creep
+from harness.records import Estimate
+from harness.store.index import HistoryPoint
 from harness.suite import load as suites
-from harness.tests.fake_runs import H200
 from harness.tests.gate_repositories import git
-from harness.tests.indexed import A100, CASE, CASES, record, silent
+from harness.tests.indexed import CASE, CASES, record, silent
 
 STEPS = [1 + 0.004 * i + 0.002 * (i % 3) for i in range(13)]
 """Step times of a run at the tag and of one after each of 12 commits."""
@@ -35,16 +38,17 @@ def tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(folder: Path, first: int = 0, end: int = 13, **others: Any) -> None:
-    """A run of each of these commits."""
-    for i, commit in enumerate(git(folder, "rev-list", "--reverse", "main").split()[first:end]):
-        given: dict[str, Any] = {"commit": commit, "step_s": 0.01 * STEPS[first + i]}
-        record(folder / "runs", **(given | others))
+def measured(folder: Path, **others: Any) -> None:
+    """A run of each commit."""
+    for step, commit in zip(
+        STEPS, git(folder, "rev-list", "--reverse", "main").split(), strict=True
+    ):
+        record(folder / "runs", **({"commit": commit, "step_s": 0.01 * step} | others))
 
 
-def history(folder: Path) -> str:
+def history(folder: Path, *options: str) -> str:
     """What `harness history` says of creep."""
-    asked = ["history", CASE, "--limit", "2", "--store", str(folder / "runs"), "--json"]
+    asked = ["history", CASE, "--limit=2", *options, "--store", str(folder / "runs"), "--json"]
     answer = CliRunner().invoke(app, asked)
     assert answer.exit_code == 0, answer.output
     return str(json.loads(answer.stdout)["creep"])
@@ -53,7 +57,8 @@ def history(folder: Path) -> str:
 def gate(folder: Path) -> str:
     """The line of a gate of that branch."""
     suite = replace(suites.load("counters"), name="retest", cases=tuple(CASES))
-    return "".join(creep.line(folder / "runs", folder, "main", {"a.yaml": suite}, silent))
+    both = {"a.yaml": suite, "b.yaml": replace(suite, name="other")}
+    return "".join(creep.line(folder / "runs", folder, "main", both, silent))
 
 
 def test_history_and_gate_name_what_crept_since_the_tag(
@@ -63,38 +68,75 @@ def test_history_and_gate_name_what_crept_since_the_tag(
     git(tagged, "tag", "v1.3")  # of HEAD: it ends the stretch
 
     assert history(tagged).startswith("since v1.2 (13 runs): +4.0 % [")
+    measured(tagged, suite="other", step_s=0.01)  # has the same cases, and they are steady
     assert all(c.case_id in gate(tagged) for c in CASES)
-    assert "largest single step is +0.60 %" in gate(tagged)
+    assert "without its largest step, +2.8 %" in gate(tagged)
     monkeypatch.setattr(creep, "holm", lambda p_values: dict.fromkeys(p_values, 1.0))
     assert gate(tagged) == "", "jointly"
     git(tagged, "tag", "--delete", "v1.2", "v1.3")
     assert "git tag" in history(tagged), "what is missing"
 
 
-def test_one_large_step_is_not_creep(tagged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.STEPS", [1.0 + 0.001 * (i % 3) for i in range(8)] + [1.05] * 5)
+def test_history_looks_at_every_run_since_the_tag(tagged: Path) -> None:
     measured(tagged)
 
-    assert "does not show creep; the largest single step is +4.9 %" in history(tagged)
-    assert gate(tagged) == ""
+    for option in ("--commit=abc", "--since=2030-01-01", "--until=2020-01-01", "--outcome=crash"):
+        assert history(tagged, option).startswith("since v1.2 (13 runs)")
+
+
+def test_a_clone_without_tags_says_how_to_get_them(tmp_path: Path, tagged: Path) -> None:
+    measured(tagged)
+    git(tmp_path, "clone", "--quiet", "--depth=1", "--no-tags", tagged.as_uri(), "shallow")
+
+    (said,) = creep.line(tagged / "runs", tmp_path / "shallow", "HEAD", {}, silent)
+
+    assert "git fetch --unshallow --tags" in said
+    git(tagged, "tag", "--delete", "v1.2")
+    assert [*creep.line(tagged / "runs", tagged, "HEAD", {}, silent)] == []
+    assert "not in a git repository" in creep.since_tag(CASE, (), Path("/"))
+
+
+def looked(step_s: Any, commits: Sequence[int] | None = None, **first: Any) -> creep.Creep | int:
+    """What runs with these times say of a case, each of another commit or of these; the first six
+    with other fields."""
+    points = [
+        HistoryPoint(
+            **{"folder": "", "run_id": str(i), "outcome": "ok", "detail": "", "digest": "a"}
+            | {"commit": str(commits[i] if commits else i), "started_at": f"{i:04}"}
+            | (first if i < 6 else {}),
+            metrics={"step_s": Estimate(value=s, low=s, high=s, processes=2, samples=9)},
+        )
+        for i, s in enumerate(step_s)
+    ]
+    return creep.of_case(CASE, points, ("v1", {str(i): i for i in range(len(points))}))
 
 
 @pytest.mark.parametrize(
-    "others",
-    [
-        {"commit": "f" * 40},
-        {"dirty": "d" * 64},
-        {"gpu": A100},
-        {"gpu": replace(H200, driver="999")},
-        {"gpu": replace(H200, power_limit_w=500.0)},
-        {"longer": 7},
-    ],
+    ("runs", "loss"), [(8, 1.05), (12, 1.02), (13, 1.05), (16, 1.1), (40, 1.05)]
 )
-def test_runs_that_differ_in_more_than_the_commit_are_not_compared(
-    others: dict[str, Any], tagged: Path
-) -> None:
-    measured(tagged, 0, 6, **others)
-    measured(tagged, 6)
+def test_one_large_step_is_not_creep(runs: int, loss: float) -> None:
+    flat = np.exp(np.random.default_rng(1).normal(0, 0.0005, runs))
 
-    assert history(tagged).startswith("not known: 7 of 8 needed runs since v1.2")
-    assert gate(tagged) == ""
+    for place in range(1, runs):
+        found = looked([*flat[:place], *(loss * flat[place:])])
+        assert isinstance(found, creep.Creep)
+        assert not found.found, f"the step is before run {place}"
+
+
+def test_a_commit_counts_once_and_many_are_thinned_out() -> None:
+    lost = np.linspace(1, 1.1, 1000)
+
+    assert looked(STEPS, [0] * 13) == 1
+    assert looked([9, *STEPS], [0, *range(13)]) == looked(STEPS), "the newest run of a commit"
+    assert isinstance(found := looked(lost), creep.Creep)
+    assert found.runs == creep.MOST
+    assert found.ratio == pytest.approx(lost[750:].mean() / lost[:250].mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"commit": "f"}, {"dirty": True}, {"device": "A100"}, {"node": "500 W"}, {"digest": "b"}],
+)
+def test_runs_that_differ_in_more_than_the_commit_are_not_compared(other: dict[str, Any]) -> None:
+    assert isinstance(looked(STEPS), creep.Creep)
+    assert looked(STEPS, **other) == 7, "the first six differ"

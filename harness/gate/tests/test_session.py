@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.errors import SuiteError
+from harness.errors import StoreError, SuiteError
 from harness.gate import baselines, calibration, creep, files, session
 from harness.gate.compare import PLAIN
 from harness.gate.plan import Plan, Request
@@ -27,7 +27,7 @@ from harness.records import (
 from harness.runner import interleave
 from harness.runner.interleave import Side, Task
 from harness.runner.launcher import Launcher
-from harness.store import reader
+from harness.store import index, reader
 from harness.tests import fake_runs, gate_repositories
 from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, git, repository, write
@@ -350,6 +350,12 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = repository(tmp_path / "toys", tree("same", "slow"))
+
+    def no_room(*_: Any) -> Any:
+        raise StoreError("no room for the index")
+
+    monkeypatch.setattr(index, "ask", no_room)
+    monkeypatch.setattr(creep, "release", lambda *_: ("v1", {}))
     by_limits = keep_baseline(folder)
     more = POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
     write(folder, {"toy/slow.py": kernel(times=5), "ci/gate.yaml": more})
@@ -360,8 +366,9 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
 
     noted = {f.check: f for f in held.findings}
     assert (noted["creep"].decision, noted["creep"].reason) == (GO, SUITE)
-    assert "correctness of 2 of 2 cases" in noted["baseline"].reason
-    assert by_limits.decision is GO, by_limits.reason
+    assert "no room" in noted["baseline"].reason
+    assert (by_limits.decision, by_limits.findings[-1].check) == (GO, "creep")
+    assert "no room" in by_limits.findings[-1].reason
     today = reader.load(folder / "reports/runs", held.candidate.run_id)
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")

@@ -111,6 +111,7 @@ def test_a_calibration_that_is_stale_or_whose_aa_pairs_differ_is_refused(tmp_pat
     kept(tmp_path, [replace(p, candidate_s=0.12) for p in A_A])
     with pytest.raises(HarnessError, match="too noisy"):
         loaded(tmp_path)
+    assert loaded(tmp_path, OTHER, required=False) is None, "another card's fault"
 
 
 def test_a_required_calibration_must_exist(tmp_path: Path) -> None:
@@ -143,7 +144,8 @@ def test_older_files_in_the_folder_of_a_card_are_found(tmp_path: Path) -> None:
     def found(here: Environment) -> str | None:
         made = baselines.load(tmp_path, here, SUITE)
         device = made.device if made else None
-        every = [b.device for b in baselines.of_model(tmp_path, here)]
+        of_model = baselines.of_model(tmp_path, here)
+        every = [b.device for b in of_model if isinstance(b, baselines.Baseline)]
         assert every == ([device] if device else [])
         return device
 
@@ -321,7 +323,7 @@ def doubted(
     options = ("--baselines", str(folder / "baselines"), "--store", str(folder / "runs"))
     answer = CliRunner().invoke(app, ["doctor", "--json", *options])
     found = [c for c in json.loads(answer.stdout)["checks"] if c["name"] == "baseline"]
-    assert all("harness baseline set latest" in c["remedy"] for c in found)
+    assert all("harness baseline set" in c["remedy"] for c in found)
     return [c["fact"] for c in found]
 
 
@@ -338,7 +340,9 @@ def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert of() == of(0.12, 0.12) == of(0.12, 0.12, 0.104) == []
     assert of(0.12, 0.12, 0.108, card=OTHER) == [], "the card may be slower"
     assert "no later run met" in of(0.12, 0.12, 0.12, card=OTHER)[0]
-    (driver,) = of(environment=other)
+    files.path_of(tmp_path / "0" / "baselines", fake_runs.H200.uuid, "a.yaml").write_text("{}")
+    (damaged, driver) = doubted(tmp_path / "0", environment=other)
+    assert "__a.json is not a valid Baseline" in damaged
     (old,) = of(correct=None)
     (unchecked,) = of(correct={CASE.case_id: 0})
     (unmet,) = of(0.12, 0.13, 0.12)
@@ -347,6 +351,33 @@ def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert old != unchecked
     assert "1 of 1 cases" in old
     assert "no later run met" in unmet
+    assert f"since {days_ago(1)[:10]}" in unmet, "the day it was measured"
+    none = [replace(m, accuracy=Accuracy(skipped="no reference")) for m in CHECKED]
+    assert of(correct=baselines.of_run(recorded(none)).correct) == []
+    for changes in (
+        {"card": replace(HERE, git=DIRTY)},
+        {"card": replace(HERE, gpu=replace(fake_runs.H200, power_limit_w=500.0))},
+        {"asked": {CASE.case_id: replace(CASE, provider="another")}},
+    ):
+        assert of(0.12, 0.13, 0.12, **changes) == [], "of another kind"
+
+
+def test_a_baseline_of_another_driver_is_named_once(tmp_path: Path) -> None:
+    other = replace(HERE, gpu=replace(fake_runs.H200, driver="560.1"))
+    made = baselines.of_run(recorded(CHECKED, environment=other))
+    files.write(files.path_of(tmp_path, made.device, SUITE), made)
+    task = Task(suite=SUITE, case=CASE)
+    plan: Any = SimpleNamespace(
+        here=HERE,
+        tasks=[task],
+        policy=SimpleNamespace(form=SimpleNamespace(baseline=SimpleNamespace(max_age_days=30))),
+        say=print,
+    )
+
+    answers = session._against_stored(Request(mode=Mode.BASELINE, baselines=tmp_path), plan)
+
+    assert "560.1" in answers.remarks[task.key]
+    assert answers.findings == ()
 
 
 def test_the_author_of_a_baseline_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
