@@ -261,12 +261,17 @@ class WorkerReporter:
     ) -> None:
         """`recorded` returns what the steps since its last call recorded."""
         self._channel, self._recorded = channel, recorded
-        self._steps = 0
+        self._steps = self._reported = 0
         self._spent_s = 0.0
         self._shortest_s = math.inf
         self._sent_at = -PROGRESS_INTERVAL_S
         self.last_step: int | None = None
         """A program's own number of its last step."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a step has no report yet."""
+        return self._steps > self._reported
 
     def phase(self, name: str, at: float | None = None) -> None:
         self._sent_at = -PROGRESS_INTERVAL_S  # report the first step of a phase
@@ -282,7 +287,7 @@ class WorkerReporter:
             self.alive()
 
     def alive(self) -> None:
-        self._sent_at = monotonic()
+        self._sent_at, self._reported = monotonic(), self._steps
         self._channel.send(
             StepsDone(
                 steps=self._steps,

@@ -159,7 +159,8 @@ class _Session:
         self.reporter.last_step = self.series.last_step
         for took_s in took:
             self.reporter.ran(took_s)
-        if read.lines and (alive or steps):
+        # No step may follow, so a later read, even of nothing, sends the last ones.
+        if (read.lines and (alive or steps)) or self.reporter.is_behind:
             self.alive()
         if self.series.warm_at is not None and not self.warm:
             self.warm = True

@@ -295,6 +295,9 @@ class Measurement:
     steady: bool | None = None
     """Whether a steady state was found; None if nothing was timed, or a whole program is a sample.
     """
+    until_sampled: bool | None = None
+    """Whether a workload took steps until there were enough samples; False if their number was
+    given, None of a program and in earlier records."""
     tokens: int | None = None
     """Tokens that one step processes; None if the workload has no tokens."""
     flops: int | None = None

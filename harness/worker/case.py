@@ -118,6 +118,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         host_samples_s=taken.host_samples_s,
         samples_at_s=tuple(at - order.launched_at for at in taken.samples_at),
         steady=taken.steady,
+        until_sampled=workload.steps is None,
         tokens=workload.tokens,
         flops=workload.flops,
         bytes=workload.bytes,

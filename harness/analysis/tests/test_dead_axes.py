@@ -68,6 +68,10 @@ NOISY = {0: (1.0, 1.00002, 1.00001), 1: (1.00001, 1.00002, 1.00003), 2: (1.001, 
 AS_FAST = {"time_differs": False}
 
 
+def slow_at(step: int) -> dict[str, Any]:
+    return {"pace": lambda n: 9.0 if n == step else 1.0}
+
+
 @pytest.mark.parametrize(
     ("cases", "measure", "expected"),
     [
@@ -144,20 +148,24 @@ def test_an_axis_that_changes_anything_is_not_dead(changed: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("until_sampled", "changed", "dead"),
     [
-        pytest.param(False, {}, True, id="the same steps"),
-        pytest.param(False, {"steps": 10}, False, id="fewer steps"),
-        pytest.param(False, {"pace": lambda n: 9.0 if n == 100 else 1.0}, False, id="a slow step"),
-        pytest.param(True, {"steps": 190}, True, id="ended by the harness"),
+        pytest.param(False, lambda _: {}, True, id="the same steps"),
+        pytest.param(False, lambda _: {"steps": 10}, False, id="fewer steps"),
+        pytest.param(False, lambda _: slow_at(100), False, id="a slow step"),
+        pytest.param(False, lambda process: slow_at(50 + 9 * process), True, id="anywhere"),
+        pytest.param(True, lambda _: {"steps": 190}, True, id="ended by the harness"),
     ],
 )
+@pytest.mark.parametrize("is_program", [True, False])
 def test_runs_of_other_steps_do_not_do_the_same(
-    until_sampled: bool, changed: dict[str, Any], dead: bool
+    is_program: bool, until_sampled: bool, changed: Callable[[int], dict[str, Any]], dead: bool
 ) -> None:
     program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
-    cases = [replace(c, program=program) for c in FLAGS]
+    cases = [replace(c, program=program) for c in FLAGS] if is_program else FLAGS
+    ended = None if is_program else until_sampled
 
     def measure(c: Case) -> list[Measurement]:
-        return [trained(m, **changed if c.axes["flag"] else {}) for m in did(c)]
+        measured = did(c, until_sampled=ended)
+        return [trained(m, **changed(m.process) if c.axes["flag"] else {}) for m in measured]
 
     assert bool(odd(cases, measure).dead) is dead
 

@@ -2,19 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.program.process import Lines
-from harness.program.reported import Step
+from harness.messages import MeasureOrder
+from harness.program import command
+from harness.program.process import Lines, Read
+from harness.program.reported import Step, StepReader
 from harness.program.steps import ProgramSteps
-from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
+from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run, Steps
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
-from harness.tests.commands import HEAD, LOSS, STEPS, measured, run
+from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
 from harness.tests.small_run import ENVIRONMENT
 
 # --- samples and metrics -----------------------------------------------------------------
@@ -61,6 +65,27 @@ for i in range(10, 130, 10):
     assert [v for v in seen.values["grad_norm"] if v] == [3.0]
     assert seen.values["grad_norm"][seen.step.index(50)] == 3.0
     assert 0 < seen.end_s[0] < seen.end_s[-1] < m.wall_s
+
+
+def test_the_last_of_quick_steps_are_reported_while_none_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines have no number of their own, and come too fast to be reported one by one."""
+    sent: list[Any] = []
+    (case,) = suite_of("", tmp_path, "progress: {step: '^step'}", LOSS).cases
+    assert case.program
+    order = MeasureOrder(case=case, process=0, launched_at=0.0)
+    session = command._Session(case.program, order, Mock(send=sent.append))
+    finder, now = StepReader(Steps(step="^step")), 0.0
+    for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
+        monkeypatch.setattr(clock, lambda: now)
+
+    for lines in [("step loss 1",)] * 41 + [()]:
+        now += 0.012 if lines else 0.5
+        session._take(Read(now, lines, False, b""), finder)
+
+    kept = [step for m in sent if getattr(m, "over_steps", None) for step in m.over_steps.step]
+    assert kept == [*range(2, 42)]  # the first line ends the setup
 
 
 def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> None:

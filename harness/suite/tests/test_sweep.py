@@ -126,11 +126,9 @@ def test_workloads_need_different_names_and_share_the_limit_on_cases(
 
 def test_axes_of_two_workloads_may_have_the_same_name() -> None:
     one = swept_suite([range(2)])
-    other = one[one.index("  - name: w") :].replace("name: w", "name: v").replace("a0", "b0")
+    two = one + one[one.index("  - name: w") :].replace("name: w", "name: v").replace("a0", "b0")
 
-    loaded = suites.loads(f"{one}{other}\naxis_names: {{a0: T, b0: T}}\n", "x.yaml")
-
-    assert {loaded.axis(name) for c in loaded.cases for name in c.axes} == {"T"}
+    assert suites.loads(two + "\naxis_names: {a0: T, b0: T}\n", "x.yaml").axis("b0") == "T"
 
 
 def test_the_cases_of_a_long_workload_are_limited_by_their_characters(

@@ -192,7 +192,7 @@ def test_steps_that_change_state_are_not_compared() -> None:
     """As in training: no output comes back."""
     m = answered(replace(make_case("", settings=MANY), factory=f"{__name__}:counts_up"))
 
-    assert m.outcome is Outcome.OK
+    assert (m.outcome, m.until_sampled) == (Outcome.OK, True)
 
 
 @pytest.mark.parametrize("by", ["address", "values"])
@@ -271,6 +271,7 @@ def test_a_training_run_takes_its_steps_and_records_each() -> None:
 
     assert m.outcome is Outcome.OK, m.detail
     assert len(m.warmup_s) + len(m.samples_s) == 30
+    assert m.until_sampled is False
     seen = m.over_steps
     assert seen is not None
     assert seen.step == tuple(range(1, 31))
