@@ -120,7 +120,7 @@ def largest_step(logs: Floats) -> Floats:
         logs[..., i : i + 3].mean(axis=-1) - logs[..., max(0, i - 3) : i].mean(axis=-1)
         for i in range(1, logs.shape[-1])
     ]
-    return np.max(rises, axis=0).clip(0)
+    return np.asarray(np.max(rises, axis=0).clip(0))
 
 
 def moved(logs: Floats, cards: Sequence[str]) -> tuple[Floats, Floats, Floats]:

@@ -43,7 +43,7 @@ def measured(folder: Path, **others: Any) -> None:
     for step, commit in zip(
         STEPS, git(folder, "rev-list", "--reverse", "main").split(), strict=True
     ):
-        record(folder / "runs", **({"commit": commit, "step_s": 0.01 * step} | others))
+        record(folder / "runs", **dict[str, Any](commit=commit, step_s=0.01 * step) | others)
 
 
 def history(folder: Path, *options: str) -> str:
