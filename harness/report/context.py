@@ -223,7 +223,10 @@ def build(
                 short,
             ),
         ),
-        "next_steps": answer.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
+        "next_steps": (
+            *answer.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
+            *filter(None, [changed.step if changed else ""]),
+        )[: answer.MAX_STEPS],
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),

@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,8 @@ class Since:
     bullets: tuple[str, ...]
     regressed: str
     """For the first screen: how many, and the worst; empty if nothing did."""
+    step: str
+    """What finds the cause of the worst slowdown; empty without one, or if the node is suspect."""
     details: Table
 
 
@@ -96,6 +99,11 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     worse = said["Regressed"]
     of = f"{len(worse)}, worst: " if worse[1:] else ""
     regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}" if worse else ""
+    step, slower = "", [g for g in both if g.change is Change.SLOWER]
+    if slower:
+        worst = max(slower, key=lambda g: g.comparison.ratio if g.comparison else 0.0)
+        ids = f"{before.run_id} {now.run_id} --case {shlex.quote(worst.case_id)}"
+        step = f"Find what made {name[worst.case_id]} slower: `harness bisect --runs {ids}`"
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
@@ -112,6 +120,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
             )
             if _of_node(worse, both, those, change):
                 regressed += f"; every provider moved alike{where}: suspect the node"
+                step = ""
             break
     counts = Counter(str(g.change or "not compared") for g in both)
     total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
@@ -121,6 +130,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
         head=_head(before, now, found.cases),
         bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
         regressed=f"{regressed}." if worse else "",
+        step=step,
         details=Table(
             columns=("case", ">step before", ">step now", ">change [99 %]", "conclusion"),
             rows=tuple(_row(g, name) for g in both),

@@ -315,4 +315,9 @@ def test_a_crash_is_no_matter_of_a_slow_node() -> None:
         return screen(run(both, measure, env=slow), before)
 
     assert "suspect the node" in worse(crash=False)
+    beside = context.Beside(against=before)
+    values = context.build(run(both, lambda c: timed(c, 0.013)), Path("reports"), beside)[0]
+    steps: Any = values["next_steps"]
+    (step,) = [s for s in steps if "bisect" in s]
+    assert "`harness bisect --runs before " in step
     assert "suspect the node" not in worse(crash=True)
