@@ -326,6 +326,10 @@ def better(metric: str) -> str:
     return f"as good in {_title(metric)} as"
 
 
+CROSSES = "crosses a threshold"
+"""What a finding says of an interval; a page that states the limit behind it leaves it out."""
+
+
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = measured(f.metric, f.estimate) if f.estimate else ""
@@ -384,7 +388,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.ACROSS:
             if f.estimate and not informs(f.metric, f.estimate):
                 return f"{value}: too few processes to decide"
-            return f"{value} crosses a threshold"
+            return f"{value} {CROSSES}"
         case Fact.FEW:
             return f"{value}, one process{' each' if f.count > 1 else ''}"
         case Fact.NO_PARTNER:

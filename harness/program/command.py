@@ -159,7 +159,7 @@ class _Session:
         self.reporter.last_step = self.series.last_step
         for took_s in took:
             self.reporter.ran(took_s)
-        # No step may follow, so a later read, even of nothing, sends the last ones.
+        # The program may hang after its last line: the next read then reports the steps left.
         if (read.lines and (alive or steps)) or self.reporter.is_behind:
             self.alive()
         if self.series.warm_at is not None and not self.warm:

@@ -4,12 +4,10 @@ Every sentence comes from the rules, rows and records that the rest of the page 
 """
 
 import math
-import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from harness import units
-from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Conclusion, Diagnosis
@@ -17,12 +15,10 @@ from harness.records import (
     METRICS,
     OVER_STEPS,
     WORST_FIRST,
-    Case,
     Decision,
     Fact,
     Finding,
     Match,
-    Outcome,
     Rule,
     RuleResult,
     Run,
@@ -31,16 +27,13 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
-from harness.report.failures import Failure
-from harness.report.remedies import MINOR, Excess, relevant, remedy, speed_up, times_due
+from harness.report.remedies import slow_of, solves
 from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
     listed,
-    outcome_name,
     plural,
-    rest_command,
     shared_name,
 )
 from harness.report.verdict_text import (
@@ -54,13 +47,12 @@ from harness.report.verdict_text import (
 )
 from harness.units import finding_sentence
 
-MAX_STEPS, MAX_ROWS, MAX_OTHERS = 3, 8, 2
-"""Of the first screen: commands, rows of its table, and sentences on rules that no part asks."""
+MAX_ROWS, MAX_OTHERS = 8, 2
+"""Of the first screen: rows of its table, and sentences on rules that no part asks."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
-_LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
 
 
 def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
@@ -176,33 +168,20 @@ def solution(v: Verdict, also: Sequence[Supported]) -> Supported | None:
     first line can ask for it."""
     if (v.here or v.decision) is not Decision.CONDITIONAL:
         return None
-    if (decides := deciding(v)) is None or not (slow := _slow(decides)):
+    if (decides := deciding(v)) is None or not (slow := slow_of(decides)):
         return None
-    return next((s for s in also if _solves(s, next(iter(slow)), decides)), None)
-
-
-def _solves(step: Supported, f: Finding, r: RuleResult) -> bool:
-    """Whether all of the interval of a step reaches the tokens/s that a case must reach."""
-    if f.metric != "tokens_per_s" or f.partner or step.speed.low is None:
-        return False
-    return f.cases[0] in step.cases and step.speed.low >= (r.stated.go if r.stated else f.low or 0)
-
-
-def _slow(r: RuleResult) -> dict[Finding, float]:
-    """What misses a rule about speed -> how many times as fast it must become, slowest first."""
-    due = {f: times_due(r.stated, f) for f in r.findings}
-    return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
+    return next((s for s in also if solves(s, next(iter(slow)), decides)), None)
 
 
 def _slowest(r: RuleResult, solved: Supported | None) -> tuple[str, str] | tuple[()]:
     """How the slowest case of a rule becomes fast enough, or how much faster it must become, and
     its number; empty if the rule is not about speed."""
-    if not (due := _slow(r)):
+    if not (due := slow_of(r)):
         return ()
     f, times = next(iter(due.items()))
     said = f"now {finding_sentence(f)}{_needed(r)}"
     if solved:
-        enough = sum(_solves(solved, one, r) for one in due)
+        enough = sum(solves(solved, one, r) for one in due)
         some = f", enough for {enough} of {len(due)} slow cases" if enough < len(due) else ""
         fast = units.quantity("tokens_per_s", solved.speed.value)
         return f"use `{solved.command}` ({fast} in run `{solved.run_id}`{some})", said
@@ -288,11 +267,14 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
     decides = deciding(v)
-    met = [r for r in asked[1:] and asked if r.decision is Decision.GO and r is not decides]
+    met = [r for r in asked if r.decision is Decision.GO and r is not decides]
+    if len(asked) == 1:
+        met = []
     said = [_above(r) if r is decides else _short(r) for r in asked if r not in met]
     if met:
-        count = f"{len(met)} limits are" if met[1:] else "limit is"
-        said.append(f"{'the other' if said else 'all'} {count} met")
+        every = "both" if len(met) == 2 else f"all {len(met)}"
+        rest = f"the other {len(met)} limits are" if met[1:] else "the other limit is"
+        said.append(f"{rest if said else f'{every} limits are'} met")
     note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {'; '.join(said)}."
 
@@ -351,7 +333,7 @@ def _word(result: RuleResult) -> str:
 
 def _crossing(said: str) -> str:
     """The sentence without what the limit behind it says as well."""
-    return said.replace(" crosses a threshold", "")
+    return said.replace(f" {units.CROSSES}", "")
 
 
 def _needed(result: RuleResult) -> str:
@@ -373,10 +355,9 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     parts = []
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
-        near = nearest.reached is not None and nearest.reached < gap.expected
-        seen = (
-            f" ({units.quantity(gap.metric, nearest.reached)})" if near and nearest.reached else ""
-        )
+        seen = ""
+        if nearest.reached is not None and nearest.reached < gap.expected:
+            seen = f" ({units.quantity(gap.metric, nearest.reached)})"
         many = f"Each of {len(enough)} suspects alone, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one}{seen}")
@@ -428,93 +409,3 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
 
 
 # --- what to do next ---------------------------------------------------------------------
-
-
-def next_steps(
-    v: Verdict,
-    run: Run,
-    failed: Sequence[Failure],
-    diagnoses: Sequence[Diagnosis] = (),
-    found: Sequence[Cause] = (),
-    also: Sequence[Supported] = (),
-    over: Excess | None = None,
-    solved: Supported | None = None,
-) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
-
-    Args:
-        also: Steps that other runs support.
-        over: The case that misses its rule farthest.
-        solved: The step that the first line has. If it mends all that is missed, nothing else is
-            asked for speed.
-    """
-    cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
-    commands = {f.case_id: f.command for f in failed if f.command}
-    suite = shlex.quote(run.suite.path)
-    if not run.ended_at:
-        return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
-    urgent = [c for c in found if c.share is None and c.kind not in MINOR]
-    steps = dict.fromkeys(remedy(c, run) for c in urgent)
-    if v.not_measured:
-        took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
-        steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
-    left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
-    left.sort(key=lambda r: WORST_FIRST.index(r.decision))
-    for step in _steps([f for r in left for f in r.findings], cases, short, commands, run):
-        steps[step] = None
-    remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
-    if remedies:
-        steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
-    steps |= dict.fromkeys(str(s) for s in also if s is not solved)
-    later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    if solved and len(left) == 1 and all(_solves(solved, f, left[0]) for f in _slow(left[0])):
-        later, over = [], None
-    if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
-        steps[speed_up(over, run)] = None
-        later = [c for c in later if c.kind is not CauseKind.STEEP]
-    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
-    if v.partial and not v.not_measured:
-        rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
-        steps[f"Run the rest of the suite: `{rest}`"] = None
-    return tuple(steps)[:MAX_STEPS]
-
-
-def _steps(
-    found: Sequence[Finding],
-    cases: Mapping[str, Case],
-    short: Mapping[str, str],
-    commands: Mapping[str, str],
-    run: Run,
-) -> Iterator[str]:
-    again = f"harness run {shlex.quote(run.suite.path)}"
-    ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
-    for f in ended[:1]:
-        alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
-        yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
-    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
-        ids = [f.partner for f in lacking]
-        providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
-        theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
-        script = next((commands[i] for i in ids if i in commands), "")
-        install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
-        first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
-        yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
-    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner)]
-    if once := [i for i in few if i in cases and cases[i].settings.processes < 2]:
-        yield f"Measure in three processes: `{again} {_only(once, cases)} -s measure.processes=3`"
-    if loose := [i for f in found if f.fact in _LOOSE for i in f.cases if i in cases]:
-        more = 2 * max(cases[i].settings.processes for i in loose)
-        only = _only(loose, cases)
-        yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
-
-
-def _allowed(f: Finding, cases: Mapping[str, Case]) -> bool:
-    """Whether the suite expects that the partner of a pair does not run."""
-    case = cases.get(f.partner)
-    return case is not None and f.outcome in case.allow
-
-
-def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
-    """`-f 'train/dense/*'`: the cases of their workloads and providers."""
-    groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
-    return " ".join(f"-f {shlex.quote(g)}" for g in groups)

@@ -224,9 +224,9 @@ def build(
             ),
         ),
         "next_steps": (
-            *answer.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
+            *remedies.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
             *filter(None, [changed.step if changed else ""]),
-        )[: answer.MAX_STEPS],
+        )[: remedies.MAX_STEPS],
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
         "required": remedies.required(diagnoses),

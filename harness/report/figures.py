@@ -42,7 +42,7 @@ DPI = 160
 WIDTH_IN, HEIGHT_IN = 1296 / DPI, 656 / DPI
 """No figure is larger than a screen."""
 LETTER_IN, HANDLE_IN = 0.062, 0.55
-"""Of a legend: width of a letter, and of what stands beside a text."""
+"""Width of a letter in a legend, and of the line or mark in front of a text, in inches."""
 LONG_TITLE = 92
 MIN_CURVE = 4
 """Fewest steps that are drawn as a curve."""

@@ -1,21 +1,36 @@
-"""What makes a run slow or spoils its numbers, and what to do: a sentence, a table, commands."""
+"""What makes a run slow or spoils its numbers, and what to do next: sentences, tables, commands."""
 
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
-from harness.records import Decision, Finding, Rule, Run, Verdict
+from harness.records import (
+    WORST_FIRST,
+    Case,
+    Decision,
+    Fact,
+    Finding,
+    Outcome,
+    Rule,
+    RuleResult,
+    Run,
+    Verdict,
+)
+from harness.report.failures import Failure
+from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table
-from harness.report.text import listed, plural
+from harness.report.text import case_names, listed, outcome_name, plural, rest_command
 
-MAX_ROWS = 8
+MAX_STEPS, MAX_ROWS = 3, 8
+"""Commands of the first screen, and rows of the table of causes."""
 MINOR = (CauseKind.DEAD, CauseKind.CELL)
 """Causes that spoil a comparison, but not the numbers of each case."""
+_LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
@@ -206,3 +221,106 @@ def times_due(rule: Rule | None, f: Finding) -> float:
     if rule.metric == "tokens_per_s" or (rule.against and rule.metric == "step_s"):
         return rule.go / value
     return value / rule.go if rule.metric == "step_s" else 0.0
+
+
+def slow_of(r: RuleResult) -> dict[Finding, float]:
+    """What misses a rule about speed -> how many times as fast it must become, slowest first."""
+    due = {f: times_due(r.stated, f) for f in r.findings}
+    return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
+
+
+def solves(step: Supported, f: Finding, r: RuleResult) -> bool:
+    """Whether all of the interval of a step reaches the tokens/s that a case must reach."""
+    if f.metric != "tokens_per_s" or f.partner or step.speed.low is None:
+        return False
+    return f.cases[0] in step.cases and step.speed.low >= (r.stated.go if r.stated else f.low or 0)
+
+
+def next_steps(
+    v: Verdict,
+    run: Run,
+    failed: Sequence[Failure],
+    diagnoses: Sequence[Diagnosis] = (),
+    found: Sequence[Cause] = (),
+    also: Sequence[Supported] = (),
+    over: Excess | None = None,
+    solved: Supported | None = None,
+) -> tuple[str, ...]:
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
+
+    Args:
+        also: Steps that other runs support.
+        over: The case that misses its rule farthest.
+        solved: The step that the first line has. If it mends all that is missed, nothing else is
+            asked for speed.
+    """
+    cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
+    commands = {f.case_id: f.command for f in failed if f.command}
+    suite = shlex.quote(run.suite.path)
+    if not run.ended_at:
+        return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
+    urgent = [c for c in found if c.share is None and c.kind not in MINOR]
+    steps = dict.fromkeys(remedy(c, run) for c in urgent)
+    if v.not_measured:
+        took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
+        steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
+    left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
+    left.sort(key=lambda r: WORST_FIRST.index(r.decision))
+    for step in _steps([f for r in left for f in r.findings], cases, short, commands, run):
+        steps[step] = None
+    remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
+    if remedies:
+        steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
+    steps |= dict.fromkeys(str(s) for s in also if s is not solved)
+    later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
+    if solved and len(left) == 1 and all(solves(solved, f, left[0]) for f in slow_of(left[0])):
+        later, over = [], None
+    if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
+        steps[speed_up(over, run)] = None
+        later = [c for c in later if c.kind is not CauseKind.STEEP]
+    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
+    if v.partial and not v.not_measured:
+        rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
+        steps[f"Run the rest of the suite: `{rest}`"] = None
+    return tuple(steps)[:MAX_STEPS]
+
+
+def _steps(
+    found: Sequence[Finding],
+    cases: Mapping[str, Case],
+    short: Mapping[str, str],
+    commands: Mapping[str, str],
+    run: Run,
+) -> Iterator[str]:
+    again = f"harness run {shlex.quote(run.suite.path)}"
+    ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
+    for f in ended[:1]:
+        alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
+        yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
+    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
+        ids = [f.partner for f in lacking]
+        providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
+        theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
+        script = next((commands[i] for i in ids if i in commands), "")
+        install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
+        first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
+        yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
+    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner)]
+    if once := [i for i in few if i in cases and cases[i].settings.processes < 2]:
+        yield f"Measure in three processes: `{again} {_only(once, cases)} -s measure.processes=3`"
+    if loose := [i for f in found if f.fact in _LOOSE for i in f.cases if i in cases]:
+        more = 2 * max(cases[i].settings.processes for i in loose)
+        only = _only(loose, cases)
+        yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
+
+
+def _allowed(f: Finding, cases: Mapping[str, Case]) -> bool:
+    """Whether the suite expects that the partner of a pair does not run."""
+    case = cases.get(f.partner)
+    return case is not None and f.outcome in case.allow
+
+
+def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
+    """`-f 'train/dense/*'`: the cases of their workloads and providers."""
+    groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
+    return " ".join(f"-f {shlex.quote(g)}" for g in groups)

@@ -169,7 +169,7 @@ def _built_in_met(result: RuleResult) -> str:
     if result.rule == WHAT_RAN:
         return f"confirmed in {plural('case', result.judged)}"
     if result.rule == EXPECTED:
-        return f"all {result.judged} are met"
+        return "both are met" if result.judged == 2 else f"all {result.judged} are met"
     ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
@@ -203,9 +203,8 @@ def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
     metric = stated.quantity
     if stated.against:
-        return (
-            f"at least {_times(stated.go)} {units.better(stated.metric)} {_other(stated.against)}"
-        )
+        better, other = units.better(stated.metric), _other(stated.against)
+        return f"at least {_times(stated.go)} {better} {other}"
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
     sign = "≥" if metric.higher_is_better else "≤"

@@ -21,7 +21,7 @@ from harness.records import (
     TensorError,
     Weight,
 )
-from harness.report import answer
+from harness.report import remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests.fake_runs import H200, environment, run, sweep, timed
@@ -165,7 +165,7 @@ def steps(recorded: Run) -> str:
 )
 def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:
     assert command in steps(measured(**changes))
-    assert len(values(measured(**changes))["next_steps"]) <= answer.MAX_STEPS
+    assert len(values(measured(**changes))["next_steps"]) <= remedies.MAX_STEPS
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import judge
 from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
-from harness.report import answer, remedies
+from harness.report import remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests import test_planted_causes as planted
@@ -76,7 +76,7 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3)
     made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
     summaries = summarise(made)
     verdict = judge(made.suite, made.environment, summaries, ())
-    return answer.next_steps(
+    return remedies.next_steps(
         verdict, made, (), (), causes(made, summaries), over=remedies.excess(verdict, made)
     )
 
@@ -207,5 +207,5 @@ def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, ove
         assert f"({over} too slow)" in table.columns[0]
         assert "seq_len=4096, NSA_FA2=0" in table.columns[0]
         assert [row[0] for row in table.rows[:3]] == ["select", "compress", "window"]
-        (step,) = answer.next_steps(verdict, made, (), over=found)
+        (step,) = remedies.next_steps(verdict, made, (), over=found)
         assert step.startswith("Speed up select: `harness run ")
