@@ -1,4 +1,4 @@
-"""The first screen of a report: the answer and what to do next.
+"""The first screen of a report: its first line, the answers, and the suspects.
 
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """

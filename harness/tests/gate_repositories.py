@@ -109,3 +109,38 @@ def write(folder: Path, files: Mapping[str, str | None]) -> None:
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+
+
+TOY_WORKLOADS = (
+    WORKLOADS.replace(
+        "from toy import kernel", "from importlib import import_module, util"
+    ).replace("kernel.run(", 'import_module("toy." + provider).run(')
+    + """
+def preflight(function, provider, axes, env):
+    if util.find_spec("toy." + provider) is None:
+        raise ValueError(f"no provider {provider}")
+"""
+)
+TOYS = "toysuites/toys.yaml"
+TOYS_POLICY = (
+    POLICY
+    + f"counters: [{{suite: {TOYS}}}]\n"
+    + "absolute:\n  - {metric: tokens_per_s, low: 1, source: toys}\n"
+)
+"""Suite and policy of a repository with a kernel file for each provider."""
+
+
+def kernel(result: str = "1.0", times: int = 1) -> str:
+    """A kernel file that takes so many times as long."""
+    text = KERNEL.replace("sleep(step_s)", f"sleep({times} * step_s)")
+    return text.replace("return 1.0", f"return {result}")
+
+
+def tree(*providers: str, **changed: str) -> dict[str, str | None]:
+    """The files of a side; every kernel is the same but for those that are changed."""
+    return {
+        **{f"toy/{name}.py": changed.get(name, kernel()) for name in providers},
+        "toysuites/workloads.py": TOY_WORKLOADS,
+        TOYS: SUITE.replace("[a]", f"[{', '.join(providers)}]"),
+        "ci/gate.yaml": TOYS_POLICY,
+    }

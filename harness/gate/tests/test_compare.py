@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from harness.cli import main as cli
 from harness.cli.console import judged
 from harness.errors import HarnessError
+from harness.gate import baselines, files, session
 from harness.gate import compare as comparing
 from harness.gate.records import GateVerdict, State
 from harness.records import (
@@ -28,6 +30,7 @@ from harness.records import (
     Outcome,
     Run,
 )
+from harness.runner.interleave import Task
 from harness.store import reader
 from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case, gate_verdict
@@ -393,3 +396,19 @@ def test_an_impossible_comparison_is_refused(
 
     with pytest.raises(HarnessError, match=message):
         CliRunner().invoke(cli.app, ["compare", *arguments], catch_exceptions=False)
+
+
+def test_a_stored_comparison_counts_the_cases_of_every_suite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared, stored = MagicMock(return_value=()), MagicMock(device="card", cases={})
+    for name, answer in {"load": stored, "doubts": (), "unfit": "", "processes": ()}.items():
+        monkeypatch.setattr(baselines, name, MagicMock(return_value=answer))
+    monkeypatch.setattr(files, "device_id", lambda _: "card")
+    monkeypatch.setattr(session, "compare_stored", compared)
+    cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
+    tasks = [Task(suite=name, case=case({"seq_len": n})) for name, n in cases]
+
+    session._against_stored(MagicMock(), MagicMock(tasks=tasks, calibrations={}))
+
+    assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]

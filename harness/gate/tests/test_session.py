@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 
@@ -31,43 +30,21 @@ from harness.runner.launcher import Launcher
 from harness.store import index, reader
 from harness.tests import fake_runs, gate_repositories
 from harness.tests.command_line import harness
-from harness.tests.gate_repositories import commit, git, repository, write
+from harness.tests.gate_repositories import (
+    TOYS,
+    TOYS_POLICY,
+    commit,
+    git,
+    kernel,
+    repository,
+    tree,
+    write,
+)
 
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE
 
-WORKLOADS = (
-    gate_repositories.WORKLOADS.replace(
-        "from toy import kernel", "from importlib import import_module, util"
-    ).replace("kernel.run(", 'import_module("toy." + provider).run(')
-    + """
-def preflight(function, provider, axes, env):
-    if util.find_spec("toy." + provider) is None:
-        raise ValueError(f"no provider {provider}")
-"""
-)
-SUITE = "toysuites/toys.yaml"
-POLICY = (
-    gate_repositories.POLICY
-    + f"counters: [{{suite: {SUITE}}}]\n"
-    + "absolute:\n  - {metric: tokens_per_s, low: 1, source: toys}\n"
-)
 Interleaved = tuple[GateVerdict, Path]
 SYNC = "float(__import__('torch').ones(1)[0])"
-
-
-def kernel(result: str = "1.0", times: int = 1) -> str:
-    text = gate_repositories.KERNEL.replace("sleep(step_s)", f"sleep({times} * step_s)")
-    return text.replace("return 1.0", f"return {result}")
-
-
-def tree(*providers: str, **changed: str) -> dict[str, str | None]:
-    """The files of a side; every kernel is the same but for those that are changed."""
-    return {
-        **{f"toy/{name}.py": changed.get(name, kernel()) for name in providers},
-        "toysuites/workloads.py": WORKLOADS,
-        SUITE: gate_repositories.SUITE.replace("[a]", f"[{', '.join(providers)}]"),
-        "ci/gate.yaml": POLICY,
-    }
 
 
 class Quiet:
@@ -270,7 +247,7 @@ def compared_in_turns(
 
 def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
     folder = repository(
-        tmp_path / "toys", {**tree("same"), "ci/gate.yaml": POLICY + 'paths: ["toy/**"]\n'}
+        tmp_path / "toys", {**tree("same"), "ci/gate.yaml": TOYS_POLICY + 'paths: ["toy/**"]\n'}
     )
     commit(folder, {"README.md": "words"}, branch="change")
 
@@ -288,21 +265,20 @@ def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
             "toysuites/toy.yaml",
             "ci/gate.yaml:3:18: there is no suite toysuites/toy.yaml in the working tree or the "
             "candidate\n"
-            f"  Check the spelling, or add the file. Did you mean '{SUITE}'?",
+            f"  Check the spelling, or add the file. Did you mean '{TOYS}'?",
         ),
         (
-            f"{SUITE}, cases: ['!x', zzz]",
-            f"ci/gate.yaml:3:53: no case of {SUITE} matches '!x', 'zzz'\n"
-            f"  Valid: '{case_id('a')}'.",
+            f"{TOYS}, cases: ['!x', zzz]",
+            f"ci/gate.yaml:3:53: no case of {TOYS} matches '!x', 'zzz'\n  Valid: '{case_id('a')}'.",
         ),
-        (f"{SUITE}, cases: ['!sleep/*']", f"ci/gate.yaml:3:47: no case of {SUITE} matches"),
+        (f"{TOYS}, cases: ['!sleep/*']", f"ci/gate.yaml:3:47: no case of {TOYS} matches"),
         ("other.yaml", "other.yaml:9:14: factory 'suites.workloads:sleeps': the repository has no"),
     ],
     ids=["suite", "case", "all left out", "package"],
 )
 def test_a_policy_with_a_wrong_suite_is_refused(chosen: str, said: str, tmp_path: Path) -> None:
     other = gate_repositories.SUITE.replace("toysuites.workloads", "suites.workloads")
-    policy = POLICY.replace(f"suites: [{{suite: {SUITE}", f"suites: [{{suite: {chosen}")
+    policy = TOYS_POLICY.replace(f"suites: [{{suite: {TOYS}", f"suites: [{{suite: {chosen}")
     folder = repository(tmp_path / "toys", {"other.yaml": other, "ci/gate.yaml": policy})
 
     with pytest.raises(SuiteError) as refused:
@@ -314,7 +290,7 @@ def test_a_policy_with_a_wrong_suite_is_refused(chosen: str, said: str, tmp_path
 @pytest.mark.usefixtures("planted")
 def test_a_machine_without_what_a_suite_requires_is_refused(tmp_path: Path) -> None:
     files = tree("a")
-    folder = repository(tmp_path, {**files, SUITE: f"{files[SUITE]}requires: {{gpu: none}}\n"})
+    folder = repository(tmp_path, {**files, TOYS: f"{files[TOYS]}requires: {{gpu: none}}\n"})
 
     with pytest.raises(SuiteError, match="gpu: "):
         judge(folder, mode=Mode.ABSOLUTE)
@@ -323,17 +299,17 @@ def test_a_machine_without_what_a_suite_requires_is_refused(tmp_path: Path) -> N
 @pytest.mark.usefixtures("planted")
 def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) -> None:
     files = tree("same", "slow")
-    folder = repository(tmp_path, {**files, SUITE: None, "ci/gate.yaml": None})
+    folder = repository(tmp_path, {**files, TOYS: None, "ci/gate.yaml": None})
     head = commit(folder, {"toy/slow.py": kernel(times=2)}, branch="change")
-    write(folder, {SUITE: files[SUITE], "ci/gate.yaml": files["ci/gate.yaml"]})
+    write(folder, {TOYS: files[TOYS], "ci/gate.yaml": files["ci/gate.yaml"]})
 
     gated = judge(folder, mode=Mode.RELATIVE, base="main", head=head)
-    slow = ("--suite", SUITE, "--filter", "*slow*", "--no-self-test")
+    slow = ("--suite", TOYS, "--filter", "*slow*", "--no-self-test")
     compared = harness("compare", "main", head, *slow, cwd=folder)
 
     assert (of(gated, "same").decision, of(gated, "slow").decision) == (GO, NO_GO)
     (noted,) = (f for f in gated.findings if f.check == "suite")
-    assert noted.reason == f"{SUITE} is read from the working tree; the candidate does not have it"
+    assert noted.reason == f"{TOYS} is read from the working tree; the candidate does not have it"
     assert compared.returncode == 1, compared.stderr
 
 
@@ -360,7 +336,7 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     monkeypatch.setattr(index, "ask", no_room)
     monkeypatch.setattr(creep, "release", lambda *_: ("v1", {}))
     by_limits = keep_baseline(folder)
-    more = POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
+    more = TOYS_POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
     write(folder, {"toy/slow.py": kernel(times=5), "ci/gate.yaml": more})
 
     monkeypatch.setattr(creep, "line", lambda store, root, commit, suites, _: suites)
@@ -368,7 +344,7 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     held = judge(folder, mode=Mode.BASELINE)
 
     noted = {f.check: f for f in held.findings}
-    assert (noted["creep"].decision, noted["creep"].reason) == (GO, SUITE)
+    assert (noted["creep"].decision, noted["creep"].reason) == (GO, TOYS)
     assert "no room" in noted["baseline"].reason
     assert (by_limits.decision, by_limits.findings[-1].check) == (GO, "creep")
     assert "no room" in by_limits.findings[-1].reason
@@ -376,22 +352,6 @@ def test_a_later_tree_is_compared_with_a_stored_baseline(
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
-
-
-def test_a_stored_comparison_counts_the_cases_of_every_suite(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compared, stored = MagicMock(return_value=()), MagicMock(device="card", cases={})
-    for name, answer in {"load": stored, "doubts": (), "unfit": "", "processes": ()}.items():
-        monkeypatch.setattr(baselines, name, MagicMock(return_value=answer))
-    monkeypatch.setattr(files, "device_id", lambda _: "card")
-    monkeypatch.setattr(session, "compare_stored", compared)
-    cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
-    tasks = [Task(suite=name, case=fake_runs.case({"seq_len": n})) for name, n in cases]
-
-    session._against_stored(MagicMock(), MagicMock(tasks=tasks, calibrations={}))
-
-    assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]
 
 
 @pytest.mark.usefixtures("planted")
@@ -428,7 +388,7 @@ def test_an_accepted_change_passes_until_its_code_changes(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("planted")
 def test_a_policy_sets_limits_and_kernels_by_gpu(tmp_path: Path) -> None:
-    policy = POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")
+    policy = TOYS_POLICY.replace("metric: tokens_per_s", "gpu: H200, metric: tokens_per_s")
     policy += "  - {gpu: cpu, kernels: {must: [mul]}, source: toys}\n"
     folder = repository(tmp_path / "toys", {**tree("same"), "ci/gate.yaml": policy})
 
@@ -448,8 +408,8 @@ def test_a_case_that_is_not_measured_any_more_is_missing(
     monkeypatch.chdir(folder)
     session.count(Request(mode=Mode.COUNTERS), Quiet(), lambda _: None)
     keep_baseline(folder)
-    narrow = POLICY.replace(
-        f"counters: [{{suite: {SUITE}", f"counters: [{{suite: {SUITE}, cases: [same]"
+    narrow = TOYS_POLICY.replace(
+        f"counters: [{{suite: {TOYS}", f"counters: [{{suite: {TOYS}, cases: [same]"
     )
 
     write(folder, {"ci/gate.yaml": narrow})
@@ -475,7 +435,7 @@ def test_code_from_outside_both_trees_is_refused(
             **tree("same", same="from kern.ops import run\n"),
             "src/kern/__init__.py": "",
             "src/kern/ops.py": kernel(),
-            "ci/gate.yaml": POLICY + (f"roots: {roots}\n" if roots else ""),
+            "ci/gate.yaml": TOYS_POLICY + (f"roots: {roots}\n" if roots else ""),
         },
     )
     write(folder, {"src/kern/ops.py": kernel(SYNC)})

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,14 +15,13 @@ from typer.testing import CliRunner
 
 from harness.cli.main import app
 from harness.errors import HarnessError, StoreError
-from harness.gate import baselines, calibration, counters, decide, files, session
+from harness.gate import baselines, calibration, decide, files, session
 from harness.gate.calibration import DAY_CV
 from harness.gate.plan import Request
 from harness.gate.policy import CalibrationModel
 from harness.gate.records import Mode
 from harness.records import (
     Accuracy,
-    Counters,
     Decision,
     Environment,
     Git,
@@ -33,9 +32,7 @@ from harness.records import (
     TensorError,
     Thresholds,
 )
-from harness.runner import launcher
 from harness.runner.interleave import Task, pairs
-from harness.suite import load as suites
 from harness.tests import fake_runs, indexed
 from harness.tests.gate_repositories import git
 from reports.studies.noise import recorded as recorded_noise
@@ -485,124 +482,3 @@ def test_only_kept_samples_make_the_pair() -> None:
     assert pair.candidate_s == pytest.approx(pair.baseline_s, rel=0.02)
     noise = recorded_noise([recorded([*base, replace(head[0], process=1)])])
     assert max(map(abs, noise.residuals[0])) < 0.02
-
-
-# --- what is listed ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("changes", "shown"), [("", False), ("9" * 64, True)])
-def test_a_record_of_uncommitted_code_is_marked(tmp_path: Path, changes: str, shown: bool) -> None:
-    git = HERE.git
-    assert git is not None
-    here = replace(HERE, git=replace(git, dirty_sha256=changes))
-    counters.store(tmp_path, here, {SUITE: {CASE.case_id: {"host_syncs": 0}}})
-    calibration.store(tmp_path, here, SUITE, "a b", {CASE.case_id: A_A})
-
-    def show(*options: str) -> str:
-        asked = ["baseline", "show", "--baselines", str(tmp_path), *options]
-        return CliRunner().invoke(app, asked, env={"COLUMNS": "300"}).output
-
-    assert [r["uncommitted"] for r in json.loads(show("--json"))] == [shown, shown]
-    text = " ".join(show().split())
-    assert text.count(f"{git.commit[:10]} with uncommitted changes") == 2 * shown
-
-
-ROOT = Path(__file__).resolve().parents[3]
-COUNTS = {"dispatched_ops": 40, "host_syncs": 1, "allocations": 9}
-NOTHING: dict[str, Any] = dict.fromkeys(COUNTS)
-
-
-def counted(steps: int = 2, process: int = 0, **counts: Any) -> Measurement:
-    (made,) = fake_runs.timed(CASE, 1.0, processes=1, process=process)
-    return replace(made, counters=Counters(**{**COUNTS, **counts}, steps=steps))
-
-
-@pytest.mark.parametrize(
-    ("measured", "counts", "reason"),
-    [
-        ([], None, "did not run"),
-        (fake_runs.ended(CASE, Outcome.CRASH), None, "did not run"),
-        ([counted(differing=("host_syncs",))], None, "two steps differ in host_syncs"),
-        ([counted(steps=1)], None, "no exact counters: only 1 step was counted; 2 are needed"),
-        ([counted(1), counted(1, 1, host_syncs=2)], None, "two steps differ in host_syncs"),
-        (
-            [counted(0, **NOTHING, unknown=dict.fromkeys(COUNTS, "one step takes 40 s"))],
-            None,
-            "no exact counters: one step takes 40 s",
-        ),
-        ([counted(), counted(0, 1, **NOTHING, unknown={"host_syncs": "no"})], COUNTS, ""),
-        ([counted(), counted(0, 2, **NOTHING)], COUNTS, ""),
-    ],
-)
-def test_counts_need_two_equal_steps_in_a_process(
-    measured: list[Measurement], counts: dict[str, int] | None, reason: str
-) -> None:
-    assert counters.counts_of(measured) == (counts, reason)
-
-
-def varying(*steps: int, **counts: Any) -> Measurement:
-    series = {"host_syncs": steps}
-    counts |= {"host_syncs": steps[0], "differing": ("host_syncs",), "series": series}
-    return counted(len(steps), **counts)
-
-
-LOW, HIGH = (3, 5, 4, 3, 6, 4), (13, 15, 14, 13, 16, 14)
-
-
-@pytest.mark.parametrize(
-    ("candidate", "decision", "changed"),
-    [
-        pytest.param(varying(*LOW), Decision.GO, set(), id="the same steps"),
-        pytest.param(varying(*HIGH), Decision.NO_GO, {"host_syncs"}, id="moved"),
-        pytest.param(varying(*LOW[::-1]), Decision.INCONCLUSIVE, {"host_syncs"}, id="others"),
-        pytest.param(counted(6, host_syncs=9), Decision.NO_GO, {"host_syncs"}, id="steady"),
-        pytest.param(varying(13, 15), Decision.INCONCLUSIVE, {"host_syncs"}, id="too few steps"),
-        pytest.param(
-            varying(*LOW, allocations=10), Decision.NO_GO, {"allocations"}, id="an exact one"
-        ),
-        pytest.param(counted(differing=("host_syncs",)), Decision.INCONCLUSIVE, set(), id="old"),
-    ],
-)
-def test_a_counter_that_varies_is_compared_by_its_distribution(
-    candidate: Measurement, decision: Decision, changed: set[str]
-) -> None:
-    changes, finding = counters.compare([varying(*LOW)], [candidate])
-
-    assert (finding.decision, {c.name for c in changes}) == (decision, changed)
-    if finding.decision is Decision.NO_GO and changed == {"host_syncs"}:
-        assert "distributions" in finding.detail
-
-
-def test_counters_of_another_torch_or_device_are_not_used() -> None:
-    kept = counters.CounterBaseline(device="cpu", torch="2.13.0", commit="c", set_at="2026-11-22")
-
-    def why(torch: str, device: str) -> str:
-        here: Any = SimpleNamespace(device_name=device, versions={"torch": torch})
-        return counters.unfit(kept, Path("b"), here)
-
-    assert why("2.13.0+cu130", "cpu") == ""
-    assert "with torch 2.13.0, but this is 2.14.0" in why("2.14.0", "cpu")
-    assert "counted on cpu, but this is NVIDIA H200" in why("2.13.0", "NVIDIA H200")
-
-
-@pytest.mark.parametrize(("device", "hidden"), [("cpu", True), ("any", False), ("cuda", False)])
-def test_workers_of_a_suite_for_the_cpu_see_no_gpu(
-    device: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[Mapping[str, str]] = []
-    monkeypatch.setattr(launcher, "_ForkserverHandle", lambda env, *_: started.append(env))
-
-    launcher.Launcher(device=device, around={"CUDA_VISIBLE_DEVICES": "3"})._warmed()
-
-    assert started == [{"CUDA_VISIBLE_DEVICES": "" if hidden else "3"}]
-
-
-def test_the_recorded_counters_match_the_suite_and_the_pinned_torch() -> None:
-    """If not: `harness baseline counters`."""
-    kept = json.loads((ROOT / "ci/baselines/counters.json").read_text())
-    cases = [case.case_id for case in suites.load("counters").cases]
-
-    assert [*kept["cases"]["suites/counters.yaml"]] == cases
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    assert f"torch=={kept['torch']}" in pins
-    assert kept["device"] == "cpu"
