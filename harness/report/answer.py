@@ -32,6 +32,7 @@ from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
+    every,
     listed,
     plural,
     shared_name,
@@ -272,9 +273,8 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
         met = []
     said = [_above(r) if r is decides else _short(r) for r in asked if r not in met]
     if met:
-        every = "both" if len(met) == 2 else f"all {len(met)}"
         rest = f"the other {len(met)} limits are" if met[1:] else "the other limit is"
-        said.append(f"{rest if said else f'{every} limits are'} met")
+        said.append(f"{rest if said else f'{every(len(met))} limits are'} met")
     note = "" if counting else " (noted)"
     return f"{_word(worst)}**{note}: {'; '.join(said)}."
 

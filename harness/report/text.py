@@ -54,6 +54,11 @@ def plural(noun: str, count: int) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def every(count: int) -> str:
+    """`both`, `all 3`."""
+    return "both" if count == 2 else f"all {count}"
+
+
 def listed(parts: Sequence[str], most: int | None = None) -> str:
     """`a, b and c`; with `most`, `a, b and 3 more`."""
     shown = list(parts if most is None else parts[:most])
@@ -274,7 +279,7 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
         for place, those in where.items()
     ]
     if len(parts) == 1 and len(found) > 1:
-        parts = [f"{next(iter(where))}, in all {len(found)} configurations"]
+        parts = [f"{next(iter(where))}, in {every(len(found))} configurations"]
     return f"Against {v.theirs}, along `{word(v.axis)}`: {v.ours} {'; '.join(parts)}."
 
 

@@ -20,7 +20,7 @@ from harness.records import (
     RuleResult,
     Verdict,
 )
-from harness.report.text import listed, plural
+from harness.report.text import every, listed, plural
 from harness.units import ending_text, finding_sentence
 
 MAX_SUBJECTS = 2
@@ -169,8 +169,8 @@ def _built_in_met(result: RuleResult) -> str:
     if result.rule == WHAT_RAN:
         return f"confirmed in {plural('case', result.judged)}"
     if result.rule == EXPECTED:
-        return "both are met" if result.judged == 2 else f"all {result.judged} are met"
-    ran = f"all {result.judged} cases ran" if result.judged > 1 else "the case ran"
+        return f"{every(result.judged)} are met"
+    ran = f"{every(result.judged)} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
     return f"{ran} or ended as the suite allows ({_joined(result.findings, 1)})"
