@@ -49,6 +49,22 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
     assert ": 0.004}" in planted, "the delay of this case alone"
 
 
+def test_known_step_times_spare_the_gate_of_one_commit() -> None:
+    planted = {}
+
+    class Scratch:
+        def plant(self, name: str, delays_s: dict[str, float]) -> None:
+            planted[name] = delays_s
+
+        def gate(self, head: str, *, proof: bool) -> GateVerdict:
+            return gate_verdict(gate_case(CASE_ID, Decision.NO_GO, baseline_s=0.004))
+
+    found = gate_planted.study(Scratch(), [0.5], 0, 1.0, {CASE_ID: 0.004})  # type: ignore[arg-type]
+
+    assert [line.gate for (line,) in found] == ["+50%"]
+    assert planted == {"slower-0.5": {CASE_ID: 0.002}}
+
+
 def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:
     found = suites.loads(gate_planted.SUITE, "planted.yaml")
 
