@@ -274,9 +274,7 @@ def _judge(
         of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
         needed = pairs_needed(s.centre, of_pairs * math.sqrt(s.pairs), cases, thresholds)
         if needed is None:
-            reason += (
-                f"; more pairs cannot decide, because builds differ by {thresholds.build_cv:.1%}"
-            )
+            reason += f"; more pairs cannot decide, because builds differ by {100 * thresholds.build_cv:.1f} %"
         else:
             needed = max(needed, s.pairs + 1)
     return Comparison(
@@ -409,7 +407,7 @@ def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
 
 
 def _percent(log: float) -> str:
-    return f"{math.expm1(log):+.1%}"
+    return f"{100 * math.expm1(log):+.1f} %"
 
 
 # --- the node or the code ----------------------------------------------------------------

@@ -81,7 +81,7 @@ def compare_stored(
 def _of_cards(answer: Comparison, cards: BetweenCards, thresholds: Thresholds) -> Comparison:
     """Say how much of the interval two cards make by themselves."""
     share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * cards.cv)
-    reason = f"{answer.reason}; of its interval the other card is ±{share:.1%}"
+    reason = f"{answer.reason}; of its interval the other card is ±{100 * share:.1f} %"
     return replace(answer, card=share, reason=reason)
 
 

@@ -80,9 +80,10 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     accuracy = Accuracy(tensors=tensors, sampled=workload.sampled)
     beyond = [t for t in tensors if not t.error <= t.bound]
     if beyond:
+        worst, *others = sorted(beyond, key=lambda t: t.bound / t.error)
+        also = f"; {', '.join(t.name for t in others)} too" if others else ""
         raise Incorrect(
-            "; ".join(f"{t.name}: error {t.error:.3g}, bound {t.bound:.3g}" for t in beyond),
-            accuracy,
+            f"{worst.name}: error {worst.error:.3g}, bound {worst.bound:.3g}{also}", accuracy
         )
     return accuracy
 

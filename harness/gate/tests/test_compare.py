@@ -98,8 +98,8 @@ def test_two_runs_of_one_commit_are_one_build() -> None:
     ("before", "after", "decision", "state", "said"),
     [
         pytest.param(steady(0.1), steady(0.098), GO, State.COMPARED, "-2", id="not slower"),
-        pytest.param(steady(0.1), steady(0.15), NO_GO, State.COMPARED, "+50.0%", id="slower"),
-        pytest.param(steady(0.1), steady(0.05), GO, State.COMPARED, "-50.0%", id="faster"),
+        pytest.param(steady(0.1), steady(0.15), NO_GO, State.COMPARED, "+50.0 %", id="slower"),
+        pytest.param(steady(0.1), steady(0.05), GO, State.COMPARED, "-50.0 %", id="faster"),
         pytest.param(steady(0.1), steady(0.1), OPEN, State.COMPARED, "", id="days vary as much"),
         pytest.param(steady(0.1), single, OPEN, State.UNCOMPARED, "1 of 6 processes", id="one"),
         pytest.param(
@@ -159,7 +159,7 @@ def test_another_card_of_the_model_widens_the_interval(tmp_path: Path) -> None:
     first = kept("a", 0.1)
     decision, found = judged(kept("b", 0.105))
     assert (decision, round(found["card"], 4)) == (OPEN, 0.0756)
-    assert "of its interval the other card is ±7.6%" in found["reason"]
+    assert "of its interval the other card is ±7.6 %" in found["reason"]
     assert judged(kept("b", 0.12))[0] == NO_GO
     assert judged(kept("c", 0.12))[1]["card"] != found["card"], "three cards show what it is"
 
