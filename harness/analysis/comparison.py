@@ -274,7 +274,8 @@ def _judge(
         of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
         needed = pairs_needed(s.centre, of_pairs * math.sqrt(s.pairs), cases, thresholds)
         if needed is None:
-            reason += f"; more pairs cannot decide, because builds differ by {100 * thresholds.build_cv:.1f} %"
+            differ = f"{100 * thresholds.build_cv:.1f} %"
+            reason += f"; more pairs cannot decide, because builds differ by {differ}"
         else:
             needed = max(needed, s.pairs + 1)
     return Comparison(

@@ -32,7 +32,7 @@ from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import diagnose
 from harness.errors import ReportError
-from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite
+from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, Weight
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
@@ -193,7 +193,8 @@ def build(
     crossed = [v for v in against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
     ahead = [[v for v in against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
-    timed = [r.match for r in suite.rules if tables.shows(r.metric)]
+    counting = [r for r in suite.rules if r.counts is not Weight.NOTE]
+    timed = [r.match for r in counting if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
     paged = {w for w in asked if len(groups[w]) > 1} or asked or {*sections}
@@ -229,7 +230,6 @@ def build(
         )[: remedies.MAX_STEPS],
         "causes": remedies.table(found, short),
         "savings": remedies.savings_table(over, short),
-        "required": remedies.required(diagnoses),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(steadiness.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),
@@ -410,6 +410,7 @@ def _section(
         said = f"{which}; the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
     names = _group_names(run, members, compared)
+    length = longest(members) if len(members) == 2 else ""  # the table shows how it grows
     return {
         "title": workload,
         "fixed": fixed,
@@ -423,7 +424,9 @@ def _section(
                 [
                     e
                     for e in axis_effects
-                    if e.workload == workload and not (several and e.axis == "provider")
+                    if e.workload == workload
+                    and e.axis != length
+                    and not (several and e.axis == "provider")
                 ],
                 run.suite.axis,
             )

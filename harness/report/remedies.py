@@ -120,13 +120,6 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
             yield f"**Cause: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
 
 
-def required(diagnoses: Sequence[Diagnosis]) -> str:
-    """The line of a suite that keeps out what is enough by itself; empty without a remedy."""
-    enough = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH]
-    pairs = [r.replace("=", ": ", 1) for r in enough if re.fullmatch(r"[A-Z_0-9]+=[^\s,]+", r)]
-    return f"env: {{{', '.join(pairs)}}}" if pairs else ""
-
-
 def _where(c: Cause, names: Mapping[str, str]) -> str:
     if c.kind is CauseKind.CELL:
         return " or ".join(names[i] for i in c.cases)

@@ -262,6 +262,10 @@ def _sampled(compared: Sequence[Measurement]) -> str:
     return f"; {len(said)} by {ends} rows" if said else ""
 
 
+def _compared(m: Measurement) -> bool:
+    return m.accuracy is not None and bool(m.accuracy.tensors)
+
+
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """By workload, and provider if these are few: how many processes were compared, how closely,
     and why not all."""
@@ -270,9 +274,12 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     for s in summaries:
         key = f"{s.case.workload} {s.case.provider}" if several else s.case.workload
         groups.setdefault(key, []).extend(run.of(s.case.case_id))
+    whole = [name for name, measured in groups.items() if all(map(_compared, measured))]
+    if whole[2:]:  # they have nothing of their own to say
+        groups[listed(whole)] = [m for name in whole for m in groups.pop(name)]
     rows = []
     for name, measured in groups.items():
-        done = [m for m in measured if m.accuracy is not None and m.accuracy.tensors]
+        done = [m for m in measured if _compared(m)]
         share, tensor = _largest_error(done)
         why = Counter(
             m.accuracy.skipped if m.accuracy else f"no answer ({outcome_name(m.outcome)})"

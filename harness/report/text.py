@@ -101,7 +101,7 @@ def in_appendix(
     if alone := [s["title"] for w, s in sections.items() if w in asked and w not in paged]:
         yield f"workloads of one case ({listed(alone)})"
     if others := [s["title"] for w, s in sections.items() if w not in asked and w not in paged]:
-        yield f"workloads whose speed no rule asks for ({listed(others)})"
+        yield f"workloads whose speed decides nothing ({listed(others)})"
 
 
 def case_names(suite: Suite) -> dict[str, str]:

@@ -6,7 +6,6 @@ import pytest
 
 from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.summary import summarise
-from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import judge
 from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
 from harness.report import remedies
@@ -98,19 +97,6 @@ def test_every_cause_has_a_remedy(kind: CauseKind) -> None:
 
     assert remedies.remedy(cause, recorded).endswith("`; gain at most 2.0x")
     assert "gain at" not in remedies.remedy(replace(cause, share=None), recorded)
-
-
-def test_what_is_enough_by_itself_is_kept_out_by_a_line_of_the_suite() -> None:
-    def found(name: str, conclusion: Conclusion, remedy: str) -> Diagnosis:
-        return Diagnosis(name=name, conclusion=conclusion, remedy=remedy)
-
-    loop = found("loop", Conclusion.ENOUGH, "NSA_LOOP=0")
-    token = found("token", Conclusion.ENOUGH, "NSA_BATCHED=1")
-    prose = found("node", Conclusion.ENOUGH, "use another node")
-    small = found("text", Conclusion.CONTRIBUTES, "NSA_TEXT=0")
-
-    assert remedies.required([loop, small, prose, token]) == "env: {NSA_LOOP: 0, NSA_BATCHED: 1}"
-    assert remedies.required([small, prose]) == ""
 
 
 @pytest.mark.parametrize("named", [True, False])
