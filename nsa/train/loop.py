@@ -28,7 +28,10 @@ from nsa.roofline import peak_flops
 from nsa.train.config import AUTOCAST, TrainConfig
 from nsa.train.data import Loader, fetches, open_stream
 from nsa.train.devices import distribute, training_device
-from nsa.train.graph import CapturedStep, CaptureError
+from nsa.train.graph import CapturedStep, CaptureError, beside
+
+_launched = torch.optim.Optimizer.profile_hook_step(lambda optimiser: None)
+"""Calls the hooks of an optimiser's step, which a replayed graph takes without a call of it."""
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Trainer:
         self.launch = launch
         self.device = training_device(config.device, launch)
         if config.cuda_graph:
-            _check_graph(config, self.device, launch)
+            _check_graph(config, self.device)
         # Read a flag only where it decides something: Flags.asked_for reports what was read.
         dense = config.model.attention == "dense"
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
@@ -101,9 +104,19 @@ class Trainer:
         self._ddp = None
         self.compressed = flags.ddp_compress if launch.world_size > 1 else "off"
         """Number format of gradients between processes; see Flags.ddp_compress."""
+        self._ddp_stream = None
         if launch.world_size > 1:
             unused = self.routes.compress == OFF  # phi then has no gradient
-            self._ddp = distribute(self.model, self.device, flags, unused=unused)
+            if unused and config.cuda_graph:
+                raise TrainError(
+                    "a CUDA graph cannot train without the compress branch on several ranks: DDP "
+                    "then waits at each step for the list of parameters without a gradient",
+                    "Train with this branch, or use --no-cuda-graph.",
+                )
+            if config.cuda_graph and self.device.type == "cuda":
+                self._ddp_stream = torch.cuda.Stream(self.device)
+            with beside(self._ddp_stream):
+                self._ddp = distribute(self.model, self.device, flags, unused=unused)
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -222,6 +235,7 @@ class Trainer:
                     batches,
                     device=self.device,
                     before_capture=partial(self._forget, kept),
+                    ddp_stream=self._ddp_stream,
                 )
             except CaptureError as error:
                 raise TrainError(
@@ -231,7 +245,9 @@ class Trainer:
                 ) from error
         self._seen.replayed = True
         self._set_rate(rate)
-        return self._graph(batches)
+        out = self._graph(batches)
+        _launched(self._optimiser)
+        return out
 
     def _recorded(self, batches: Iterable[Tensor]) -> Tensor:
         return torch.stack(self._learn(batches))
@@ -300,8 +316,9 @@ class Trainer:
         }
 
     def close(self) -> None:
-        """Stop the data loader."""
+        """Stop the data loader, and free the CUDA graph, for whose end NCCL would wait."""
         self.stream.close()
+        self._graph = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights and the optimiser's state themselves, by name."""
@@ -408,16 +425,11 @@ class Trainer:
         block.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
+def _check_graph(config: TrainConfig, device: torch.device) -> None:
     """Raise TrainError where a step cannot be a CUDA graph."""
     without = "or use --no-cuda-graph."
     if device.type != "cuda":
         raise TrainError(f"a CUDA graph needs a GPU, not {device}", f"Use --device cuda, {without}")
-    if launch.world_size > 1:
-        raise TrainError(
-            f"a CUDA graph cannot record the collectives of {launch.world_size} processes",
-            f"Train in one process, {without}",
-        )
     if config.precision == "fp16":
         raise TrainError(
             "a CUDA graph cannot train in fp16: the loss scale decides whether to apply a step",

@@ -1,10 +1,13 @@
 """Training compiled and replayed as a CUDA graph, and the configuration reported as effective."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import Routes
@@ -14,6 +17,7 @@ from nsa.tests.gpu import no_waiting
 from nsa.train.__main__ import main
 from nsa.train.config import COMPILE, Compile
 from nsa.train.data import open_stream
+from nsa.train.graph import CapturedStep
 from nsa.train.loop import Trainer, _check_graph
 from nsa.train.tests.training import (
     DENSE,
@@ -91,18 +95,70 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "launch", "message"),
+    ("ddp", "steps", "mode"), [(False, 3, "global"), (True, 11, "thread_local")]
+)
+def test_ddp_takes_more_steps_before_a_capture_that_its_watchdog_may_disturb(
+    monkeypatch: pytest.MonkeyPatch, ddp: bool, steps: int, mode: str
+) -> None:
+    seen: list[str] = []
+    stream: Any = SimpleNamespace(device=None, wait_stream=lambda _: None)
+
+    def graph(_: object, *, stream: object, capture_error_mode: str) -> nullcontext[None]:
+        seen.append(capture_error_mode)
+        return nullcontext()
+
+    for name, fake in {"Stream": lambda _: stream, "stream": nullcontext, "graph": graph}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+
+    CapturedStep(
+        lambda _: seen.append("step") or torch.zeros(()),
+        [],
+        device=torch.device("cpu"),
+        before_capture=lambda: seen.append("restore"),
+        ddp_stream=stream if ddp else None,
+    )
+
+    assert seen == [*["step"] * steps, "restore", mode, "step"]
+
+
+def test_the_hooks_of_the_optimiser_see_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs_without_a_gpu(monkeypatch)
+    seen: list[object] = []
+    hook = register_optimizer_step_post_hook(lambda optimiser, *_: seen.append(optimiser))
+    try:
+        with Trainer(tiny(cuda_graph=True)) as trainer:
+            replayed: Any = lambda batches: torch.zeros(2)  # noqa: E731
+            trainer._graph = replayed
+            for _ in range(3):
+                trainer.step()
+    finally:
+        hook.remove()
+    assert seen == [trainer._optimiser] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "message"),
     [
-        ({}, "cpu", Launch(), r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
-        ({}, "cuda", Launch(rank=1, world_size=2), "of 2 processes"),
-        ({"precision": "fp16"}, "cuda", Launch(), "cannot train in fp16.*\n  Use --precision bf16"),
+        ({}, "cpu", r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
+        ({"precision": "fp16"}, "cuda", "cannot train in fp16.*\n  Use --precision bf16"),
     ],
 )
 def test_where_a_step_cannot_be_a_graph(
-    settings: dict[str, Any], device: str, launch: Launch, message: str
+    settings: dict[str, Any], device: str, message: str
 ) -> None:
     with pytest.raises(TrainError, match=message):
-        _check_graph(tiny(**settings), torch.device(device), launch)
+        _check_graph(tiny(**settings), torch.device(device))
+
+
+def test_a_graph_of_several_ranks_needs_a_gradient_of_every_parameter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs_without_a_gpu(monkeypatch)
+    config = tiny(cuda_graph=True, routes=Routes(compress="off"))
+    with pytest.raises(TrainError, match="without the compress branch on several ranks"):
+        Trainer(config, Flags(), Launch(world_size=2))
 
 
 def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
