@@ -1,9 +1,10 @@
 """The environment, read once and nowhere else in `nsa`.
 
 `Flags` holds the NSA_* switches; `Launch` the rank of a process from torchrun. Both are frozen and
-passed down; `c_compiler` names the compiler. A field has the name of its variable: `sel_ranges_v2`
-is NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that contradict
-each other raise FlagError; there is no fallback to a default.
+passed down; `rank_environ` is what torchrun sets, and `c_compiler` names the compiler. A field has
+the name of its variable: `sel_ranges_v2` is NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that
+is not accepted, and flags that contradict each other raise FlagError; there is no fallback to a
+default.
 
 A Flags record notes which of its fields were read, so that a variable that was set but never read
 can be reported (`Flags.asked_for`). Comparing or printing a record reads all fields.
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from nsa.config import BRANCHES, OFF, Routes
@@ -287,6 +289,35 @@ class Launch:
             if not text.isdecimal():
                 raise FlagError(f"{names[key]}={text!r}: must be a whole number")
         return cls(**{key: int(text) for key, text in given.items()})
+
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def rank_environ(launch: Launch, port: int, folder: Path) -> dict[str, str]:
+    """The environment of one rank of this node, as torchrun sets it.
+
+    Args:
+        port: Where rank 0 listens.
+        folder: What error_folder() is for the ranks.
+    """
+    cores = len(os.sched_getaffinity(0)) // launch.world_size
+    return {
+        "OMP_NUM_THREADS": str(max(1, cores)),
+        **os.environ,
+        "RANK": str(launch.rank),
+        "LOCAL_RANK": str(launch.local_rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(launch.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        _ERROR_FILE: str(folder / str(launch.local_rank) / "error.json"),
+    }
+
+
+def error_folder() -> Path | None:
+    """The folder that the ranks of a launch share on this node; None if it gave them none."""
+    return Path(file).parents[1] if (file := os.environ.get(_ERROR_FILE)) else None
 
 
 def c_compiler() -> str:

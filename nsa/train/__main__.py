@@ -1,13 +1,13 @@
 """Train the byte-level LM: `python -m nsa.train --preset small --dataset text --steps 300`.
 
-Under torchrun every process reads its own share of the data, and gradients are averaged. An option
-takes precedence over its NSA_* variable, and the variable over the preset; on a GPU the rest is
-what is fast there (nsa.train.fast). The boot line names the source of each setting.
+With --world-size N, or under torchrun, each of N ranks reads its own share of the data, and the
+gradients are averaged. An option takes precedence over its NSA_* variable, and the variable over
+the preset; on a GPU the rest is what is fast there (nsa.train.fast). The boot line names the source
+of each setting.
 Exit status: 0 trained; 1 the loss or its gradient became NaN or infinite; 2 the request cannot be
-carried out; 130 interrupted.
+carried out; 130 interrupted. With --world-size, also 128 and the signal that ended a rank.
 """
 
-import argparse
 import math
 import sys
 import time
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nsa.config import PRESETS
@@ -38,6 +39,7 @@ from nsa.train.progress import (
     draw_curve,
     tensorboard_sink,
 )
+from nsa.train.ranks import first_failure, leave, start_ranks
 
 __all__ = ["Progress", "TrainConfig", "TrainError", "Trainer", "configure", "main", "train"]
 
@@ -125,7 +127,7 @@ def train(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     try:
-        _run(parse(sys.argv[1:] if argv is None else argv))
+        return _run(sys.argv[1:] if argv is None else argv)
     except NonFiniteError as error:
         return _fail(str(error), 1)
     except (UsageError, FlagError, DataError, TrainError, Unsupported) as error:
@@ -134,10 +136,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
+            if (status := first_failure(1)) is not None:
+                return status  # a collective, without the rank that failed
             raise
+        rank = f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
         reason = str(error).splitlines()[0]
-        return _fail(f"{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
-    return 0
+        return _fail(f"{rank}{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -185,8 +189,18 @@ def configure(
     return TrainConfig(model=model, **settings), origins
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(argv: Sequence[str]) -> int:
+    options = parse(argv)
     flags, launch = Flags.from_env(), Launch.from_env()
+    ranks = options.world_size or launch.world_size
+    if ranks != launch.world_size > 1:
+        raise UsageError(
+            f"--world-size {ranks} contradicts WORLD_SIZE={launch.world_size}\n"
+            "  Under torchrun, leave out --world-size."
+        )
+    starts = ranks > launch.world_size
+    if starts:  # and first sees whether the last rank can have these settings
+        launch = Launch(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1)
     if options.save_every and options.save is None:
         raise UsageError("--save-every needs a folder\n  Add --save DIR.")
     names = {f.name for f in fields(TrainConfig)} | {"attention"}
@@ -196,6 +210,8 @@ def _run(options: argparse.Namespace) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     origins |= {name: option for name, option in options.origins.items() if name in names}
+    if starts:
+        return start_ranks([sys.executable, "-m", "nsa.train", *argv], ranks)
     if launch.rank > 0:  # only the first process writes
         options.out = options.curve = None
     with ExitStack() as stack:
@@ -232,6 +248,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.curve is not None:
             _draw(options.curve, options.preset, config, curve)
             _say(launch, f"curve: {options.curve}")
+    return 0
 
 
 def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags: Flags) -> str:
@@ -262,7 +279,7 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
         ("routes", "routes", routes),
         ("prefill", "prefill", trainer.prefill),
         ("device", "device", trainer.device),
-        ("processes", "processes", trainer.launch.world_size),
+        ("world_size", "world_size", trainer.launch.world_size),
     )
     parts = [f"preset={preset}"]
     for label, name, value in settings:
@@ -306,9 +323,11 @@ def _say(launch: Launch, line: str) -> None:
 
 
 def _fail(message: str, status: int) -> int:
+    if (before := first_failure(status)) is not None:
+        return before
     sys.stderr.write(f"error: {message}\n")
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(leave(main()))

@@ -20,7 +20,10 @@ _COMPRESS_HOOKS = {
 
 @contextmanager
 def process_group(launch: Launch, device: str) -> Iterator[None]:
-    """Join the other processes of a torchrun launch, over NCCL on GPUs and gloo on CPUs."""
+    """Join the other ranks of a launch, over NCCL on GPUs and gloo on CPUs.
+
+    A rank that leaves with an error does not wait for the others, which may never answer.
+    """
     if launch.world_size == 1:
         yield
         return
@@ -32,13 +35,11 @@ def process_group(launch: Launch, device: str) -> Iterator[None]:
         dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
     except (ValueError, dist.DistError) as error:
         raise TrainError(
-            f"the {launch.world_size} processes cannot connect to each other: {error}",
-            "Start with torchrun.",
+            f"the {launch.world_size} ranks cannot connect to each other: {error}",
+            "Start with --world-size or torchrun.",
         ) from error
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()
 
 
 def training_device(device: str, launch: Launch) -> torch.device:

@@ -101,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
         "settings as before",
     )
 
+    add(
+        "--world-size",
+        type=_at_least(1),
+        metavar="N",
+        help="start N ranks on this node, each with its own GPU (default: 1, or as torchrun says)",
+    )
+
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
     add(
         "--attention",

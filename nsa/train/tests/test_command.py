@@ -163,7 +163,7 @@ def test_the_boot_line_names_the_source_of_each_setting(
         "dataset=synthetic (--dataset) steps=2 (--steps) lr=0.003 seed=0 "
         "routes=compress:off,scores:eager,select:loop,window:eager "
         "(NSA_SEL_RANGES_V2,NSA_BRANCHES) "
-        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) processes=1 params=0.1M"
+        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) world_size=1 params=0.1M"
     )
     assert "compress:off,scores:eager,select:loop" in observed
     assert "prefill=token" in observed
@@ -407,4 +407,4 @@ def test_processes_that_cannot_meet_are_one_message(
 
     error = capsys.readouterr().err
     assert "MASTER_ADDR" in error
-    assert "Start with torchrun." in error
+    assert "Start with --world-size or torchrun." in error
