@@ -158,7 +158,8 @@ def configure(
     Args:
         preset: A name in nsa.config.PRESETS.
         options: Settings given on the command line, by their names in TrainConfig; also
-            `attention`, of the model.
+            `attention`, of the model, and `global_batch`, the rows of all ranks in one optimiser
+            step, from which `accum` follows.
 
     Returns:
         The configuration; and by the name of a setting its variable, or the reason of a fast one.
@@ -182,6 +183,16 @@ def configure(
     if attention := settings.pop("attention", None):
         model = replace(model, attention=attention)
     origins = {name: origin for name, origin in origins.items() if name not in options}
+    if rows := settings.pop("global_batch", None):
+        ranks, batch = (launch or Launch()).world_size, settings["batch_size"]
+        if rows % (once := ranks * batch):
+            near = [n for n in (rows - rows % once, rows - rows % once + once) if n]
+            raise ValueError(
+                f"--global-batch {rows} does not divide over world size {ranks} x batch size "
+                f"{batch} = {once} rows\n"
+                f"  Use --global-batch {' or '.join(map(str, near))}, or another --batch-size."
+            )
+        settings["accum"], origins["accum"] = rows // once, "--global-batch"
     for name, (value, why) in fast_settings(
         settings, model.attention, flags, launch or Launch()
     ).items():
@@ -203,7 +214,7 @@ def _run(argv: Sequence[str]) -> int:
         launch = Launch(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1)
     if options.save_every and options.save is None:
         raise UsageError("--save-every needs a folder\n  Add --save DIR.")
-    names = {f.name for f in fields(TrainConfig)} | {"attention"}
+    names = {f.name for f in fields(TrainConfig)} | {"attention", "global_batch"}
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
         config, origins = configure(options.preset, given, flags, launch)

@@ -115,8 +115,16 @@ def _parser() -> argparse.ArgumentParser:
         help="attention of the model: nsa or dense",
     )
     add("--seq-len", type=_at_least(1), metavar="T", help="tokens per row")
-    add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward")
-    add("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
+    add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward of a rank")
+    forwards = parser.add_mutually_exclusive_group()
+    repeat = partial(forwards.add_argument, action=_Set, default=argparse.SUPPRESS)
+    repeat("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
+    repeat(
+        "--global-batch",
+        type=_at_least(1),
+        metavar="ROWS",
+        help="rows per optimiser step on all ranks: a multiple of world size x batch size",
+    )
     gc = parser.add_mutually_exclusive_group()
     recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
     recompute(

@@ -72,6 +72,16 @@ def test_options_win_over_variables_and_these_over_the_preset() -> None:
     assert origins == {"batch_size": "NSA_BATCH_SIZE", "checkpointing": "NSA_NO_GC"}
 
 
+def test_a_global_batch_decides_how_often_a_step_accumulates() -> None:
+    def accum(ranks: int) -> int:
+        options = {"global_batch": 24, "batch_size": 2}
+        config, origins = configure("tiny", options, Flags(accum=5), Launch(world_size=ranks))
+        assert origins == {"accum": "--global-batch"}
+        return config.accum
+
+    assert [accum(ranks) for ranks in (1, 2, 4)] == [12, 6, 3]
+
+
 TRITON, ALONE, FAST = Routes.triton(), Routes.triton(["select"]), fast.FAST
 
 
@@ -199,6 +209,7 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
         (["--attention", "sparse"], "'sparse' is not one of nsa, dense"),
         (["--dataset", "txt"], "Did you mean 'text'?"),
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
+        (["--global-batch=8", "--accum-batches=2"], "not allowed with argument --global-batch"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),
         (["--lr", "-1"], "argument --lr: '-1' is not a number above 0"),
         (["--lr", "inf"], "lr=inf must be finite"),

@@ -94,6 +94,9 @@ def test_a_refusal_of_all_ranks_is_one_message(capfd: pytest.CaptureFixture[str]
     [
         (["--device", "cuda"], {}, "GPU 63 does not exist"),
         (["--seq-len", "0"], {}, "--seq-len"),
+        (["--global-batch", "200"], {}, "world size 64 x batch size 2 = 128 rows"),
+        (["--global-batch", "200"], {}, "Use --global-batch 128 or 256, or another --batch-size"),
+        (["--global-batch", "9"], {}, "Use --global-batch 128, or"),
         ([], {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "contradicts WORLD_SIZE=2"),
     ],
 )
