@@ -110,6 +110,8 @@ class Flags:
     """Number format of gradients sent between processes; off keeps their dtype."""
     ddp_bucket_mb: int | None = field(default=None, metadata=POSITIVE)
     """Size of a gradient bucket in MiB (DDP's bucket_cap_mb); unset leaves it to torch."""
+    ddp_static_graph: bool = field(default=False, metadata=SWITCH)
+    """Let DDP take the parameters with a gradient, and their order, from the first step."""
     seq_len: int | None = field(default=None, metadata=POSITIVE)
     """Tokens per sequence."""
     batch_size: int | None = field(default=None, metadata=POSITIVE)

@@ -27,7 +27,7 @@ from nsa.flags import FlagError, Flags, Launch
 from nsa.train import checkpoint
 from nsa.train.config import Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
-from nsa.train.devices import over_processes, process_group
+from nsa.train.devices import of_ranks, process_group
 from nsa.train.fast import ROUTE_FLAGS, fast_settings
 from nsa.train.loop import Trainer, describe_routes
 from nsa.train.options import UsageError, parse
@@ -91,14 +91,17 @@ def train(
         saves = save_every is not None and step % save_every == 0
         if step not in (first, steps) and step % log_every and not saves:
             continue
-        losses, norms = over_processes(torch.stack(taken).T, trainer.launch).tolist()
+        seen = of_ranks(torch.stack(taken).T, trainer.launch).cpu()  # [ranks, 2, steps]
         now = time.perf_counter()  # the loss was read, so the device is done
+        losses, norms = seen.mean(0).tolist()
         scaled = trainer.config.precision == "fp16"  # then a step without a finite norm is left out
         for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), logged + 1):
             what, value = (
                 ("loss", loss) if scaled or not math.isfinite(loss) else ("gradient norm", norm)
             )
             if not math.isfinite(value):
+                if what == "loss" and len(seen) > 1:  # else averaged over the ranks, or only one
+                    what += _where(seen[:, 0, i - logged - 1])
                 raise NonFiniteError(
                     f"the {what} is {value} at step {i}; it was finite up to step {i - 1}\n"
                     f"  {_REMEDIES[trainer.config.precision]}"
@@ -122,6 +125,12 @@ def train(
         )
         taken.clear()
         logged, mark = step, time.perf_counter()
+
+
+def _where(losses: Tensor) -> str:
+    """The ranks with a loss that is not finite, of one step's: [ranks]."""
+    ranks = (~losses.isfinite()).nonzero().flatten().tolist()
+    return f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -212,6 +221,8 @@ def _run(argv: Sequence[str]) -> int:
     starts = ranks > launch.world_size
     if starts:  # and first sees whether the last rank can have these settings
         launch = Launch(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1)
+    if options.static_graph:
+        flags = replace(flags, ddp_static_graph=True)
     if options.save_every and options.save is None:
         raise UsageError("--save-every needs a folder\n  Add --save DIR.")
     names = {f.name for f in fields(TrainConfig)} | {"attention", "global_batch"}
@@ -221,9 +232,10 @@ def _run(argv: Sequence[str]) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from error
     origins |= {name: option for name, option in options.origins.items() if name in names}
+    origins |= {"ddp_static_graph": "--static-graph"} if options.static_graph else {}
     if starts:
         return start_ranks([sys.executable, "-m", "nsa.train", *argv], ranks)
-    if launch.rank > 0:  # only the first process writes
+    if launch.rank > 0:  # only the first rank writes
         options.out = options.curve = None
     with ExitStack() as stack:
         stack.enter_context(process_group(launch, config.device))
@@ -274,7 +286,7 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
     if "NSA_PREFILL_BATCHED" in flags.set_names:
         origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
     routes = f"dense:{c.dense_backend}" if dense else describe_routes(trainer.routes)
-    settings = (
+    settings: tuple[tuple[str, str, object], ...] = (
         ("attention", "attention", c.model.attention),
         ("S", "seq_len", c.seq_len),
         ("B", "batch_size", c.batch_size),
@@ -292,6 +304,10 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
         ("device", "device", trainer.device),
         ("world_size", "world_size", trainer.launch.world_size),
     )
+    ddp = trainer.ddp_settings()
+    by_flags = {n: flag for n in ddp if (flag := f"NSA_{n.upper()}") in flags.set_names}
+    origins = {**by_flags, **origins}
+    settings += tuple((name, name, value) for name, value in ddp.items())
     parts = [f"preset={preset}"]
     for label, name, value in settings:
         parts.append(f"{label}={value}" + (f" ({origins[name]})" if name in origins else ""))

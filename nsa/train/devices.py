@@ -67,16 +67,27 @@ def training_device(device: str, launch: Launch) -> torch.device:
 
 
 def distribute(
-    model: nn.Module, device: torch.device, flags: Flags, *, unused: bool = False
+    model: nn.Module, device: torch.device, flags: Flags, *, accum: int, unused: bool
 ) -> DistributedDataParallel:
-    """Average gradients over the processes, with the number format and buckets of the flags; of
-    parameters that get no gradient, only if `unused` says that there are some."""
+    """Average gradients over the ranks, with the number format and buckets of the flags.
+
+    Args:
+        accum: Forwards of a step, of which the last is averaged.
+        unused: Whether there are parameters that get no gradient.
+    """
+    if flags.ddp_static_graph and accum > 1:  # pytorch/pytorch, pull request 187732
+        raise TrainError(
+            f"DDP with a static graph cannot accumulate {accum} forwards: torch then fails, or "
+            "averages no gradient",
+            "Use one forward per step, or leave out --static-graph (NSA_DDP_STATIC_GRAPH).",
+        )
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=flags.ddp_bucket_mb,
         gradient_as_bucket_view=True,
-        find_unused_parameters=unused,
+        find_unused_parameters=unused and not flags.ddp_static_graph,
+        static_graph=flags.ddp_static_graph,
     )
     if flags.ddp_compress != "off":
         try:
@@ -89,10 +100,21 @@ def distribute(
     return ddp
 
 
-def over_processes(values: Tensor, launch: Launch) -> Tensor:
-    """The means over all processes."""
-    if launch.world_size > 1:
-        values = values.contiguous()
-        dist.all_reduce(values)
-        values = values / launch.world_size
-    return values
+def ddp_settings(ddp: DistributedDataParallel) -> dict[str, int | str]:
+    """How DDP averages gradients, by itself: number format, MiB of a bucket, static graph."""
+    own = ddp._get_ddp_logging_data()
+    return {
+        "ddp_compress": own.get("comm_hook", "off").removesuffix("_compress_hook"),
+        "ddp_bucket_mb": own["bucket_cap_bytes"] // 2**20,
+        "ddp_static_graph": "on" if own.get("static_graph") else "off",
+    }
+
+
+def of_ranks(values: Tensor, launch: Launch) -> Tensor:
+    """The values of every rank, on each of them: [ranks, ...]."""
+    if launch.world_size == 1:
+        return values.unsqueeze(0)
+    values = values.contiguous()
+    found = [torch.empty_like(values) for _ in range(launch.world_size)]
+    dist.all_gather(found, values)
+    return torch.stack(found)

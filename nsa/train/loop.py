@@ -5,7 +5,7 @@ ran, from the tensors and calls of the step. This module neither reads the envir
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from nsa.profiling import named_range
 from nsa.roofline import peak_flops
 from nsa.train.config import AUTOCAST, TrainConfig
 from nsa.train.data import Loader, fetches, open_stream
-from nsa.train.devices import distribute, training_device
+from nsa.train.devices import ddp_settings, distribute, training_device
 from nsa.train.graph import CapturedStep, CaptureError, beside
 
 _launched = torch.optim.Optimizer.profile_hook_step(lambda optimiser: None)
@@ -56,7 +56,7 @@ class _Seen:
 class Trainer:
     """A model, its optimiser and its data, on one device of one process.
 
-    With `launch.world_size` above 1 the gradients are averaged over all processes (DDP), each of
+    With `launch.world_size` above 1 the gradients are averaged over all ranks (DDP), each of
     which reads its own share of the data; a process group must exist (see `process_group`).
     """
 
@@ -116,7 +116,9 @@ class Trainer:
             if config.cuda_graph and self.device.type == "cuda":
                 self._ddp_stream = torch.cuda.Stream(self.device)
             with beside(self._ddp_stream):
-                self._ddp = distribute(self.model, self.device, flags, unused=unused)
+                self._ddp = distribute(
+                    self.model, self.device, flags, accum=config.accum, unused=unused
+                )
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -215,7 +217,8 @@ class Trainer:
         accum = self.config.accum
         losses = []
         for i, batch in enumerate(batches):
-            with self._no_reduction() if i < accum - 1 else nullcontext():
+            alone = self._ddp is not None and i < accum - 1  # summed, but not averaged over ranks
+            with self._ddp.no_sync() if alone else nullcontext():
                 loss = self._loss(batch, self._ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
@@ -313,7 +316,12 @@ class Trainer:
             "device": str(next(self.model.parameters()).device),
             "world_size": dist.get_world_size() if self._ddp is not None else 1,
             "parameters": self.model.num_parameters,
+            **self.ddp_settings(),
         }
+
+    def ddp_settings(self) -> dict[str, int | str]:
+        """How gradients are averaged over several ranks, as DDP itself states it."""
+        return {} if self._ddp is None else ddp_settings(self._ddp)
 
     def close(self) -> None:
         """Stop the data loader, and free the CUDA graph, for whose end NCCL would wait."""
@@ -405,10 +413,6 @@ class Trainer:
         self._scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
         return norm
-
-    def _no_reduction(self) -> AbstractContextManager[object]:
-        """A context in which gradients are summed but not averaged over the processes."""
-        return nullcontext() if self._ddp is None else self._ddp.no_sync()
 
     def _nothing_seen(self) -> _Seen:
         return _Seen(calls=[0] * self.config.model.n_layers)

@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="start N ranks on this node, each with its own GPU (default: 1, or as torchrun says)",
     )
+    add("--static-graph", action="store_true", help="build DDP with static_graph")
 
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
     add(

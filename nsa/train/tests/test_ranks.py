@@ -114,3 +114,20 @@ def test_what_no_rank_can_have_is_found_before_one_starts(
     assert main([*QUICK, "--world-size", "64", *options]) == 2
 
     assert message in capsys.readouterr().err
+
+
+def test_the_boot_line_states_how_gradients_are_averaged_and_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"ddp_compress": "fp16", "ddp_bucket_mb": 25, "ddp_static_graph": "on"}
+    monkeypatch.setattr(Trainer, "ddp_settings", lambda _: settings)
+    monkeypatch.setenv("NSA_DDP_COMPRESS", "fp16")
+
+    assert main([*QUICK, "--static-graph"]) == 0
+
+    boot, observed, *_ = capsys.readouterr().out.splitlines()
+    assert (
+        " world_size=1 ddp_compress=fp16 (NSA_DDP_COMPRESS) ddp_bucket_mb=25 "
+        "ddp_static_graph=on (--static-graph) params="
+    ) in boot
+    assert observed.endswith(" ddp_compress=fp16 ddp_bucket_mb=25 ddp_static_graph=on")
