@@ -217,8 +217,8 @@ class Trainer:
         accum = self.config.accum
         losses = []
         for i, batch in enumerate(batches):
-            alone = self._ddp is not None and i < accum - 1  # summed, but not averaged over ranks
-            with self._ddp.no_sync() if alone else nullcontext():
+            ddp = self._ddp if i < accum - 1 else None  # these sums are not averaged over ranks
+            with nullcontext() if ddp is None else ddp.no_sync():
                 loss = self._loss(batch, self._ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())

@@ -112,8 +112,12 @@ def test_ddp_takes_more_steps_before_a_capture_that_its_watchdog_may_disturb(
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
 
+    def step(_: object) -> torch.Tensor:
+        seen.append("step")
+        return torch.zeros(())
+
     CapturedStep(
-        lambda _: seen.append("step") or torch.zeros(()),
+        step,
         [],
         device=torch.device("cpu"),
         before_capture=lambda: seen.append("restore"),

@@ -50,6 +50,7 @@ def test_what_ends_one_rank_ends_the_others(
     wait = "while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read(): time.sleep(.01)"
     body = f"if env['RANK'] == '0': {other}\n{wait}\n{end}"
     began = time.monotonic()
+    ended: object
     try:
         ended = start_ranks(program(body, str(tmp_path / "pid")), 2)
     except SystemExit as left:  # the launcher was ended
