@@ -293,19 +293,11 @@ class Launch:
         return cls(**{key: int(text) for key, text in given.items()})
 
 
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-
-
 def rank_environ(launch: Launch, port: int, folder: Path) -> dict[str, str]:
-    """The environment of one rank of this node, as torchrun sets it.
-
-    Args:
-        port: Where rank 0 listens.
-        folder: What error_folder() is for the ranks.
-    """
-    cores = len(os.sched_getaffinity(0)) // launch.world_size
+    """The environment of a rank of this node, as torchrun sets it: rank 0 listens at `port`, and
+    `folder` is error_folder() of all."""
     return {
-        "OMP_NUM_THREADS": str(max(1, cores)),
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // launch.world_size)),
         **os.environ,
         "RANK": str(launch.rank),
         "LOCAL_RANK": str(launch.local_rank),
@@ -313,13 +305,14 @@ def rank_environ(launch: Launch, port: int, folder: Path) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(launch.world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        _ERROR_FILE: str(folder / str(launch.local_rank) / "error.json"),
+        "TORCHELASTIC_ERROR_FILE": str(folder / str(launch.local_rank) / "error.json"),
     }
 
 
 def error_folder() -> Path | None:
     """The folder that the ranks of a launch share on this node; None if it gave them none."""
-    return Path(file).parents[1] if (file := os.environ.get(_ERROR_FILE)) else None
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file).parents[1] if file else None
 
 
 def c_compiler() -> str:

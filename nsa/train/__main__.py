@@ -27,7 +27,7 @@ from nsa.flags import FlagError, Flags, Launch
 from nsa.train import checkpoint
 from nsa.train.config import Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
-from nsa.train.devices import of_ranks, process_group
+from nsa.train.devices import ddp_settings, of_ranks, process_group
 from nsa.train.fast import ROUTE_FLAGS, fast_settings
 from nsa.train.loop import Trainer, describe_routes
 from nsa.train.options import UsageError, parse
@@ -304,7 +304,7 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
         ("device", "device", trainer.device),
         ("world_size", "world_size", trainer.launch.world_size),
     )
-    ddp = trainer.ddp_settings()
+    ddp = ddp_settings(trainer.ddp)
     by_flags = {n: flag for n in ddp if (flag := f"NSA_{n.upper()}") in flags.set_names}
     origins = {**by_flags, **origins}
     settings += tuple((name, name, value) for name, value in ddp.items())

@@ -20,10 +20,7 @@ _COMPRESS_HOOKS = {
 
 @contextmanager
 def process_group(launch: Launch, device: str) -> Iterator[None]:
-    """Join the other ranks of a launch, over NCCL on GPUs and gloo on CPUs.
-
-    A rank that leaves with an error does not wait for the others, which may never answer.
-    """
+    """Join the other ranks of a launch, over NCCL on GPUs and gloo on CPUs."""
     if launch.world_size == 1:
         yield
         return
@@ -39,7 +36,7 @@ def process_group(launch: Launch, device: str) -> Iterator[None]:
             "Start with --world-size or torchrun.",
         ) from error
     yield
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # not after an error: the others may never answer
 
 
 def training_device(device: str, launch: Launch) -> torch.device:
@@ -69,12 +66,8 @@ def training_device(device: str, launch: Launch) -> torch.device:
 def distribute(
     model: nn.Module, device: torch.device, flags: Flags, *, accum: int, unused: bool
 ) -> DistributedDataParallel:
-    """Average gradients over the ranks, with the number format and buckets of the flags.
-
-    Args:
-        accum: Forwards of a step, of which the last is averaged.
-        unused: Whether there are parameters that get no gradient.
-    """
+    """Average gradients over the ranks, as the flags say, at the last of a step's `accum` forwards;
+    of parameters that get no gradient, only if `unused` says that there are some."""
     if flags.ddp_static_graph and accum > 1:  # pytorch/pytorch, pull request 187732
         raise TrainError(
             f"DDP with a static graph cannot accumulate {accum} forwards: torch then fails, or "
@@ -100,10 +93,10 @@ def distribute(
     return ddp
 
 
-def ddp_settings(ddp: DistributedDataParallel) -> dict[str, int | str]:
-    """How DDP averages gradients, by itself: number format, MiB of a bucket, static graph."""
-    own = ddp._get_ddp_logging_data()
-    return {
+def ddp_settings(ddp: DistributedDataParallel | None) -> dict[str, int | str]:
+    """How gradients are averaged over ranks, as DDP itself states it; nothing in one process."""
+    own = {} if ddp is None else ddp._get_ddp_logging_data()
+    return own and {
         "ddp_compress": own.get("comm_hook", "off").removesuffix("_compress_hook"),
         "ddp_bucket_mb": own["bucket_cap_bytes"] // 2**20,
         "ddp_static_graph": "on" if own.get("static_graph") else "off",

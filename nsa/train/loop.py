@@ -78,10 +78,12 @@ class Trainer:
         self.config = config
         self.launch = launch
         self.device = training_device(config.device, launch)
-        if config.cuda_graph:
-            _check_graph(config, self.device)
         # Read a flag only where it decides something: Flags.asked_for reports what was read.
         dense = config.model.attention == "dense"
+        self.routes = config.routes or (Routes() if dense else flags.routes())
+        unused = launch.world_size > 1 and self.routes.compress == OFF  # phi then has no gradient
+        if config.cuda_graph:
+            _check_graph(config, self.device, unused)
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
                 config.model,
@@ -93,7 +95,6 @@ class Trainer:
         self.gradient_norm = torch.zeros((), device=self.device)
         """Of the whole gradient in the last step, before clipping: a scalar on the device. NaN or
         Inf where fp16 overflowed, whose step is left out."""
-        self.routes = config.routes or (Routes() if dense else flags.routes())
         self.prefill = flags.prefill if config.prefill is None else config.prefill
         self._graph: CapturedStep | None = None
         self._rotation: tuple[int, torch.dtype, Rotation] | None = None
@@ -101,22 +102,14 @@ class Trainer:
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self._ddp = None
         self.compressed = flags.ddp_compress if launch.world_size > 1 else "off"
         """Number format of gradients between processes; see Flags.ddp_compress."""
-        self._ddp_stream = None
+        self.ddp = self._ddp_stream = None
         if launch.world_size > 1:
-            unused = self.routes.compress == OFF  # phi then has no gradient
-            if unused and config.cuda_graph:
-                raise TrainError(
-                    "a CUDA graph cannot train without the compress branch on several ranks: DDP "
-                    "then waits at each step for the list of parameters without a gradient",
-                    "Train with this branch, or use --no-cuda-graph.",
-                )
             if config.cuda_graph and self.device.type == "cuda":
                 self._ddp_stream = torch.cuda.Stream(self.device)
             with beside(self._ddp_stream):
-                self._ddp = distribute(
+                self.ddp = distribute(
                     self.model, self.device, flags, accum=config.accum, unused=unused
                 )
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
@@ -217,9 +210,9 @@ class Trainer:
         accum = self.config.accum
         losses = []
         for i, batch in enumerate(batches):
-            ddp = self._ddp if i < accum - 1 else None  # these sums are not averaged over ranks
+            ddp = self.ddp if i < accum - 1 else None  # these sums are not averaged over ranks
             with nullcontext() if ddp is None else ddp.no_sync():
-                loss = self._loss(batch, self._ddp or self.model)
+                loss = self._loss(batch, self.ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
@@ -314,14 +307,10 @@ class Trainer:
             "prefill": seen.prefill,
             "data": self.stream.description,
             "device": str(next(self.model.parameters()).device),
-            "world_size": dist.get_world_size() if self._ddp is not None else 1,
+            "world_size": dist.get_world_size() if self.ddp is not None else 1,
             "parameters": self.model.num_parameters,
-            **self.ddp_settings(),
+            **ddp_settings(self.ddp),
         }
-
-    def ddp_settings(self) -> dict[str, int | str]:
-        """How gradients are averaged over several ranks, as DDP itself states it."""
-        return {} if self._ddp is None else ddp_settings(self._ddp)
 
     def close(self) -> None:
         """Stop the data loader, and free the CUDA graph, for whose end NCCL would wait."""
@@ -429,11 +418,17 @@ class Trainer:
         block.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _check_graph(config: TrainConfig, device: torch.device) -> None:
+def _check_graph(config: TrainConfig, device: torch.device, unused: bool) -> None:
     """Raise TrainError where a step cannot be a CUDA graph."""
     without = "or use --no-cuda-graph."
     if device.type != "cuda":
         raise TrainError(f"a CUDA graph needs a GPU, not {device}", f"Use --device cuda, {without}")
+    if unused:
+        raise TrainError(
+            "a CUDA graph cannot train without the compress branch on several ranks: DDP then "
+            "waits at each step for the list of parameters without a gradient",
+            f"Train with this branch, {without}",
+        )
     if config.precision == "fp16":
         raise TrainError(
             "a CUDA graph cannot train in fp16: the loss scale decides whether to apply a step",

@@ -100,7 +100,6 @@ def _parser() -> argparse.ArgumentParser:
         help="continue from the newest checkpoint in DIR, or from DIR/step-...; give the same "
         "settings as before",
     )
-
     add(
         "--world-size",
         type=_at_least(1),

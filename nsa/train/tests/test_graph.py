@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import Routes
 from nsa.errors import TrainError
-from nsa.flags import Flags, Launch
+from nsa.flags import Flags
 from nsa.tests.gpu import no_waiting
 from nsa.train.__main__ import main
 from nsa.train.config import COMPILE, Compile
@@ -143,36 +143,18 @@ def test_the_hooks_of_the_optimiser_see_each_replay(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "message"),
+    ("settings", "device", "unused", "message"),
     [
-        ({}, "cpu", r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
-        ({"precision": "fp16"}, "cuda", "cannot train in fp16.*\n  Use --precision bf16"),
+        ({}, "cpu", False, r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
+        ({"precision": "fp16"}, "cuda", False, "cannot train in fp16.*\n  Use --precision bf16"),
+        ({}, "cuda", True, "without the compress branch on several ranks"),
     ],
 )
 def test_where_a_step_cannot_be_a_graph(
-    settings: dict[str, Any], device: str, message: str
+    settings: dict[str, Any], device: str, unused: bool, message: str
 ) -> None:
     with pytest.raises(TrainError, match=message):
-        _check_graph(tiny(**settings), torch.device(device))
-
-
-def test_a_graph_of_several_ranks_needs_a_gradient_of_every_parameter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    graphs_without_a_gpu(monkeypatch)
-    config = tiny(cuda_graph=True, routes=Routes(compress="off"))
-    with pytest.raises(TrainError, match="without the compress branch on several ranks"):
-        Trainer(config, Flags(), Launch(world_size=2))
-
-
-def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([*QUICK, "--cuda-graph"]) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: a CUDA graph needs a GPU, not cpu")
+        _check_graph(tiny(**settings), torch.device(device), unused)
 
 
 @pytest.mark.gpu

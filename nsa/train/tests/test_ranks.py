@@ -21,20 +21,6 @@ def program(body: str, *arguments: str) -> list[str]:
     return [sys.executable, "-ISc", f"import os, sys, time; env = os.environ\n{body}", *arguments]
 
 
-def test_each_rank_is_started_as_by_torchrun(tmp_path: Path) -> None:
-    names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    body = "open(sys.argv[1] + env['RANK'], 'w').write(' '.join(env[n] for n in sys.argv[2:]))"
-
-    assert start_ranks(program(body, f"{tmp_path}/", *names), 2) == 0
-
-    ports = set()
-    for rank in "01":
-        *numbers, address, port = (tmp_path / rank).read_text().split()
-        assert (numbers, address) == (["2", "2", rank], "127.0.0.1")
-        ports.add(port)
-    assert len(ports) == 1
-
-
 @pytest.mark.parametrize(
     ("end", "status", "message"),
     [
@@ -121,7 +107,8 @@ def test_the_boot_line_states_how_gradients_are_averaged_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = {"ddp_compress": "fp16", "ddp_bucket_mb": 25, "ddp_static_graph": "on"}
-    monkeypatch.setattr(Trainer, "ddp_settings", lambda _: settings)
+    for module in ("loop", "__main__"):
+        monkeypatch.setattr(f"nsa.train.{module}.ddp_settings", lambda _: settings)
     monkeypatch.setenv("NSA_DDP_COMPRESS", "fp16")
 
     assert main([*QUICK, "--static-graph"]) == 0
