@@ -221,7 +221,7 @@ def _run(argv: Sequence[str]) -> int:
     starts = ranks > launch.world_size
     if starts:  # and first sees whether the last rank can have these settings
         launch = Launch(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1)
-    if options.static_graph:
+    if "ddp_static_graph" in options:
         flags = replace(flags, ddp_static_graph=True)
     if options.save_every and options.save is None:
         raise UsageError("--save-every needs a folder\n  Add --save DIR.")
@@ -231,8 +231,7 @@ def _run(argv: Sequence[str]) -> int:
         config, origins = configure(options.preset, given, flags, launch)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    origins |= {name: option for name, option in options.origins.items() if name in names}
-    origins |= {"ddp_static_graph": "--static-graph"} if options.static_graph else {}
+    origins |= options.origins
     if starts:
         return start_ranks([sys.executable, "-m", "nsa.train", *argv], ranks)
     if launch.rank > 0:  # only the first rank writes

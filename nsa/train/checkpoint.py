@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nsa.errors import TrainError
 from nsa.train.data import fetches
+from nsa.train.devices import ddp_settings
 from nsa.train.loop import Trainer, describe_routes
 
 _STATE = "state.json"
@@ -140,7 +141,7 @@ def _settings(trainer: Trainer) -> dict[str, str]:
         "branches": "+".join(trainer.routes.running()),
         "prefill": trainer.prefill,
         "processes": trainer.launch.world_size,
-        "ddp_compress": trainer.compressed,
+        "ddp_compress": ddp_settings(trainer.ddp).get("ddp_compress", "off"),
         "routes": describe_routes(trainer.routes),
     }
     parts = {**asdict(config), **asdict(config.model), **asdict(config.model.nsa), **seen}

@@ -102,8 +102,6 @@ class Trainer:
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self.compressed = flags.ddp_compress if launch.world_size > 1 else "off"
-        """Number format of gradients between processes; see Flags.ddp_compress."""
         self.ddp = self._ddp_stream = None
         if launch.world_size > 1:
             if config.cuda_graph and self.device.type == "cuda":

@@ -68,63 +68,24 @@ def _parser() -> argparse.ArgumentParser:
         default="small",
         help=f"model and its settings: {', '.join(PRESETS)} (default: small)",
     )
-    add(
-        "--log-every",
-        type=_at_least(1),
-        default=10,
-        metavar="STEPS",
-        help="print a line every STEPS steps (default: 10)",
-    )
-    add(
-        "--held-out",
-        type=_at_least(0),
-        default=0,
-        metavar="BATCHES",
-        help="evaluate BATCHES held-out batches for every line (default: 0)",
-    )
+    add("--log-every", type=_at_least(1), default=10, help="steps per line (default: 10)")
+    add("--held-out", type=_at_least(0), default=0, metavar="N", help="held-out batches per line")
     add("--out", type=Path, metavar="DIR", help="write train.csv and TensorBoard events to DIR")
     add("--curve", type=_png, metavar="PNG", help="draw the learning curve to this file")
     add("--save", type=Path, metavar="DIR", help="save a checkpoint to DIR after the last step")
     add("--save-every", type=_at_least(1), metavar="STEPS", help="and every STEPS steps")
-    add(
-        "--keep",
-        type=_at_least(1),
-        default=2,
-        metavar="K",
-        help="delete all but the newest K checkpoints (default: 2)",
-    )
-    add(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue from the newest checkpoint in DIR, or from DIR/step-...; give the same "
-        "settings as before",
-    )
-    add(
-        "--world-size",
-        type=_at_least(1),
-        metavar="N",
-        help="start N ranks on this node, each with its own GPU (default: 1, or as torchrun says)",
-    )
-    add("--static-graph", action="store_true", help="build DDP with static_graph")
+    add("--keep", type=_at_least(1), default=2, metavar="K", help="checkpoints kept (default: 2)")
+    add("--resume", type=Path, metavar="DIR", help="continue from the newest checkpoint in DIR")
+    add("--world-size", type=_at_least(1), metavar="N", help="start N ranks on this node")
 
     add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
-    add(
-        "--attention",
-        type=_one_of(get_args(Attention)),
-        help="attention of the model: nsa or dense",
-    )
+    add("--attention", type=_one_of(get_args(Attention)), help="nsa or dense attention")
     add("--seq-len", type=_at_least(1), metavar="T", help="tokens per row")
     add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward of a rank")
     forwards = parser.add_mutually_exclusive_group()
     repeat = partial(forwards.add_argument, action=_Set, default=argparse.SUPPRESS)
     repeat("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
-    repeat(
-        "--global-batch",
-        type=_at_least(1),
-        metavar="ROWS",
-        help="rows per optimiser step on all ranks: a multiple of world size x batch size",
-    )
+    repeat("--global-batch", type=_at_least(1), metavar="ROWS", help="rows per step of all ranks")
     gc = parser.add_mutually_exclusive_group()
     recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
     recompute(
@@ -134,11 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="layers recomputed in the backward pass",
     )
     recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
-    add(
-        "--compile",
-        type=_one_of(COMPILE),
-        help="compile everything but attention: off or on (default on a GPU: on)",
-    )
+    add("--compile", type=_one_of(COMPILE), help="compile all but attention: off or on")
     graph = parser.add_mutually_exclusive_group()
     replay = partial(graph.add_argument, action=_Set, default=argparse.SUPPRESS, nargs=0)
     replay("--cuda-graph", const=True, help="replay every step as one CUDA graph")
@@ -153,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="longest wait for data",
     )
+    add("--static-graph", dest="ddp_static_graph", nargs=0, const=True, help="DDP's static_graph")
     add("--precision", type=_one_of(get_args(Precision)), help="fp32, bf16 or fp16")
     add("--lr", type=_above_0, help="peak learning rate")
     add("--weight-decay", type=_from_0, help="weight decay of matrices")

@@ -1,8 +1,4 @@
-"""The ranks of one node: how they start and end together, and which of them says why.
-
-`--world-size N` starts N ranks with the variables of torchrun. Their end is no report of a
-launcher, as torchrun's is, but the message of the rank that failed first.
-"""
+"""The ranks of one node: how they start and end together, and which of them says why."""
 
 import os
 import signal
@@ -12,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 
 import torch.distributed as dist
 
@@ -24,11 +20,10 @@ END_S = 10.0
 
 
 def start_ranks(command: Sequence[str], world_size: int) -> int:
-    """Run a command as every rank; one that fails ends the others.
+    """Run a command as every rank, with the variables of torchrun; one that fails ends the others.
 
     Returns:
-        0 if all ranks end with it, else the status of the rank that failed: 128 and the number of
-        a signal if that ended it.
+        The status of the rank that failed: 128 and its number if a signal ended it. 0 if none did.
     """
     with TemporaryDirectory(prefix="nsa-ranks-") as folder:
         with socket.socket() as free:
@@ -61,13 +56,10 @@ def first_failure(status: int) -> int | None:
     if folder is None or not folder.is_dir():
         return None
     first = folder / f"failed-{os.getppid()}"  # the ranks of a launch have one parent
-    with NamedTemporaryFile("w", dir=folder) as mine:
-        mine.write(str(status))
-        mine.flush()
-        try:
-            os.link(mine.name, first)
-        except FileExistsError:
-            return int(first.read_text())
+    try:
+        first.symlink_to(str(status))  # made whole, or not at all
+    except FileExistsError:
+        return int(first.readlink().name)
     return None
 
 

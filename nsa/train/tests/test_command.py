@@ -163,8 +163,11 @@ def test_the_boot_line_names_the_source_of_each_setting(
     monkeypatch.setenv("NSA_SEL_RANGES_V2", "0")
     monkeypatch.setenv("NSA_BRANCHES", "select,window")
     monkeypatch.setenv("NSA_PREFILL_BATCHED", "0")
+    monkeypatch.setenv("NSA_DDP_BUCKET_MB", "9")
+    ddp = {"ddp_bucket_mb": 9, "ddp_static_graph": "on"}
+    monkeypatch.setattr("nsa.train.__main__.ddp_settings", lambda _: ddp)
 
-    assert main([*QUICK, "--no-gc", "--dataset", "synthetic"]) == 0
+    assert main([*QUICK, "--no-gc", "--dataset", "synthetic", "--static-graph"]) == 0
 
     boot, observed, first, last = capsys.readouterr().out.splitlines()
     assert boot == (
@@ -173,7 +176,8 @@ def test_the_boot_line_names_the_source_of_each_setting(
         "dataset=synthetic (--dataset) steps=2 (--steps) lr=0.003 seed=0 "
         "routes=compress:off,scores:eager,select:loop,window:eager "
         "(NSA_SEL_RANGES_V2,NSA_BRANCHES) "
-        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) world_size=1 params=0.1M"
+        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) world_size=1 "
+        "ddp_bucket_mb=9 (NSA_DDP_BUCKET_MB) ddp_static_graph=on (--static-graph) params=0.1M"
     )
     assert "compress:off,scores:eager,select:loop" in observed
     assert "prefill=token" in observed
@@ -208,6 +212,12 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
         (["--precision", "bf61"], "Did you mean bf16?"),
         (["--attention", "sparse"], "'sparse' is not one of nsa, dense"),
         (["--dataset", "txt"], "Did you mean 'text'?"),
+        (["--world-size=64", "--device=cuda"], "GPU 63 does not exist"),
+        (["--world-size=2", "--batch-size=2", "--global-batch=9"], "Use --global-batch 8 or 12,"),
+        (
+            ["--world-size=2", "--batch-size=2", "--global-batch=3"],
+            "2 x batch size 2 = 4 rows",
+        ),
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
         (["--global-batch=8", "--accum-batches=2"], "not allowed with argument --global-batch"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),
@@ -226,8 +236,12 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_one_message_and_exit_2(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("nsa.train.__main__.start_ranks", lambda *_: pytest.fail("started"))
     assert main(options) == 2
 
     captured = capsys.readouterr()
@@ -419,3 +433,5 @@ def test_processes_that_cannot_meet_are_one_message(
     error = capsys.readouterr().err
     assert "MASTER_ADDR" in error
     assert "Start with --world-size or torchrun." in error
+    assert main([*QUICK, "--world-size", "3"]) == 2
+    assert "--world-size 3 contradicts WORLD_SIZE=2" in capsys.readouterr().err

@@ -4,10 +4,10 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import Routes
@@ -94,51 +94,32 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
     assert observed == {**expected, "graph": "on"}
 
 
-@pytest.mark.parametrize(
-    ("ddp", "steps", "mode"), [(False, 3, "global"), (True, 11, "thread_local")]
-)
+@pytest.mark.parametrize(("ddp", "seen"), [(False, [3, "global"]), (True, [11, "thread_local"])])
 def test_ddp_takes_more_steps_before_a_capture_that_its_watchdog_may_disturb(
-    monkeypatch: pytest.MonkeyPatch, ddp: bool, steps: int, mode: str
+    monkeypatch: pytest.MonkeyPatch, ddp: bool, seen: list[object]
 ) -> None:
-    seen: list[str] = []
     stream: Any = SimpleNamespace(device=None, wait_stream=lambda _: None)
-
-    def graph(_: object, *, stream: object, capture_error_mode: str) -> nullcontext[None]:
-        seen.append(capture_error_mode)
-        return nullcontext()
-
-    for name, fake in {"Stream": lambda _: stream, "stream": nullcontext, "graph": graph}.items():
+    cuda: dict[str, Any] = dict.fromkeys(("Stream", "current_stream"), lambda _: stream)
+    cuda |= {"CUDAGraph": object, "stream": nullcontext, "graph": mock.MagicMock()}
+    for name, fake in cuda.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    step, restore, used = mock.Mock(), mock.Mock(), stream if ddp else None
+    restore.side_effect = lambda: setattr(restore, "after", step.call_count)
 
-    def step(_: object) -> torch.Tensor:
-        seen.append("step")
-        return torch.zeros(())
+    CapturedStep(step, [], device=torch.device("cpu"), before_capture=restore, ddp_stream=used)
 
-    CapturedStep(
-        step,
-        [],
-        device=torch.device("cpu"),
-        before_capture=lambda: seen.append("restore"),
-        ddp_stream=stream if ddp else None,
-    )
-
-    assert seen == [*["step"] * steps, "restore", mode, "step"]
+    assert [restore.after, cuda["graph"].call_args.kwargs["capture_error_mode"]] == seen
+    assert step.call_count == restore.after + 1
 
 
 def test_the_hooks_of_the_optimiser_see_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs_without_a_gpu(monkeypatch)
     seen: list[object] = []
-    hook = register_optimizer_step_post_hook(lambda optimiser, *_: seen.append(optimiser))
-    try:
-        with Trainer(tiny(cuda_graph=True)) as trainer:
-            replayed: Any = lambda batches: torch.zeros(2)  # noqa: E731
-            trainer._graph = replayed
-            for _ in range(3):
-                trainer.step()
-    finally:
-        hook.remove()
+    with Trainer(tiny(cuda_graph=True)) as trainer:
+        trainer._optimiser.register_step_post_hook(lambda optimiser, *_: seen.append(optimiser))
+        setattr(trainer, "_graph", lambda _: torch.zeros(2))  # noqa: B010
+        for _ in range(3):
+            trainer.step()
     assert seen == [trainer._optimiser] * 3
 
 
