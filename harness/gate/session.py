@@ -174,9 +174,18 @@ def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answer
             remarks[tasks[name].key] = text
         return () if failed(name) else found
 
-    screened = {n: found for n, t in tasks.items() if (found := steady(n, range(counts[t.key])))}
+    taken = {n: counts[t.key] for n, t in tasks.items()}
+    lost = {
+        n: range(taken[n], taken[n] + pairs(t, plan.sides[0], plan.sides[1], range(taken[n]))[1])
+        for n, t in tasks.items()
+        if not failed(n)
+    }
+    if any(lost.values()):  # a pair more costs less than the confirmation
+        bench.rounds([(tasks[n], indices) for n, indices in lost.items() if indices], "screen")
+    taken |= {n: indices.stop for n, indices in lost.items()}
+    screened = {n: found for n, c in taken.items() if (found := steady(n, range(c)))}
     again = {
-        n: range(counts[tasks[n].key], counts[tasks[n].key] + own[n].confirm_pairs)
+        n: range(taken[n], taken[n] + own[n].confirm_pairs)
         for n, found in screened.items()
         if not comparison.screen(found, own[n])
     }

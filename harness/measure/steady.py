@@ -4,7 +4,8 @@
    d* = argmin_d  s^2(d) / (n - d),  over the first half of the series. Readings far from the
    level of the second half are clipped first, so that one outlier cannot cut off everything
    before it (MSER-5 averages batches of five instead, which hides a slow second or third step).
-   A cut in the very middle is rejected: a longer search would cut later.
+   A cut in the very middle is rejected, since a longer search would cut later, unless both halves
+   of the whole series are at one level: then noise put it there, and the first quarter is searched.
 2. The rest is steady if the medians of its halves differ by at most a hundredth, or by no more
    than their spread explains. A drift or an endless warm-up fails this.
 
@@ -166,7 +167,10 @@ def steady_start(readings_s: NDArray[np.float64]) -> int | None:
     cuts = len(readings_s) // 2
     if cuts == 0:
         return None
-    start = int(np.argmin(_squared_standard_errors(_clipped(readings_s))[: cuts + 1]))
+    errors = _squared_standard_errors(_clipped(readings_s))
+    start = int(np.argmin(errors[: cuts + 1]))
+    if start == cuts and _apart(readings_s) <= TOLERANCE * float(np.median(readings_s)):
+        start = int(np.argmin(errors[: cuts // 2 + 1]))
     return start if start < cuts and is_steady(readings_s[start:]) else None
 
 
@@ -178,7 +182,13 @@ def is_steady(readings_s: NDArray[np.float64]) -> bool:
     spread = max(_sigma(first), _sigma(second))
     error = _MEDIAN_OVER_MEAN * spread * (1 / len(first) + 1 / len(second)) ** 0.5
     allowed = max(TOLERANCE * float(np.median(readings_s)), STANDARD_ERRORS * error)
-    return bool(abs(np.median(second) - np.median(first)) <= allowed)
+    return bool(_apart(readings_s) <= allowed)
+
+
+def _apart(readings_s: NDArray[np.float64]) -> float:
+    """Distance between the medians of both halves, seconds."""
+    first, second = np.array_split(readings_s, 2)
+    return abs(float(np.median(second) - np.median(first)))
 
 
 def _clipped(readings_s: NDArray[np.float64]) -> NDArray[np.float64]:

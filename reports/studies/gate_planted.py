@@ -2,6 +2,7 @@
 
     python -m reports.studies.gate_planted OUT                       # on a GPU, 8 minutes
     python -m reports.studies.gate_planted OUT --suite suites/gate.yaml --cases train --slower 0.05
+    ... --step-s RUN     # step times of a stored run: no gate of the same commit comes first
 
 copies packages and a suite into a git repository of its own, OUT/repository, and gates it with
 base and head interleaved, as `harness gate --base` does: first the same commit on both sides, then
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
@@ -28,6 +30,7 @@ from harness.gate.session import carry_out
 from harness.git.repository import run_git
 from harness.records import Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
+from harness.store import reader
 from harness.suite import load as suites
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +71,6 @@ import time as _time
 
 import torch as _torch
 
-_DELAYS_S = {delays_s!r}
 _CYCLES = 20_000_000
 """Of one spin that tells how long a cycle is."""
 
@@ -95,11 +97,13 @@ def _wait(delay_s):
             pass
 
 
-def _slower(build):
+def _slower(build, delays_s):
     @_functools.wraps(build)
     def built(provider, axes):
         workload = build(provider, axes)
-        delay_s = _DELAYS_S.get(repr((provider, sorted(axes.items()))), 0.0)
+        delay_s = delays_s.get(repr((provider, sorted(axes.items()))))
+        if delay_s is None:
+            return workload
         if _torch.cuda.is_available():
             _cycles(delay_s)
 
@@ -113,7 +117,7 @@ def _slower(build):
     return built
 
 
-{function} = _slower({function})
+{function} = _slower({function}, {delays_s!r})
 '''
 
 
@@ -222,13 +226,17 @@ class Scratch:
 
 
 def study(
-    scratch: Scratch, slower: Sequence[float], again: int, minutes: float
+    scratch: Scratch,
+    slower: Sequence[float],
+    again: int,
+    minutes: float,
+    known_s: Mapping[str, float],
 ) -> Iterator[Sequence[Line]]:
     """Gate after gate: those of the same commit, which are short, then the slowdowns; none is
-    begun past the time."""
+    begun past the time. Without known step times, the first gate tells them."""
     began = time.monotonic()
-    plan = [*[0.0] * max(1, again), *slower]  # the first tells how long a step takes
-    step_s: dict[str, float] = {}
+    plan = [*[0.0] * max(not known_s, again), *slower]
+    step_s = dict(known_s)
     for number, share in enumerate(plan):
         if time.monotonic() - began > minutes * 60:
             _tell(f"{minutes:g} minutes are over: {len(plan) - number} gates were not begun")
@@ -293,22 +301,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--packages", nargs="+", type=Path, default=[ROOT / "nsa", ROOT / "suites"])
     parser.add_argument("--slower", nargs="+", type=float, default=list(SLOWER))
     parser.add_argument("--again", type=int, default=AGAIN, help="A/A gates.")
+    parser.add_argument("--step-s", type=Path, metavar="RUN", help="Step times, from a stored run.")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="Begin no gate after.")
     parser.add_argument("--compare", default="{}", help="`compare` of the policy, as YAML.")
     options = parser.parse_args(arguments)
     text = options.suite.read_text() if options.suite else SUITE
     folder = options.out / "repository"
     scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
+    known_s: dict[str, float] = {}
+    if options.step_s:
+        run = reader.load(options.step_s.parent, options.step_s.name)
+        kept = {name: [s for m in run.of(name) for s in m.kept_s] for name in scratch.cases}
+        known_s = {name: median(taken) for name, taken in kept.items() if taken}
     lines: list[Line] = []
     stopped = False
-    with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as kept:
+    with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as journal:
         try:
-            for found in study(scratch, options.slower, options.again, options.minutes):
+            for found in study(scratch, options.slower, options.again, options.minutes, known_s):
                 lines += found
                 for line in found:
-                    kept.write(json.dumps(asdict(line)) + "\n")
+                    journal.write(json.dumps(asdict(line)) + "\n")
                     _tell(f"{line.gate}: {line.case_id}: {line.decision}: {line.reason}")
-                kept.flush()
+                journal.flush()
         except KeyboardInterrupt:
             stopped = True
             _tell("interrupted: the gate in progress says nothing")

@@ -186,7 +186,7 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     ("disturbed", "failed", "said", "pairs"),
     [
         ({0, 1}, None, "", 20),  # of the screen, which decided nothing
-        ({0, 1, 7, 12, 20, 25}, None, "4 of 20 pairs were not steady, or disturbed", 16),
+        ({0, 1, 7, 12, 20, 25}, None, "3 of 20 pairs were not steady, or disturbed", 17),
         (set(range(6, 26)), None, "20 of 20 pairs were not steady, or disturbed", 6),
         (set(), 25, "", None),
     ],
@@ -199,6 +199,15 @@ def test_the_pairs_that_decide_are_compared_unless_a_process_failed(
     assert answers.remarks.get(key, "") == said
     compared = answers.comparisons.get(key)
     assert (compared.pairs if compared else None) == pairs
+
+
+def test_a_disturbed_pair_of_the_screen_is_measured_again() -> None:
+    answers, key = compared_in_turns(Thresholds(), 0.001, {1, 4, 6})  # one of the two more, too
+
+    assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (20, Change.SAME)
+    answers, key = compared_in_turns(Thresholds(), 0.001, {1, 4})
+
+    assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (6, Change.SAME)
 
 
 @pytest.mark.parametrize(

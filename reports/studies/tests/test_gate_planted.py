@@ -1,7 +1,9 @@
 """The study of planted slowdowns: branches, lines and table, with a gate that reads the branch."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ CASE_ID = "sleep/a/step_s=0.004"
 
 def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict:
     """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
-    slower = "_DELAYS_S" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
+    slower = "_slower(" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
     decision, ratio = (Decision.NO_GO, 2.0) if slower else (Decision.GO, 1.0)
     seen = fake_runs.comparison(ratio=ratio, low=None, high=None, pairs=5)
     return gate_verdict(gate_case(CASE_ID, decision, baseline_s=0.004, comparison=seen))
@@ -47,6 +49,39 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
     planted = git(out / "repository", "show", "slower-1:toysuites/workloads.py")
     assert f"{('a', [('step_s', 0.004)])!r}" in planted
     assert ": 0.004}" in planted, "the delay of this case alone"
+
+
+def test_factories_of_one_module_keep_their_own_delays() -> None:
+    waited: list[float] = []
+    module: dict[str, Any] = {"dataclass": dataclass}
+    text = "@dataclass\nclass Built:\n    run: object\ndef a(*_):\n    return Built(int)\nb = a\n"
+    for function, delay_s in (("a", 0.5), ("b", 0.25)):
+        delays_s = {repr(("mine", [("n", 1)])): delay_s}
+        text += gate_planted.DELAY.format(delays_s=delays_s, function=function)
+    exec(text, module)
+    module["_wait"] = waited.append
+
+    module["a"]("mine", {"n": 1}).run()
+    module["b"]("mine", {"n": 1}).run()
+    module["b"]("mine", {"n": 2}).run()
+
+    assert waited == [0.5, 0.25], "and none where none is planted"
+
+
+def test_known_step_times_spare_the_gate_of_one_commit() -> None:
+    planted = {}
+
+    class Scratch:
+        def plant(self, name: str, delays_s: dict[str, float]) -> None:
+            planted[name] = delays_s
+
+        def gate(self, head: str, *, proof: bool) -> GateVerdict:
+            return gate_verdict(gate_case(CASE_ID, Decision.NO_GO, baseline_s=0.004))
+
+    found = gate_planted.study(Scratch(), [0.5], 0, 1.0, {CASE_ID: 0.004})  # type: ignore[arg-type]
+
+    assert [line.gate for (line,) in found] == ["+50%"]
+    assert planted == {"slower-0.5": {CASE_ID: 0.002}}
 
 
 def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:
