@@ -1,4 +1,4 @@
-"""Where training runs: the device of a process, and how several processes train as one."""
+"""Where training runs: the device of a process, and how several ranks train as one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -148,7 +148,7 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        """Targets that one step of all processes learns from."""
+        """Targets that one step of all ranks learns from."""
         c = self.config
         return c.batch_size * c.seq_len * c.accum * self.launch.world_size
 
