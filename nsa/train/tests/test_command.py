@@ -335,6 +335,10 @@ def test_a_host_without_memory_is_one_message(
     assert main(QUICK) == 2
 
     assert "lower --batch-size" in capsys.readouterr().err
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    assert main(QUICK) == 2
+    assert capsys.readouterr().err.startswith("error: rank 3: ")
 
 
 def test_another_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
