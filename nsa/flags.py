@@ -1,9 +1,10 @@
 """The environment, read once and nowhere else in `nsa`.
 
 `Flags` holds the NSA_* switches; `Launch` the rank of a process from torchrun. Both are frozen and
-passed down; `c_compiler` names the compiler. A field has the name of its variable: `sel_ranges_v2`
-is NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that is not accepted, and flags that contradict
-each other raise FlagError; there is no fallback to a default.
+passed down; `rank_environ` is what torchrun sets, and `c_compiler` names the compiler. A field has
+the name of its variable: `sel_ranges_v2` is NSA_SEL_RANGES_V2. An unknown NSA_* name, a value that
+is not accepted, and flags that contradict each other raise FlagError; there is no fallback to a
+default.
 
 A Flags record notes which of its fields were read, so that a variable that was set but never read
 can be reported (`Flags.asked_for`). Comparing or printing a record reads all fields.
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from nsa.config import BRANCHES, OFF, Routes
@@ -108,6 +110,8 @@ class Flags:
     """Number format of gradients sent between processes; off keeps their dtype."""
     ddp_bucket_mb: int | None = field(default=None, metadata=POSITIVE)
     """Size of a gradient bucket in MiB (DDP's bucket_cap_mb); unset leaves it to torch."""
+    ddp_static_graph: bool = field(default=False, metadata=SWITCH)
+    """Let DDP take the parameters with a gradient, and their order, from the first step."""
     seq_len: int | None = field(default=None, metadata=POSITIVE)
     """Tokens per sequence."""
     batch_size: int | None = field(default=None, metadata=POSITIVE)
@@ -287,6 +291,28 @@ class Launch:
             if not text.isdecimal():
                 raise FlagError(f"{names[key]}={text!r}: must be a whole number")
         return cls(**{key: int(text) for key, text in given.items()})
+
+
+def rank_environ(launch: Launch, port: int, folder: Path) -> dict[str, str]:
+    """The environment of a rank of this node, as torchrun sets it: rank 0 listens at `port`, and
+    `folder` is error_folder() of all."""
+    return {
+        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // launch.world_size)),
+        **os.environ,
+        "RANK": str(launch.rank),
+        "LOCAL_RANK": str(launch.local_rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_WORLD_SIZE": str(launch.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_ERROR_FILE": str(folder / str(launch.local_rank) / "error.json"),
+    }
+
+
+def error_folder() -> Path | None:
+    """The folder that the ranks of a launch share on this node; None if it gave them none."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    return Path(file).parents[1] if file else None
 
 
 def c_compiler() -> str:

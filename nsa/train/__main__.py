@@ -1,36 +1,36 @@
 """Train the byte-level LM: `python -m nsa.train --preset small --dataset text --steps 300`.
 
-Under torchrun every process reads its own share of the data, and gradients are averaged. An option
-takes precedence over its NSA_* variable, and the variable over the preset; on a GPU the rest is
-what is fast there (nsa.train.fast). The boot line names the source of each setting.
+With --world-size N, or under torchrun, each of N ranks reads its own share of the data, and the
+gradients are averaged. An option takes precedence over its NSA_* variable, and the variable over
+the preset; on a GPU the rest is what is fast there (nsa.train.fast). The boot line names the source
+of each setting.
 Exit status: 0 trained; 1 the loss or its gradient became NaN or infinite; 2 the request cannot be
-carried out; 130 interrupted.
+carried out; 130 interrupted. With --world-size, also 128 and the signal that ended a rank.
 """
 
-import argparse
-import difflib
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nsa.config import PRESETS
 from nsa.errors import TrainError, Unsupported
 from nsa.flags import FlagError, Flags, Launch
 from nsa.train import checkpoint
-from nsa.train.config import COMPILE, Precision, TrainConfig
+from nsa.train.config import Precision, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, open_stream, unigram_entropy
-from nsa.train.devices import over_processes, process_group
+from nsa.train.devices import ddp_settings, of_ranks, process_group
 from nsa.train.fast import ROUTE_FLAGS, fast_settings
 from nsa.train.loop import Trainer, describe_routes
+from nsa.train.options import UsageError, parse
 from nsa.train.progress import (
     Progress,
     Sink,
@@ -39,6 +39,7 @@ from nsa.train.progress import (
     draw_curve,
     tensorboard_sink,
 )
+from nsa.train.ranks import first_failure, leave, start_ranks
 
 __all__ = ["Progress", "TrainConfig", "TrainError", "Trainer", "configure", "main", "train"]
 
@@ -61,11 +62,6 @@ _REMEDIES: Mapping[Precision, str] = {
 }
 """What to do when the loss or the gradient is not finite."""
 _ENTROPY_SAMPLE_BYTES = 2**20
-Attention = Literal["nsa", "dense"]
-
-
-class UsageError(Exception):
-    """The command line is wrong."""
 
 
 class NonFiniteError(Exception):
@@ -95,14 +91,17 @@ def train(
         saves = save_every is not None and step % save_every == 0
         if step not in (first, steps) and step % log_every and not saves:
             continue
-        losses, norms = over_processes(torch.stack(taken).T, trainer.launch).tolist()
+        seen = of_ranks(torch.stack(taken).T, trainer.launch).cpu()  # [ranks, 2, steps]
         now = time.perf_counter()  # the loss was read, so the device is done
+        losses, norms = seen.mean(0).tolist()
         scaled = trainer.config.precision == "fp16"  # then a step without a finite norm is left out
         for i, (loss, norm) in enumerate(zip(losses, norms, strict=True), logged + 1):
             what, value = (
                 ("loss", loss) if scaled or not math.isfinite(loss) else ("gradient norm", norm)
             )
             if not math.isfinite(value):
+                if what == "loss" and len(seen) > 1:  # else averaged over the ranks, or only one
+                    what += _where(seen[:, 0, i - logged - 1])
                 raise NonFiniteError(
                     f"the {what} is {value} at step {i}; it was finite up to step {i - 1}\n"
                     f"  {_REMEDIES[trainer.config.precision]}"
@@ -128,10 +127,16 @@ def train(
         logged, mark = step, time.perf_counter()
 
 
+def _where(losses: Tensor) -> str:
+    """The ranks with a loss that is not finite, of one step's: [ranks]."""
+    ranks = (~losses.isfinite()).nonzero().flatten().tolist()
+    return f" of rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     try:
-        _run(_parse(sys.argv[1:] if argv is None else argv))
+        return _run(sys.argv[1:] if argv is None else argv)
     except NonFiniteError as error:
         return _fail(str(error), 1)
     except (UsageError, FlagError, DataError, TrainError, Unsupported) as error:
@@ -140,10 +145,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail("interrupted", 130)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
+            if (status := first_failure(1)) is not None:
+                return status  # a collective, without the rank that failed
             raise
+        rank = f"rank {dist.get_rank()}: " if dist.is_initialized() else ""
         reason = str(error).splitlines()[0]
-        return _fail(f"{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
-    return 0
+        return _fail(f"{rank}{reason}\n  Use --gc on, or lower --batch-size or --seq-len.", 2)
 
 
 def _out_of_memory(error: Exception) -> bool:
@@ -160,7 +167,8 @@ def configure(
     Args:
         preset: A name in nsa.config.PRESETS.
         options: Settings given on the command line, by their names in TrainConfig; also
-            `attention`, of the model.
+            `attention`, of the model, and `global_batch`, the rows of all ranks in one optimiser
+            step, from which `accum` follows.
 
     Returns:
         The configuration; and by the name of a setting its variable, or the reason of a fast one.
@@ -184,6 +192,16 @@ def configure(
     if attention := settings.pop("attention", None):
         model = replace(model, attention=attention)
     origins = {name: origin for name, origin in origins.items() if name not in options}
+    if rows := settings.pop("global_batch", None):
+        ranks, batch = (launch or Launch()).world_size, settings["batch_size"]
+        if rows % (once := ranks * batch):
+            near = [n for n in (rows - rows % once, rows - rows % once + once) if n]
+            raise ValueError(
+                f"--global-batch {rows} does not divide over world size {ranks} x batch size "
+                f"{batch} = {once} rows\n"
+                f"  Use --global-batch {' or '.join(map(str, near))}, or another --batch-size."
+            )
+        settings["accum"], origins["accum"] = rows // once, "--global-batch"
     for name, (value, why) in fast_settings(
         settings, model.attention, flags, launch or Launch()
     ).items():
@@ -191,18 +209,32 @@ def configure(
     return TrainConfig(model=model, **settings), origins
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(argv: Sequence[str]) -> int:
+    options = parse(argv)
     flags, launch = Flags.from_env(), Launch.from_env()
+    ranks = options.world_size or launch.world_size
+    if ranks != launch.world_size > 1:
+        raise UsageError(
+            f"--world-size {ranks} contradicts WORLD_SIZE={launch.world_size}\n"
+            "  Under torchrun, leave out --world-size."
+        )
+    starts = ranks > launch.world_size
+    if starts:  # and first sees whether the last rank can have these settings
+        launch = Launch(rank=ranks - 1, world_size=ranks, local_rank=ranks - 1)
+    if "ddp_static_graph" in options:
+        flags = replace(flags, ddp_static_graph=True)
     if options.save_every and options.save is None:
         raise UsageError("--save-every needs a folder\n  Add --save DIR.")
-    names = {f.name for f in fields(TrainConfig)} | {"attention"}
+    names = {f.name for f in fields(TrainConfig)} | {"attention", "global_batch"}
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
         config, origins = configure(options.preset, given, flags, launch)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    origins |= {name: option for name, option in options.origins.items() if name in names}
-    if launch.rank > 0:  # only the first process writes
+    origins |= options.origins
+    if starts:
+        return start_ranks([sys.executable, "-m", "nsa.train", *argv], ranks)
+    if launch.rank > 0:  # only the first rank writes
         options.out = options.curve = None
     with ExitStack() as stack:
         stack.enter_context(process_group(launch, config.device))
@@ -238,6 +270,7 @@ def _run(options: argparse.Namespace) -> None:
         if options.curve is not None:
             _draw(options.curve, options.preset, config, curve)
             _say(launch, f"curve: {options.curve}")
+    return 0
 
 
 def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags: Flags) -> str:
@@ -252,7 +285,7 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
     if "NSA_PREFILL_BATCHED" in flags.set_names:
         origins = {**origins, "prefill": "NSA_PREFILL_BATCHED"}
     routes = f"dense:{c.dense_backend}" if dense else describe_routes(trainer.routes)
-    settings = (
+    settings: tuple[tuple[str, str, object], ...] = (
         ("attention", "attention", c.model.attention),
         ("S", "seq_len", c.seq_len),
         ("B", "batch_size", c.batch_size),
@@ -268,8 +301,12 @@ def _boot_line(preset: str, trainer: Trainer, origins: Mapping[str, str], flags:
         ("routes", "routes", routes),
         ("prefill", "prefill", trainer.prefill),
         ("device", "device", trainer.device),
-        ("processes", "processes", trainer.launch.world_size),
+        ("world_size", "world_size", trainer.launch.world_size),
     )
+    ddp = ddp_settings(trainer.ddp)
+    by_flags = {n: flag for n in ddp if (flag := f"NSA_{n.upper()}") in flags.set_names}
+    origins = {**by_flags, **origins}
+    settings += tuple((name, name, value) for name, value in ddp.items())
     parts = [f"preset={preset}"]
     for label, name, value in settings:
         parts.append(f"{label}={value}" + (f" ({origins[name]})" if name in origins else ""))
@@ -312,186 +349,11 @@ def _say(launch: Launch, line: str) -> None:
 
 
 def _fail(message: str, status: int) -> int:
+    if (before := first_failure(status)) is not None:
+        return before
     sys.stderr.write(f"error: {message}\n")
     return status
 
 
-# --- command line ------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\n  For the options, run python -m nsa.train --help.")
-
-
-class _Set(argparse.Action):
-    """Stores a value, and in `origins` the option that it came from."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
-        namespace.origins[self.dest] = option_string
-
-
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _parser()
-    options, unknown = parser.parse_known_args(argv, argparse.Namespace(origins={}))
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
-        suggestion = _suggestion(name, known)
-        parser.error(f"unknown {'option' if name[:1] == '-' else 'argument'} {name}{suggestion}")
-    return options
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m nsa.train",
-        description="Train the byte-level LM with NSA or dense attention. On a GPU it runs by "
-        "Triton kernels, compiled and as a CUDA graph, as far as the settings allow.",
-        epilog="NSA_* environment variables choose routes and defaults: see nsa/README.md.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add(
-        "--preset",
-        type=_one_of(PRESETS),
-        default="small",
-        help=f"model and its settings: {', '.join(PRESETS)} (default: small)",
-    )
-    add(
-        "--log-every",
-        type=_at_least(1),
-        default=10,
-        metavar="STEPS",
-        help="print a line every STEPS steps (default: 10)",
-    )
-    add(
-        "--held-out",
-        type=_at_least(0),
-        default=0,
-        metavar="BATCHES",
-        help="evaluate BATCHES held-out batches for every line (default: 0)",
-    )
-    add("--out", type=Path, metavar="DIR", help="write train.csv and TensorBoard events to DIR")
-    add("--curve", type=_png, metavar="PNG", help="draw the learning curve to this file")
-    add("--save", type=Path, metavar="DIR", help="save a checkpoint to DIR after the last step")
-    add("--save-every", type=_at_least(1), metavar="STEPS", help="and every STEPS steps")
-    add(
-        "--keep",
-        type=_at_least(1),
-        default=2,
-        metavar="K",
-        help="delete all but the newest K checkpoints (default: 2)",
-    )
-    add(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue from the newest checkpoint in DIR, or from DIR/step-...; give the same "
-        "settings as before",
-    )
-
-    add = partial(parser.add_argument, action=_Set, default=argparse.SUPPRESS)
-    add(
-        "--attention",
-        type=_one_of(get_args(Attention)),
-        help="attention of the model: nsa or dense",
-    )
-    add("--seq-len", type=_at_least(1), metavar="T", help="tokens per row")
-    add("--batch-size", type=_at_least(1), metavar="B", help="rows per forward")
-    add("--accum-batches", type=_at_least(1), dest="accum", help="forwards per optimiser step")
-    gc = parser.add_mutually_exclusive_group()
-    recompute = partial(gc.add_argument, action=_Set, default=argparse.SUPPRESS)
-    recompute(
-        "--gc",
-        dest="checkpointing",
-        metavar="off|on|A-B",
-        help="layers recomputed in the backward pass",
-    )
-    recompute("--no-gc", dest="checkpointing", nargs=0, const="off", help="same as --gc off")
-    add(
-        "--compile",
-        type=_one_of(COMPILE),
-        help="compile everything but attention: off or on (default on a GPU: on)",
-    )
-    graph = parser.add_mutually_exclusive_group()
-    replay = partial(graph.add_argument, action=_Set, default=argparse.SUPPRESS, nargs=0)
-    replay("--cuda-graph", const=True, help="replay every step as one CUDA graph")
-    replay("--no-cuda-graph", dest="cuda_graph", const=False, help="launch kernel by kernel")
-    add("--steps", type=_at_least(1), help="optimiser steps, and length of the schedule")
-    add("--warmup-steps", type=_at_least(0), help="steps of linear warm-up")
-    add("--dataset", metavar="NAME", help="synthetic, text, fineweb_edu or fineweb_edu:PATH")
-    add(
-        "--loader-timeout",
-        type=_above_0,
-        dest="loader_timeout_s",
-        metavar="SECONDS",
-        help="longest wait for data",
-    )
-    add("--precision", type=_one_of(get_args(Precision)), help="fp32, bf16 or fp16")
-    add("--lr", type=_above_0, help="peak learning rate")
-    add("--weight-decay", type=_from_0, help="weight decay of matrices")
-    add("--clip", type=_above_0, help="largest gradient norm")
-    add("--seed", type=_at_least(0), help="seed of weights and data")
-    add("--device", help="cpu, cuda or cuda:N (default: a GPU if present)")
-    return parser
-
-
-def _at_least(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < low:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
-        return int(text)
-
-    return parse
-
-
-def _above_0(text: str) -> float:
-    return _number(text, lambda value: value > 0, "above 0")
-
-
-def _from_0(text: str) -> float:
-    return _number(text, lambda value: value >= 0, "of at least 0")
-
-
-def _number(text: str, fits: Callable[[float], bool], form: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not fits(value):  # NaN never fits
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number {form}")
-    return value
-
-
-def _png(text: str) -> Path:
-    if not text.lower().endswith(".png"):
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
-    return Path(text)
-
-
-def _one_of(words: Collection[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            known = ", ".join(words)
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not one of {known}{_suggestion(text, words)}"
-            )
-        return text
-
-    return parse
-
-
-def _suggestion(word: str, words: Collection[str]) -> str:
-    near = difflib.get_close_matches(word, words, n=1)
-    return f"\n  Did you mean {near[0]}?" if near else ""
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(leave(main()))

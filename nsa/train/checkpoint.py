@@ -4,7 +4,7 @@
                     .metadata, __0_0.distcp, ...      weights, AdamW's moments, random states
 
 A folder with this name is whole: it is written as step-000500.partial and renamed at the end. The
-data has no state here: a resumed run reads the batches of the steps done again. All processes save
+data has no state here: a resumed run reads the batches of the steps done again. All ranks save
 and resume together, in a folder that they share.
 """
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nsa.errors import TrainError
 from nsa.train.data import fetches
+from nsa.train.devices import ddp_settings
 from nsa.train.loop import Trainer, describe_routes
 
 _STATE = "state.json"
@@ -51,7 +52,7 @@ def save(trainer: Trainer, folder: Path, *, keep: int) -> Path:
     with _files(whole, "written", "Choose another folder, or free disk space.") as dcp:
         for left in folder.glob("step-*.partial") if first else ():  # by a run that was killed
             shutil.rmtree(left)
-        dcp.save(tensors, checkpoint_id=partial)  # returns when the files of all processes are here
+        dcp.save(tensors, checkpoint_id=partial)  # returns when the files of all ranks are here
         if first:
             with (partial / _STATE).open("w") as file:
                 file.write(state)
@@ -131,7 +132,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _settings(trainer: Trainer) -> dict[str, str]:
-    """What the trainer was built from, by name; processes of one run have the same."""
+    """What the trainer was built from, by name; ranks of one run have the same."""
     config = trainer.config
     drawn = trainer.stream.description
     seen = {
@@ -140,7 +141,7 @@ def _settings(trainer: Trainer) -> dict[str, str]:
         "branches": "+".join(trainer.routes.running()),
         "prefill": trainer.prefill,
         "processes": trainer.launch.world_size,
-        "ddp_compress": trainer.compressed,
+        "ddp_compress": ddp_settings(trainer.ddp).get("ddp_compress", "off"),
         "routes": describe_routes(trainer.routes),
     }
     parts = {**asdict(config), **asdict(config.model), **asdict(config.model.nsa), **seen}

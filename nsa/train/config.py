@@ -39,7 +39,7 @@ class TrainConfig:
     compile: Compile = "off"
     """Whether everything but the attention itself runs compiled (torch.compile)."""
     cuda_graph: bool = False
-    """Whether a step is recorded as a CUDA graph and replayed. Only on one GPU, and not with fp16,
+    """Whether a step is recorded as a CUDA graph and replayed. Only on a GPU, and not with fp16,
     where the loss scale decides at every step whether to apply it."""
     precision: Precision = "fp32"
     """Parameters are always float32; bf16 and fp16 compute under autocast, fp16 scales the loss."""

@@ -1,4 +1,4 @@
-"""Where training runs: the device of a process, and how several processes train as one."""
+"""Where training runs: the device of a process, and how several ranks train as one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _COMPRESS_HOOKS = {
 
 @contextmanager
 def process_group(launch: Launch, device: str) -> Iterator[None]:
-    """Join the other processes of a torchrun launch, over NCCL on GPUs and gloo on CPUs."""
+    """Join the other ranks of a launch, over NCCL on GPUs and gloo on CPUs."""
     if launch.world_size == 1:
         yield
         return
@@ -32,13 +32,11 @@ def process_group(launch: Launch, device: str) -> Iterator[None]:
         dist.init_process_group(backend, rank=launch.rank, world_size=launch.world_size)
     except (ValueError, dist.DistError) as error:
         raise TrainError(
-            f"the {launch.world_size} processes cannot connect to each other: {error}",
-            "Start with torchrun.",
+            f"the {launch.world_size} ranks cannot connect to each other: {error}",
+            "Start with --world-size or torchrun.",
         ) from error
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    dist.destroy_process_group()  # not after an error: the others may never answer
 
 
 def training_device(device: str, launch: Launch) -> torch.device:
@@ -66,16 +64,23 @@ def training_device(device: str, launch: Launch) -> torch.device:
 
 
 def distribute(
-    model: nn.Module, device: torch.device, flags: Flags, *, unused: bool = False
+    model: nn.Module, device: torch.device, flags: Flags, *, accum: int, unused: bool
 ) -> DistributedDataParallel:
-    """Average gradients over the processes, with the number format and buckets of the flags; of
-    parameters that get no gradient, only if `unused` says that there are some."""
+    """Average gradients over the ranks, as the flags say, at the last of a step's `accum` forwards;
+    of parameters that get no gradient, only if `unused` says that there are some."""
+    if flags.ddp_static_graph and accum > 1:  # pytorch/pytorch, pull request 187732
+        raise TrainError(
+            f"DDP with a static graph cannot accumulate {accum} forwards: torch then fails, or "
+            "averages no gradient",
+            "Use one forward per step, or leave out --static-graph (NSA_DDP_STATIC_GRAPH).",
+        )
     ddp = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=flags.ddp_bucket_mb,
         gradient_as_bucket_view=True,
-        find_unused_parameters=unused,
+        find_unused_parameters=unused and not flags.ddp_static_graph,
+        static_graph=flags.ddp_static_graph,
     )
     if flags.ddp_compress != "off":
         try:
@@ -88,10 +93,21 @@ def distribute(
     return ddp
 
 
-def over_processes(values: Tensor, launch: Launch) -> Tensor:
-    """The means over all processes."""
-    if launch.world_size > 1:
-        values = values.contiguous()
-        dist.all_reduce(values)
-        values = values / launch.world_size
-    return values
+def ddp_settings(ddp: DistributedDataParallel | None) -> dict[str, int | str]:
+    """How gradients are averaged over ranks, as DDP itself states it; nothing in one process."""
+    own = {} if ddp is None else ddp._get_ddp_logging_data()
+    return own and {
+        "ddp_compress": own.get("comm_hook", "off").removesuffix("_compress_hook"),
+        "ddp_bucket_mb": own["bucket_cap_bytes"] // 2**20,
+        "ddp_static_graph": "on" if own.get("static_graph") else "off",
+    }
+
+
+def of_ranks(values: Tensor, launch: Launch) -> Tensor:
+    """The values of every rank, on each of them: [ranks, ...]."""
+    if launch.world_size == 1:
+        return values.unsqueeze(0)
+    values = values.contiguous()
+    found = [torch.empty_like(values) for _ in range(launch.world_size)]
+    dist.all_gather(found, values)
+    return torch.stack(found)

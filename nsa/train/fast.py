@@ -70,7 +70,7 @@ def fast_settings(
         select = (routes or flags.routes()).select
         why = ""
         if launch.world_size > 1:
-            why = "not with several processes"
+            why = "several ranks use it only with --cuda-graph"
         elif precision == "fp16":
             why = "not in fp16, whose loss scale decides about each step"
         elif attention == "nsa" and flags.prefill == "token":

@@ -5,7 +5,7 @@ ran, from the tensors and calls of the step. This module neither reads the envir
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -27,8 +27,11 @@ from nsa.profiling import named_range
 from nsa.roofline import peak_flops
 from nsa.train.config import AUTOCAST, TrainConfig
 from nsa.train.data import Loader, fetches, open_stream
-from nsa.train.devices import distribute, training_device
-from nsa.train.graph import CapturedStep, CaptureError
+from nsa.train.devices import ddp_settings, distribute, training_device
+from nsa.train.graph import CapturedStep, CaptureError, beside
+
+_launched = torch.optim.Optimizer.profile_hook_step(lambda optimiser: None)
+"""Calls the hooks of an optimiser's step, which a replayed graph takes without a call of it."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class _Seen:
 class Trainer:
     """A model, its optimiser and its data, on one device of one process.
 
-    With `launch.world_size` above 1 the gradients are averaged over all processes (DDP), each of
+    With `launch.world_size` above 1 the gradients are averaged over all ranks (DDP), each of
     which reads its own share of the data; a process group must exist (see `process_group`).
     """
 
@@ -75,10 +78,12 @@ class Trainer:
         self.config = config
         self.launch = launch
         self.device = training_device(config.device, launch)
-        if config.cuda_graph:
-            _check_graph(config, self.device, launch)
         # Read a flag only where it decides something: Flags.asked_for reports what was read.
         dense = config.model.attention == "dense"
+        self.routes = config.routes or (Routes() if dense else flags.routes())
+        unused = launch.world_size > 1 and self.routes.compress == OFF  # phi then has no gradient
+        if config.cuda_graph:
+            _check_graph(config, self.device, unused)
         with torch.random.fork_rng(devices=[]):  # layers draw once more, from the global one
             self.model = ByteLM(
                 config.model,
@@ -90,7 +95,6 @@ class Trainer:
         self.gradient_norm = torch.zeros((), device=self.device)
         """Of the whole gradient in the last step, before clipping: a scalar on the device. NaN or
         Inf where fp16 overflowed, whose step is left out."""
-        self.routes = config.routes or (Routes() if dense else flags.routes())
         self.prefill = flags.prefill if config.prefill is None else config.prefill
         self._graph: CapturedStep | None = None
         self._rotation: tuple[int, torch.dtype, Rotation] | None = None
@@ -98,12 +102,14 @@ class Trainer:
         self._seen = self._nothing_seen()
         for layer, block in enumerate(self.model.blocks):
             self._watch(layer, block)
-        self._ddp = None
-        self.compressed = flags.ddp_compress if launch.world_size > 1 else "off"
-        """Number format of gradients between processes; see Flags.ddp_compress."""
+        self.ddp = self._ddp_stream = None
         if launch.world_size > 1:
-            unused = self.routes.compress == OFF  # phi then has no gradient
-            self._ddp = distribute(self.model, self.device, flags, unused=unused)
+            if config.cuda_graph and self.device.type == "cuda":
+                self._ddp_stream = torch.cuda.Stream(self.device)
+            with beside(self._ddp_stream):
+                self.ddp = distribute(
+                    self.model, self.device, flags, accum=config.accum, unused=unused
+                )
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         self._optimiser = torch.optim.AdamW(
@@ -142,7 +148,7 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        """Targets that one step of all processes learns from."""
+        """Targets that one step of all ranks learns from."""
         c = self.config
         return c.batch_size * c.seq_len * c.accum * self.launch.world_size
 
@@ -202,8 +208,9 @@ class Trainer:
         accum = self.config.accum
         losses = []
         for i, batch in enumerate(batches):
-            with self._no_reduction() if i < accum - 1 else nullcontext():
-                loss = self._loss(batch, self._ddp or self.model)
+            ddp = self.ddp if i < accum - 1 else None  # these sums are not averaged over ranks
+            with nullcontext() if ddp is None else ddp.no_sync():
+                loss = self._loss(batch, self.ddp or self.model)
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
@@ -222,6 +229,7 @@ class Trainer:
                     batches,
                     device=self.device,
                     before_capture=partial(self._forget, kept),
+                    ddp_stream=self._ddp_stream,
                 )
             except CaptureError as error:
                 raise TrainError(
@@ -231,7 +239,9 @@ class Trainer:
                 ) from error
         self._seen.replayed = True
         self._set_rate(rate)
-        return self._graph(batches)
+        out = self._graph(batches)
+        _launched(self._optimiser)
+        return out
 
     def _recorded(self, batches: Iterable[Tensor]) -> Tensor:
         return torch.stack(self._learn(batches))
@@ -295,13 +305,15 @@ class Trainer:
             "prefill": seen.prefill,
             "data": self.stream.description,
             "device": str(next(self.model.parameters()).device),
-            "world_size": dist.get_world_size() if self._ddp is not None else 1,
+            "world_size": dist.get_world_size() if self.ddp is not None else 1,
             "parameters": self.model.num_parameters,
+            **ddp_settings(self.ddp),
         }
 
     def close(self) -> None:
-        """Stop the data loader."""
+        """Stop the data loader, and free the CUDA graph, for whose end NCCL would wait."""
         self.stream.close()
+        self._graph = None
 
     def tensors(self) -> dict[str, Tensor]:
         """The weights and the optimiser's state themselves, by name."""
@@ -389,10 +401,6 @@ class Trainer:
         self._optimiser.zero_grad(set_to_none=True)
         return norm
 
-    def _no_reduction(self) -> AbstractContextManager[object]:
-        """A context in which gradients are summed but not averaged over the processes."""
-        return nullcontext() if self._ddp is None else self._ddp.no_sync()
-
     def _nothing_seen(self) -> _Seen:
         return _Seen(calls=[0] * self.config.model.n_layers)
 
@@ -408,15 +416,16 @@ class Trainer:
         block.register_forward_pre_hook(note, with_kwargs=True)
 
 
-def _check_graph(config: TrainConfig, device: torch.device, launch: Launch) -> None:
+def _check_graph(config: TrainConfig, device: torch.device, unused: bool) -> None:
     """Raise TrainError where a step cannot be a CUDA graph."""
     without = "or use --no-cuda-graph."
     if device.type != "cuda":
         raise TrainError(f"a CUDA graph needs a GPU, not {device}", f"Use --device cuda, {without}")
-    if launch.world_size > 1:
+    if unused:
         raise TrainError(
-            f"a CUDA graph cannot record the collectives of {launch.world_size} processes",
-            f"Train in one process, {without}",
+            "a CUDA graph cannot train without the compress branch on several ranks: DDP then "
+            "waits at each step for the list of parameters without a gradient",
+            f"Train with this branch, {without}",
         )
     if config.precision == "fp16":
         raise TrainError(

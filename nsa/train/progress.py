@@ -18,13 +18,13 @@ class Progress:
     step: int
     """Optimiser steps taken."""
     loss: float
-    """Nats per byte: mean over all processes and the steps since the last Progress."""
+    """Nats per byte: mean over all ranks and the steps since the last Progress."""
     bits_per_byte: float
     """The same in bits."""
     held_out_bits_per_byte: float | None
     """Of the held-out split; None if it was not evaluated."""
     tokens_per_s: float | None
-    """Of all processes since the last Progress; None at the first step, which also warms up."""
+    """Of all ranks since the last Progress; None at the first step, which also warms up."""
     mfu: float | None
     """Model FLOPs utilisation: share of the GPUs' data-sheet peak; None without
     tokens_per_s or if the peak is unknown."""

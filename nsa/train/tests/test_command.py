@@ -72,6 +72,16 @@ def test_options_win_over_variables_and_these_over_the_preset() -> None:
     assert origins == {"batch_size": "NSA_BATCH_SIZE", "checkpointing": "NSA_NO_GC"}
 
 
+def test_a_global_batch_decides_how_often_a_step_accumulates() -> None:
+    def accum(ranks: int) -> int:
+        options = {"global_batch": 24, "batch_size": 2}
+        config, origins = configure("tiny", options, Flags(accum=5), Launch(world_size=ranks))
+        assert origins == {"accum": "--global-batch"}
+        return config.accum
+
+    assert [accum(ranks) for ranks in (1, 2, 4)] == [12, 6, 3]
+
+
 TRITON, ALONE, FAST = Routes.triton(), Routes.triton(["select"]), fast.FAST
 
 
@@ -86,7 +96,7 @@ TRITON, ALONE, FAST = Routes.triton(), Routes.triton(["select"]), fast.FAST
         ("125m", {}, {"NSA_PREFILL_BATCHED": "0"}, 1, (TRITON, FAST, "on", FAST, False, "token")),
         ("125m", {}, {"NSA_BRANCHES": "select"}, 1, (ALONE, FAST, "on", FAST, True, FAST)),
         ("125m", {"precision": "fp16"}, {}, 1, (TRITON, FAST, "on", FAST, False, "loss scale")),
-        ("125m", {}, {}, 2, (TRITON, FAST, "on", FAST, False, "several processes")),
+        ("125m", {}, {}, 2, (TRITON, FAST, "on", FAST, False, "several ranks")),
         ("small", {}, {}, 1, (None, "bf16 or fp16", "on", FAST, True, FAST)),
     ],
 )
@@ -153,8 +163,11 @@ def test_the_boot_line_names_the_source_of_each_setting(
     monkeypatch.setenv("NSA_SEL_RANGES_V2", "0")
     monkeypatch.setenv("NSA_BRANCHES", "select,window")
     monkeypatch.setenv("NSA_PREFILL_BATCHED", "0")
+    monkeypatch.setenv("NSA_DDP_BUCKET_MB", "9")
+    ddp = {"ddp_bucket_mb": 9, "ddp_static_graph": "on"}
+    monkeypatch.setattr("nsa.train.__main__.ddp_settings", lambda _: ddp)
 
-    assert main([*QUICK, "--no-gc", "--dataset", "synthetic"]) == 0
+    assert main([*QUICK, "--no-gc", "--dataset", "synthetic", "--static-graph"]) == 0
 
     boot, observed, first, last = capsys.readouterr().out.splitlines()
     assert boot == (
@@ -163,7 +176,8 @@ def test_the_boot_line_names_the_source_of_each_setting(
         "dataset=synthetic (--dataset) steps=2 (--steps) lr=0.003 seed=0 "
         "routes=compress:off,scores:eager,select:loop,window:eager "
         "(NSA_SEL_RANGES_V2,NSA_BRANCHES) "
-        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) processes=1 params=0.1M"
+        "prefill=token (NSA_PREFILL_BATCHED) device=cpu (--device) world_size=1 "
+        "ddp_bucket_mb=9 (NSA_DDP_BUCKET_MB) ddp_static_graph=on (--static-graph) params=0.1M"
     )
     assert "compress:off,scores:eager,select:loop" in observed
     assert "prefill=token" in observed
@@ -198,7 +212,14 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
         (["--precision", "bf61"], "Did you mean bf16?"),
         (["--attention", "sparse"], "'sparse' is not one of nsa, dense"),
         (["--dataset", "txt"], "Did you mean 'text'?"),
+        (["--world-size=64", "--device=cuda"], "GPU 63 does not exist"),
+        (["--world-size=2", "--batch-size=2", "--global-batch=9"], "Use --global-batch 8 or 12,"),
+        (
+            ["--world-size=2", "--batch-size=2", "--global-batch=3"],
+            "2 x batch size 2 = 4 rows",
+        ),
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
+        (["--global-batch=8", "--accum-batches=2"], "not allowed with argument --global-batch"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),
         (["--lr", "-1"], "argument --lr: '-1' is not a number above 0"),
         (["--lr", "inf"], "lr=inf must be finite"),
@@ -215,8 +236,12 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_options_are_one_message_and_exit_2(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("nsa.train.__main__.start_ranks", lambda *_: pytest.fail("started"))
     assert main(options) == 2
 
     captured = capsys.readouterr()
@@ -310,6 +335,10 @@ def test_a_host_without_memory_is_one_message(
     assert main(QUICK) == 2
 
     assert "lower --batch-size" in capsys.readouterr().err
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    assert main(QUICK) == 2
+    assert capsys.readouterr().err.startswith("error: rank 3: ")
 
 
 def test_another_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,4 +436,6 @@ def test_processes_that_cannot_meet_are_one_message(
 
     error = capsys.readouterr().err
     assert "MASTER_ADDR" in error
-    assert "Start with torchrun." in error
+    assert "Start with --world-size or torchrun." in error
+    assert main([*QUICK, "--world-size", "3"]) == 2
+    assert "--world-size 3 contradicts WORLD_SIZE=2" in capsys.readouterr().err

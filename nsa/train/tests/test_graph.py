@@ -1,7 +1,10 @@
 """Training compiled and replayed as a CUDA graph, and the configuration reported as effective."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -9,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import Routes
 from nsa.errors import TrainError
-from nsa.flags import Flags, Launch
+from nsa.flags import Flags
 from nsa.tests.gpu import no_waiting
 from nsa.train.__main__ import main
 from nsa.train.config import COMPILE, Compile
 from nsa.train.data import open_stream
+from nsa.train.graph import CapturedStep
 from nsa.train.loop import Trainer, _check_graph
 from nsa.train.tests.training import (
     DENSE,
@@ -90,29 +94,48 @@ def test_the_warm_up_of_a_graph_leaves_no_trace(monkeypatch: pytest.MonkeyPatch)
     assert observed == {**expected, "graph": "on"}
 
 
+@pytest.mark.parametrize(("ddp", "seen"), [(False, [3, "global"]), (True, [11, "thread_local"])])
+def test_ddp_takes_more_steps_before_a_capture_that_its_watchdog_may_disturb(
+    monkeypatch: pytest.MonkeyPatch, ddp: bool, seen: list[object]
+) -> None:
+    stream: Any = SimpleNamespace(device=None, wait_stream=lambda _: None)
+    cuda: dict[str, Any] = dict.fromkeys(("Stream", "current_stream"), lambda _: stream)
+    cuda |= {"CUDAGraph": object, "stream": nullcontext, "graph": mock.MagicMock()}
+    for name, fake in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    step, restore, used = mock.Mock(), mock.Mock(), stream if ddp else None
+    restore.side_effect = lambda: setattr(restore, "after", step.call_count)
+
+    CapturedStep(step, [], device=torch.device("cpu"), before_capture=restore, ddp_stream=used)
+
+    assert [restore.after, cuda["graph"].call_args.kwargs["capture_error_mode"]] == seen
+    assert step.call_count == restore.after + 1
+
+
+def test_the_hooks_of_the_optimiser_see_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs_without_a_gpu(monkeypatch)
+    seen: list[object] = []
+    with Trainer(tiny(cuda_graph=True)) as trainer:
+        trainer._optimiser.register_step_post_hook(lambda optimiser, *_: seen.append(optimiser))
+        setattr(trainer, "_graph", lambda _: torch.zeros(2))  # noqa: B010
+        for _ in range(3):
+            trainer.step()
+    assert seen == [trainer._optimiser] * 3
+
+
 @pytest.mark.parametrize(
-    ("settings", "device", "launch", "message"),
+    ("settings", "device", "unused", "message"),
     [
-        ({}, "cpu", Launch(), r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
-        ({}, "cuda", Launch(rank=1, world_size=2), "of 2 processes"),
-        ({"precision": "fp16"}, "cuda", Launch(), "cannot train in fp16.*\n  Use --precision bf16"),
+        ({}, "cpu", False, r"a CUDA graph needs a GPU, not cpu\n  Use --device cuda"),
+        ({"precision": "fp16"}, "cuda", False, "cannot train in fp16.*\n  Use --precision bf16"),
+        ({}, "cuda", True, "without the compress branch on several ranks"),
     ],
 )
 def test_where_a_step_cannot_be_a_graph(
-    settings: dict[str, Any], device: str, launch: Launch, message: str
+    settings: dict[str, Any], device: str, unused: bool, message: str
 ) -> None:
     with pytest.raises(TrainError, match=message):
-        _check_graph(tiny(**settings), torch.device(device), launch)
-
-
-def test_a_graph_on_the_cpu_is_refused_before_anything_is_built(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main([*QUICK, "--cuda-graph"]) == 2
-
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("error: a CUDA graph needs a GPU, not cpu")
+        _check_graph(tiny(**settings), torch.device(device), unused)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import math
 import os
 import socket
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from nsa import roofline
+from nsa.errors import TrainError
 from nsa.flags import Flags, Launch
 from nsa.roofline import peak_flops
 from nsa.train import checkpoint
@@ -296,57 +298,78 @@ def test_a_gradient_that_is_not_finite_stops_the_training(monkeypatch: pytest.Mo
 # --- several processes -------------------------------------------------------------------
 
 
-TOGETHER = {
-    "off": Flags(ddp_bucket_mb=1),
-    "fp16": Flags(ddp_compress="fp16"),
-    "branches": Flags(branches=("select", "window")),
+TWO_BRANCHES = Flags(branches=("select", "window"))
+"""Without compress, phi has no gradient, and DDP must not wait for one."""
+TOGETHER: dict[str, tuple[Flags, dict[str, Any]]] = {
+    "off": (Flags(ddp_bucket_mb=1), {"accum": 2}),
+    "fp16": (Flags(ddp_compress="fp16"), {"accum": 2}),
+    "branches": (TWO_BRANCHES, {"accum": 2, "checkpointing": "on"}),
+    "static": (replace(TWO_BRANCHES, ddp_static_graph=True), {"checkpointing": "0-0"}),
 }
 
 
 def train_in_a_group(rank: int, port: int, folder: Path) -> None:
-    """One of two processes: trains with each of TOGETHER, and files losses and weights."""
+    """One of two ranks: trains with each of TOGETHER, and files losses, weights and settings."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     launch = Launch(rank=rank, world_size=2, local_rank=rank)
     results: dict[str, Any] = {}
     with process_group(launch, "cpu"):
-        for name, flags in TOGETHER.items():
-            with Trainer(tiny(steps=2, accum=2), flags, launch) as trainer:
+        for name, (flags, settings) in TOGETHER.items():
+            with Trainer(tiny(steps=2, **settings), flags, launch) as trainer:
                 logged = [p.loss for p in train(trainer, log_every=1)]
-                results[name] = (logged, weights(trainer), trainer.effective()["world_size"])
+                results[name] = (logged, weights(trainer), trainer.effective())
         for _ in range(2):  # a step each, the second resumed from the first
-            with Trainer(tiny(steps=2, accum=2), TOGETHER["off"], launch) as trainer:
+            with Trainer(tiny(steps=2, accum=2), TOGETHER["off"][0], launch) as trainer:
                 if (folder / "step-000001").exists():
                     checkpoint.resume(trainer, folder)
                 trainer.step()
                 checkpoint.save(trainer, folder, keep=2)
                 results["resumed"] = weights(trainer)
+        with Trainer(tiny(steps=4), launch=launch) as trainer:
+            values = iter(torch.tensor([1.0, 1.0, math.nan if rank else 1.0, math.nan]))
+            setattr(trainer, "step", lambda: next(values))  # noqa: B010
+            with pytest.raises(NonFiniteError) as stopped:
+                list(train(trainer, log_every=4))
+            results["not finite"] = str(stopped.value)
+        with pytest.raises(TrainError, match="cannot accumulate 2 forwards"):
+            Trainer(tiny(accum=2), TOGETHER["static"][0], launch)
     torch.save(results, folder / f"{rank}.pt")
 
 
-def test_two_processes_train_as_one_on_the_data_of_both(tmp_path: Path) -> None:
+def alone(**settings: Any) -> tuple[list[float], Tensor]:
+    """Losses and weights of one process on the data of two ranks."""
+    config = tiny(steps=2, **{**settings, "accum": 2 * settings.get("accum", 1)})
+    with Trainer(config) as trainer:
+        streams = [
+            open_stream("text", batch_size=2, seq_len=24, rank=rank, world_size=2)
+            for rank in (0, 1)
+        ]
+        trainer.stream = planted(next(stream) for stream in cycle(streams))
+        return [p.loss for p in train(trainer, log_every=1)], weights(trainer)
+
+
+def test_two_ranks_train_as_one_process_on_the_data_of_both(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawn(train_in_a_group, args=(port, tmp_path), nprocs=2)
     assert len(list((tmp_path / "step-000001").glob("*.distcp"))) == 2
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
-    with Trainer(tiny(steps=2, accum=4)) as alone:
-        streams = [
-            open_stream("text", batch_size=2, seq_len=24, rank=rank, world_size=2)
-            for rank in (0, 1)
-        ]
-        alone.stream = planted(next(stream) for stream in cycle(streams))
-        expected = [p.loss for p in train(alone, log_every=1)]
 
     for results in ranks:
         assert torch.equal(results["resumed"], results["off"][1])
-    for name, (least, most) in {"off": (0, 1e-6), "fp16": (1e-6, 1e-3)}.items():
-        (logged, mine, world_size), (_, theirs, _) = ranks[0][name], ranks[1][name]
-        assert world_size == 2
+        assert results["not finite"].startswith("the loss of rank 1 is nan at step 3; ")
+    for name, (flags, settings) in TOGETHER.items():
+        (logged, mine, observed), (_, theirs, _) = ranks[0][name], ranks[1][name]
         assert torch.equal(mine, theirs)
+        assert observed["world_size"] == 2
+        assert observed["gc"] == settings.get("checkpointing", "off")
+        assert observed["ddp_compress"] == flags.ddp_compress
+        assert observed["ddp_bucket_mb"] == (flags.ddp_bucket_mb or 25)
+        assert observed["ddp_static_graph"] == ("on" if flags.ddp_static_graph else "off")
+        expected, ours = alone(routes=flags.routes(), **settings)
         assert logged == pytest.approx(expected, rel=1e-5)
-        error = (mine - weights(alone)).norm() / weights(alone).norm()
-        assert least <= error <= most, f"gradients sent as {name}"
-    (_, mine, _), (_, theirs, _) = ranks[0]["branches"], ranks[1]["branches"]
-    assert torch.equal(mine, theirs)  # DDP did not wait for phi, which has no gradient here
+        error = (mine - ours).norm() / ours.norm()
+        least, most = (1e-6, 1e-3) if flags.ddp_compress == "fp16" else (0, 1e-6)
+        assert least <= error <= most, name

@@ -53,7 +53,7 @@ def planted(batches: Iterable[Tensor]) -> ByteStream:
 class _Replayed:
     """A CapturedStep without a GPU: warms up in the same way, and then calls the step."""
 
-    def __init__(self, step, batches, *, device, before_capture) -> None:
+    def __init__(self, step, batches, *, device, before_capture, ddp_stream) -> None:
         for _ in range(2):
             step(batches)
         before_capture()
