@@ -128,12 +128,13 @@ def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
 
 
 def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[CaseSummary]]:
-    """Groups of cases that are equal in all but these axes, of which `provider` may be one."""
+    """Groups of cases of one GPU that are equal in all but these axes, of which `provider` may be
+    one."""
     groups: dict[object, list[CaseSummary]] = {}
     for s in summaries:
         bound = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
         rest = frozenset((name, value) for name, value in bound.items() if name not in axes)
-        groups.setdefault(rest, []).append(s)
+        groups.setdefault((s.card, rest), []).append(s)
     return list(groups.values())
 
 

@@ -234,6 +234,7 @@ def _summarise(
         differing=tuple(m.process for m in ok if m.output_digest != ok[0].output_digest),
         kernels_invisible=bool(ok and case.kernels and not gpu),
         apart_s=tuple(steps) if _apart(steps) else (),
+        card=measurements[0].card if measurements else "",
     )
 
 

@@ -6,7 +6,7 @@ gap on the machine of the gap.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -132,13 +132,21 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
 def _pairs(
     suspect: Suspect, where: Match, summaries: Sequence[CaseSummary]
 ) -> Iterator[tuple[CaseSummary, CaseSummary]]:
+    """Summaries of `sides` that have a step time."""
+    timed = {
+        s.case.case_id: s for s in summaries if s.outcome is Outcome.OK and "step_s" in s.metrics
+    }
+    for a, b in sides(suspect, where, [s.case for s in timed.values()]):
+        yield timed[a.case_id], timed[b.case_id]
+
+
+def sides(suspect: Suspect, where: Match, cases: Iterable[Case]) -> Iterator[tuple[Case, Case]]:
     """Cases without and with the suspect that are equal in every axis that neither side names."""
     named = suspect.without.criteria.keys() | suspect.with_.criteria.keys()
-    timed = [s for s in summaries if s.outcome is Outcome.OK and "step_s" in s.metrics]
-    there = [s for s in timed if _there(where, s.case)]
-    for a in (s for s in there if suspect.without.accepts(s.case)):
-        for b in (s for s in there if suspect.with_.accepts(s.case)):
-            if b is not a and equal_beside(named, a.case, b.case):
+    there = [c for c in cases if _there(where, c)]
+    for a in (c for c in there if suspect.without.accepts(c)):
+        for b in (c for c in there if suspect.with_.accepts(c)):
+            if b is not a and equal_beside(named, a, b):
                 yield a, b
 
 

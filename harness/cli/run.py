@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,9 +20,10 @@ from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
+from harness.executor import session
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
-from harness.records import CaseSummary, Check, Decision, Environment, Run, Suite, Verdict
+from harness.records import CaseSummary, Check, Decision, Environment, Run, Stop, Suite, Verdict
 from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
@@ -34,6 +36,13 @@ from harness.suite import load as suites
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 MOST_RUNS = 3
 """Runs of a suite that are read for the expected times of its cases."""
+
+
+class ExecutorName(StrEnum):
+    """What starts the processes of a run on several GPUs."""
+
+    LOCAL = "local"
+    SSH = "ssh"
 
 
 def run(
@@ -82,6 +91,16 @@ def run(
     ] = False,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
+    executor: Annotated[
+        ExecutorName | None,
+        typer.Option(help="Measure on several GPUs at once: all of this node, or those of hosts."),
+    ] = None,
+    hosts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="For ssh: a host a line; see harness/executor/README.md."
+        ),
+    ] = None,
 ) -> None:
     """Measure a suite, store every sample, write a report and give the suite's verdict.
 
@@ -89,6 +108,7 @@ def run(
     harness run suites/smoke.yaml
     harness run a100-retest --filter 'train/*' --set seq_len=512
     harness run --resume latest
+    harness run attention --executor local
     """
     began = time.monotonic()
     if (suite is None) == (resume is None):
@@ -128,6 +148,31 @@ def run(
             )
     if report:
         render.check_writable(reports)
+    dealt = session.dealt(before) if before else None
+    if executor and before is None:
+        if budget_min or suite is None:
+            raise HarnessError("--budget does not apply with --executor", "Remove one.")
+        given = [word for value in overrides or () for word in ("--set", value)]
+        given += [*(["--trace"] if trace else []), *([] if self_test else ["--no-self-test"])]
+        file = str(hosts.resolve()) if hosts else ""
+        dealt = session.Dealt(executor=executor, file=file, suite=suite, options=tuple(given))
+    if dealt is not None:
+        device = _device(chosen) if dealt.executor == ExecutorName.LOCAL else ""
+        expected = _expected(chosen, store_root, device)
+        with session.begin(chosen, before, dealt, store_root, command()) as writer:
+            try:
+                stop, rows = session.execute(
+                    writer,
+                    dealt,
+                    expected_s={e.case_id: (e.low_s + e.high_s) / 2 for e in expected},
+                    abort=abort,
+                    say=say,
+                    began=None if before else began,
+                )
+            except KeyboardInterrupt:
+                raise _interrupted(writer.folder) from None
+        err.print(console.blocks(rows))
+        _finish(writer.folder, stop, store_root, reports if report else None, as_json)
     with ExitStack() as held:
         rig, launcher, here = take(
             held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root
@@ -165,13 +210,20 @@ def run(
             if _carry_out(agenda, rig, launcher, here, writer, self_test=self_test):
                 wall_s = time.monotonic() - began if before is None else None
                 writer.finish(wall_s=wall_s, stopped=agenda.stop)
-    if agenda.stop:
-        rest = text.rest_command(agenda.stop, writer.folder)
-        say(f"stopped: {units.stop_text(agenda.stop)}\n  To measure the rest: {rest}")
+    _finish(writer.folder, agenda.stop, store_root, reports if report else None, as_json)
+
+
+def _finish(
+    folder: Path, stop: Stop | None, store_root: Path, reports: Path | None, as_json: bool
+) -> NoReturn:
+    """Say what is left, write the report, show the run and exit with its verdict."""
+    if stop:
+        rest = text.rest_command(stop, folder)
+        say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
-    recorded = reader.load(store_root, writer.folder)
-    _conclude(recorded, pages.written(recorded, reports) if report else None, as_json)
+    recorded = reader.load(store_root, folder)
+    _conclude(recorded, pages.written(recorded, reports) if reports else None, as_json)
 
 
 def _carry_out(
@@ -207,12 +259,17 @@ def _carry_out(
                 gpu=rig.gpu,
             )
     except KeyboardInterrupt:
-        say(
-            f"interrupted; all finished processes are recorded in {writer.folder}\n"
-            f"  Continue with: {text.rest_command(None, writer.folder)}"
-        )
-        raise typer.Exit(EXIT_UNDECIDED) from None
+        raise _interrupted(writer.folder) from None
     return True
+
+
+def _interrupted(folder: object) -> typer.Exit:
+    """The exit of a run that Ctrl-C ended, which this says."""
+    say(
+        f"interrupted; all finished processes are recorded in {folder}\n"
+        f"  Continue with: {text.rest_command(None, folder)}"
+    )
+    return typer.Exit(EXIT_UNDECIDED)
 
 
 def _device(suite: Suite) -> str:
@@ -233,12 +290,13 @@ def _requirements(suite: Suite) -> Sequence[Check]:
 
 
 def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:
-    """The expected time of each case, by the newest stored runs of the suite on this device."""
+    """The expected time of each case, by the newest stored runs of the suite on this device, or on
+    any without a device."""
     stored: Sequence[reader.RunHeader] = ()
     if store_root.is_dir():
         choice = index.RunFilter(suite=suite.name)
         stored = index.ask(store_root, lambda known: known.runs(choice), say)
-    alike = [h for h in stored if h.device == device and not h.problem][-MOST_RUNS:]
+    alike = [h for h in stored if h.device == (device or h.device) and not h.problem][-MOST_RUNS:]
     return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
 
 
@@ -360,7 +418,7 @@ def report_(
     _conclude(recorded, page, as_json)
 
 
-def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> None:
+def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
     """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
     cases, verdict = gate.of_run(recorded)
     if as_json:

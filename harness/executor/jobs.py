@@ -6,14 +6,15 @@ it ended, and brings the run folder back. Executors measure, parse and merge not
 """
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from harness.store.reader import RUN_FILE
+
 BLOCK_S = 50 * 60.0
 """Expected time that a block may fill, unless one unit alone takes longer."""
-KEPT = "latest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class CaseBlock:
     """b000, b001, ...: unique in its run, and fit for a file name."""
     case_ids: tuple[str, ...]
     expected_s: float
+    limit_s: float
+    """When it is still running after this time, its job hangs."""
     alone: bool = False
     """Whether it takes every GPU of its node, and nothing else is measured there meanwhile."""
 
@@ -45,15 +48,11 @@ class Attempt:
     avoid: str = ""
     """The slot that lost the block before; used only if there is no other."""
 
-    def arguments(self, store: str, *, resume: bool) -> tuple[str, ...]:
-        """What follows `harness`, with the folder of runs as the node of the job names it.
-
-        Args:
-            resume: Whether that folder has a run of an earlier start of this attempt.
-        """
+    def arguments(self, store: str) -> tuple[str, ...]:
+        """What follows `harness`, with `folder` as the node of the job names it."""
         shared = ("--store", store, "--no-report", "--no-abort", "--wait-for-gpu", "60")
-        if resume:
-            return ("run", "--resume", KEPT, *shared)
+        if any(self.folder.glob(f"*/{RUN_FILE}")):
+            return ("run", "--resume", "latest", *shared)
         # A pattern that matches this id alone: without `[` it would match any longer id, too.
         exact = (f"[{i[0]}]{glob.escape(i[1:])}" for i in self.block.case_ids)
         filters = (word for pattern in exact for word in ("--filter", pattern))
@@ -69,6 +68,8 @@ class JobEnd:
     lost: bool = False
     """Whether the slot cannot go on with this attempt: dead host, preempted job. Otherwise the same
     slot may start it again."""
+    status: int | None = None
+    """Exit status of `harness run`; None if it is not known. 2 is a refusal."""
 
 
 class Job(Protocol):
@@ -101,6 +102,11 @@ class Executor(Protocol):
         """local, ssh or slurm."""
         ...
 
+    @property
+    def resumes(self) -> bool:
+        """Whether a slot can go on with an attempt that an earlier coordinator left on disk."""
+        ...
+
     def slots(self) -> Sequence[str]:
         """The names of the slots that are alive, for the table, and to resume an attempt on its
         own slot. Empty ends the run. Slurm: any names, as many as jobs may run at once."""
@@ -124,8 +130,3 @@ class Executor(Protocol):
                 it, with names that start with a dot.
         """
         ...
-
-
-def environment_of(gpu: str) -> Mapping[str, str]:
-    """Variables of a job that may use these GPUs: UUIDs or indices with commas; empty for all."""
-    return {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}

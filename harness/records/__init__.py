@@ -39,6 +39,7 @@ from harness.records.environment import (
     Grade,
     Vitals,
     gpu_matches,
+    joined,
 )
 from harness.records.judged import (
     WORST_FIRST,

@@ -1,7 +1,8 @@
 """The machine and the code of a run."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
@@ -16,6 +17,8 @@ VARIABLE_PREFIXES = (
     *("PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONPATH"),
 )
 """Environment variables that can change numbers, or which code runs; recorded with their values."""
+SHOWN = 4
+"""Most GPUs or hosts of a run that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +139,11 @@ class Environment:
     """The state before the run; None if not recorded."""
 
     @property
+    def card(self) -> str:
+        """The UUID of the GPU, or the host."""
+        return self.gpu.uuid if self.gpu else self.hostname
+
+    @property
     def device_name(self) -> str:
         """The GPU's name, or `cpu`."""
         return self.gpu.name if self.gpu else "cpu"
@@ -144,6 +152,27 @@ class Environment:
     def uncommitted(self) -> bool:
         """Whether the code under test had uncommitted changes."""
         return bool(self.git and self.git.dirty_sha256)
+
+
+def joined(environments: Sequence[Environment]) -> Environment:
+    """Several alike machines as one: the first, with the names of all, so that it is never taken
+    for one of them. Its GPU has the least limits."""
+    first = environments[0]
+    hosts, gpus = dict.fromkeys(e.hostname for e in environments), [e.gpu for e in environments]
+    if first.gpu is not None and len(environments) > 1:
+        known = [gpu for gpu in gpus if gpu]
+        limits = [gpu.power_limit_w for gpu in known if gpu.power_limit_w]
+        uuid = _together([gpu.uuid for gpu in known], "GPUs")
+        gpu = replace(first.gpu, uuid=uuid, power_limit_w=min(limits, default=None))
+        first = replace(first, gpu=gpu)
+    return replace(first, hostname=_together([*hosts], "hosts"))
+
+
+def _together(names: Sequence[str], what: str) -> str:
+    if len(names) <= SHOWN:
+        return ", ".join(sorted(names))
+    digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
+    return f"{len(names)} {what} ({digest})"
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:

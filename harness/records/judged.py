@@ -65,6 +65,8 @@ class CaseSummary:
     """Why the run ended before the case; None if it ran, or if a resumed run will run it."""
     kernels_invisible: bool = False
     """Whether the suite has rules for kernels but there is no GPU."""
+    card: str = ""
+    """Of its measurements, see Measurement: cases of two cards are not compared."""
 
 
 class Decision(StrEnum):

@@ -8,6 +8,7 @@ Schema versions
     2  also counters, profile, breakdown of the step, evidence of failures, discarded samples and
        the self-test. All are absent from runs of schema 1.
     3  census is called profile, proof self_test, and the runs of a failure steps.
+    4  also the environments of a run that several GPUs measured, and the card of a measurement.
 """
 
 import statistics
@@ -21,7 +22,7 @@ from harness.records.outcome import Clock, Outcome, Scalar, Stop
 from harness.records.profile import Breakdown, Counters, Profile
 from harness.records.self_test import SelfTest
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MAX_DETAIL_BYTES = 4096
 _DETAIL_TAIL_BYTES = 512
 
@@ -335,6 +336,8 @@ class Measurement:
     """Path of the process's output, relative to the run folder."""
     evidence: Evidence | None = None
     """If the outcome is not OK; None in schema 1."""
+    card: str = ""
+    """Environment.card of the one it was taken in, if several GPUs measured the run."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", bounded(self.detail))
@@ -377,7 +380,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One execution of a suite at one commit on one machine."""
+    """One execution of a suite at one commit, on one GPU or on several alike ones."""
 
     run_id: str
     folder: str
@@ -399,6 +402,8 @@ class Run:
     """Why it ended before all of its processes."""
     judged_by: str = ""
     """The suite file whose rules judge it here; empty for its own. It is not stored."""
+    environments: tuple[Environment, ...] = ()
+    """Of each GPU, if an executor measured the run; `environment` is then all of them in one."""
 
     @property
     def self_test(self) -> SelfTest | None:

@@ -99,6 +99,10 @@ class Agenda:
         """The number of processes."""
         return sum(map(len, self._left.values()))
 
+    def left_of(self, case_id: str) -> Sequence[int]:
+        """The processes that a case has left."""
+        return self._left[case_id]
+
     def ended(self, measurement: Measurement) -> None:
         """A process has ended. The first one that does not end OK is the last of its case."""
         name = measurement.case_id

@@ -46,10 +46,18 @@ class Ended:
     """Why processes are left."""
 
 
-Line = Started | SelfTest | Measurement | Resumed | Ended
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredIn:
+    """The environment of some later measurements, which name its card."""
+
+    environment: Environment
+
+
+Line = Started | SelfTest | MeasuredIn | Measurement | Resumed | Ended
 KINDS: dict[str, type[Line]] = {
     "run": Started,
     "self_test": SelfTest,
+    "environment": MeasuredIn,
     "measurement": Measurement,
     "resumed": Resumed,
     "end": Ended,

@@ -3,6 +3,8 @@
     reports/runs/20261121-073012-smoke-h200-3f2a/
         run.jsonl       {"kind": "run", ...} with the whole suite and the environment,
                         {"kind": "self_test", ...} after the self-test,
+                        {"kind": "environment", ...} before the measurements of each GPU, if an
+                        executor used several,
                         {"kind": "measurement", ...} as each worker process ends,
                         {"kind": "resumed", ...} when an interrupted run is resumed,
                         {"kind": "end", ...} when everything is measured, or the run is stopped
@@ -13,13 +15,13 @@ A line counts once its newline is on the disk: a crash loses at most the case th
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from harness.errors import AmbiguousRun, StoreError
-from harness.records import Environment, Measurement, Run, SelfTest
+from harness.records import Environment, Measurement, Run, SelfTest, joined
 from harness.store import lines
 
 DEFAULT_ROOT = Path("reports/runs")
@@ -161,6 +163,7 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
     self_tests: list[SelfTest] = []
+    cards: list[Environment] = []
     ended: lines.Ended | None = None
     for number, line in enumerate(later, first + 1):
         if ended and not (ended.stopped and isinstance(line, lines.Resumed)):
@@ -175,6 +178,8 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
                 measurements.setdefault((case_id, process), line)
             case SelfTest():
                 self_tests.append(line)
+            case lines.MeasuredIn():
+                cards.append(line.environment)
             case lines.Resumed():
                 ended = None
                 notes.append(f"Resumed at {line.at} after {len(measurements)} measurements.")
@@ -187,17 +192,32 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
         run_id=started.run_id,
         folder=str(folder),
         suite=started.suite,
-        environment=started.environment,
+        environment=joined(cards) if cards else started.environment,
+        environments=tuple(cards),
         measurements=tuple(measurements.values()),
         started_at=started.started_at,
         ended_at=ended.at if ended else "",
         elapsed_s=ended.elapsed_s if ended else None,
-        notes=(*notes, *cut_notes(len(cut_short))),
+        notes=(*notes, *cut_notes(len(cut_short)), *_card_notes(cards)),
         self_tests=tuple(self_tests),
         wall_s=ended.wall_s if ended else None,
         stopped=ended.stopped if ended else None,
     )
     return run, len(data) - len(cut_short)
+
+
+def _card_notes(cards: Sequence[Environment]) -> Iterator[str]:
+    """That several GPUs measured a run, and what limits their power."""
+    if len(cards) > 1:
+        here = joined(cards)
+        yield (
+            f"{len(cards)} GPUs measured this run, on {here.hostname}: {here.card}. "
+            "Cases of different GPUs are not compared with each other."
+        )
+    for e in cards:
+        share = e.gpu.power_limit_share if e.gpu else None
+        if e.gpu and share is not None and share < 1:
+            yield f"{e.hostname} limits the power of {e.card} to {share:.0%} of its default."
 
 
 def cut_notes(cut_bytes: int) -> tuple[str, ...]:

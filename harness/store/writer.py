@@ -42,9 +42,9 @@ class RunWriter:
         self._recorded = recorded
         self._began_at = began_at
 
-    def append(self, line: Measurement | SelfTest) -> None:
-        """Record one measurement, or the self-test before the first; it is on the disk when this
-        returns.
+    def append(self, line: Measurement | SelfTest | lines.MeasuredIn) -> None:
+        """Record one measurement, or what precedes it: the self-test, the environment of a card; it
+        is on the disk when this returns.
 
         Raises:
             StoreError: It cannot be written, or contains a NaN. Earlier lines stay.
@@ -121,19 +121,25 @@ class RunWriter:
 
 
 def create(
-    root: Path, suite: Suite, environment: Environment, *, started_at: datetime | None = None
+    root: Path,
+    suite: Suite,
+    environment: Environment,
+    *,
+    started_at: datetime | None = None,
+    where: str = "",
 ) -> RunWriter:
     """Start a run in a new folder, and record suite and environment.
 
     Args:
         started_at: When an imported run was measured; None for a run that starts now.
+        where: Stands in the id for the device, if that is not known yet.
 
     Raises:
         StoreError: The folder cannot be made or written.
     """
     began = started_at or datetime.now(UTC)
     began_at = time.monotonic() if started_at is None else None
-    run_id = _run_id(began, suite.name, environment.device_name)
+    run_id = _run_id(began, suite.name, where or environment.device_name)
     first_line = lines.encode(
         lines.Started(
             schema=SCHEMA_VERSION,

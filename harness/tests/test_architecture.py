@@ -16,7 +16,7 @@ PARENT = (
     {"cli"},
     {"integrations"},
     {"report"},
-    {"gate", "bisect"},
+    {"gate", "bisect", "executor"},
     {"runner"},
     {"machine", "store"},
     {"suite", "git", "analysis"},

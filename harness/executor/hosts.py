@@ -1,0 +1,219 @@
+"""Blocks on the GPUs of this node, and on hosts that plain ssh reaches.
+
+Both run the same shell script. It ends its job when its standard input closes: so nothing goes on
+after Ctrl-C, a killed coordinator or a lost connection. By ssh it answers with a tar of the store.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError, ProbeError
+from harness.executor.jobs import Attempt, JobEnd
+from harness.machine import nvml
+
+SCRIPT = """exec 3<&0
+cd {folder} || exit 2
+env {variables} {harness} {arguments} </dev/null >&2 & job=$!
+{{ cat <&3; kill -TERM $job; sleep {grace_s}; kill -KILL $job; }} >/dev/null 2>&1 & watch=$!
+wait $job; status=$?
+kill $watch
+{answer}
+exit $status"""
+SSH = (
+    *("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20"),
+    *("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"),
+)
+NO_CONNECTION = 255
+"""Exit status of ssh that is not the one of its command."""
+GRACE_S = 20
+"""From the request to end until a job is killed."""
+TAIL_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSlot:
+    """A GPU of a host."""
+
+    name: str
+    host: str = ""
+    """As ssh knows it; empty for this node."""
+    gpu: str = ""
+    """UUID or index; empty on a host without a GPU."""
+    folder: str = "."
+    """The folder that the suite is relative to."""
+    harness: str = f"{shlex.quote(sys.executable)} -m harness"
+    """The command that starts it there."""
+
+
+class HostJob:
+    """One attempt on one slot; see harness.executor.jobs.Job."""
+
+    def __init__(self, attempt: Attempt, place: HostSlot, gpus: str) -> None:
+        self.attempt, self.place, self.slot = attempt, place, place.name
+        self.ended = self.dead = False
+        self._ends_at = time.monotonic() + attempt.block.limit_s
+        store, answer, variables = str(attempt.folder.resolve()), "", f"CUDA_VISIBLE_DEVICES={gpus}"
+        if place.host:
+            # Flat, so that users of the host need not share a folder.
+            store = f"/tmp/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
+            answer = f"tar -C {store} -cf - . ; rm -rf {store}"
+            variables += " CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        script = SCRIPT.format(
+            folder=shlex.quote(place.folder),
+            variables=variables if gpus else "",
+            harness=place.harness,
+            arguments=shlex.join(attempt.arguments(store)),
+            grace_s=GRACE_S,
+            answer=answer,
+        )
+        shell = ["sh", "-c", script]
+        self._log, self._tar = (Path(f"{attempt.folder}.{end}") for end in ("log", "tar"))
+        with self._log.open("ab") as log, self._tar.open("wb") as tar:
+            self._process = subprocess.Popen(
+                [*SSH, place.host, shlex.join(shell)] if place.host else shell,
+                stdin=subprocess.PIPE,
+                stdout=tar,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which then ends the job
+            )
+
+    def poll(self) -> JobEnd | None:
+        status = self._process.poll()
+        if status is None and time.monotonic() < self._ends_at:
+            return None
+        self.dead = status is None or (bool(self.place.host) and status == NO_CONNECTION)
+        self.cancel()
+        if status is None:
+            what = f"no end after {self.attempt.block.limit_s / 60:.0f} min"
+        else:
+            what = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
+        said = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        _, error, text = said.rpartition("error: ")
+        lines = (error + text).strip().splitlines()
+        detail = ": ".join([self.slot, what, *(lines if error else lines[-1:])])
+        return JobEnd(detail=detail, lost=bool(self.place.host), status=status)
+
+    def cancel(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        if self._process.stdin:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        try:
+            self._process.wait(0 if self.dead else 2 * GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        # A connection that broke leaves a part, whose whole lines count.
+        with suppress(tarfile.ReadError), tarfile.open(self._tar) as tar:
+            tar.extractall(self.attempt.folder, filter="data")
+        self._tar.unlink()
+
+
+class HostExecutor:
+    """Starts jobs on GPUs of hosts; see harness.executor.jobs.Executor."""
+
+    def __init__(self, name: str, places: Sequence[HostSlot]) -> None:
+        self.name, self.resumes = name, name == "local"
+        self._places = list(places)
+        self._jobs: list[HostJob] = []
+
+    def slots(self) -> Sequence[str]:
+        return [place.name for place in self._alive()]
+
+    def start(self, waiting: Sequence[Attempt]) -> Sequence[HostJob]:
+        started = []
+        for attempt in waiting:
+            alive, alone = self._alive(), attempt.block.alone
+            fit = [p for p in alive if p.name != attempt.avoid] or alive
+            fit = [p for p in alive if p.name == attempt.slot] if attempt.slot else fit
+            if place := next((p for p in fit if self._is_free(p, alone)), None):
+                of_host = [p.gpu for p in self._places if p.host == place.host]
+                gpus = ",".join(of_host) if alone else place.gpu
+                started.append(HostJob(attempt, place, gpus))
+                self._jobs.append(started[-1])
+        return started
+
+    def recover(self, blocks: Path) -> None:
+        """Jobs end with the coordinator that started them."""
+
+    def _alive(self) -> list[HostSlot]:
+        dead = {job.place.host for job in self._jobs if job.dead}
+        return [place for place in self._places if place.host not in dead]
+
+    def _is_free(self, place: HostSlot, alone: bool) -> bool:
+        there = [j for j in self._jobs if not j.ended and j.place.host == place.host]
+        return not any(alone or j.attempt.block.alone or j.place == place for j in there)
+
+
+def local(device: str) -> HostExecutor:
+    """All GPUs of this node by UUID; one slot on the CPU."""
+    try:
+        gpus = [] if device == "cpu" else nvml.gpus()
+    except ProbeError:
+        gpus = []
+    return HostExecutor(
+        "local", [HostSlot(name=g.uuid, gpu=g.uuid) for g in gpus] or [HostSlot(name="cpu")]
+    )
+
+
+def ssh(hosts: Path) -> HostExecutor:
+    """The GPUs of the hosts in a file, see harness/executor/README.md.
+
+    Raises:
+        HarnessError: The file cannot be read, or has a wrong line or no host.
+    """
+    try:
+        lines = hosts.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HarnessError(
+            f"cannot read the hosts: {error}", "Name a file: --hosts FILE."
+        ) from None
+    places: list[HostSlot] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            places += _host(line)
+        except ValueError as error:
+            raise HarnessError(
+                f"{hosts}:{number}: {error}",
+                "Write for example: node1 gpus=4 folder=/srv/bench harness=.venv/bin/harness",
+            ) from None
+    if not places:
+        raise HarnessError(f"{hosts} names no host", "Write one host a line.")
+    return HostExecutor("ssh", places)
+
+
+def _host(line: str) -> list[HostSlot]:
+    """The slots of one line; ValueError if it is wrong."""
+    words = shlex.split(line, comments=True)
+    if not words:
+        return []
+    host, *options = words
+    given = dict(option.partition("=")[::2] for option in options)
+    if unknown := given.keys() - {"gpus", "folder", "harness"}:
+        raise ValueError(f"unknown {sorted(unknown)[0]!r}; known are gpus, folder and harness")
+    if host.startswith("-") or "" in given.values():
+        raise ValueError("needs a host, and a value after each =")
+    gpus = given.get("gpus", "1")
+    names = [*map(str, range(int(gpus)))] if gpus.isdecimal() else gpus.split(",")
+    about = {"folder": str(Path.cwd()), "harness": "harness"} | given
+    return [
+        HostSlot(
+            name=f"{host} GPU {gpu}" if gpu else host,
+            host=host,
+            gpu=gpu,
+            folder=about["folder"],
+            harness=about["harness"],
+        )
+        for gpu in names or [""]
+    ]
