@@ -164,6 +164,7 @@ def run(
                 stop, rows = session.execute(
                     writer,
                     dealt,
+                    device=device,
                     expected_s={e.case_id: (e.low_s + e.high_s) / 2 for e in expected},
                     abort=abort,
                     say=say,

@@ -19,7 +19,8 @@ the processes that only count."""
 
 
 def units(suite: Suite) -> list[tuple[Case, ...]]:
-    """The cases in groups that one GPU must measure, in the order of the suite."""
+    """The cases in groups that one GPU must measure: first those of rules with `abort_early`, else
+    in the order of the suite."""
     group = {c.case_id: [c] for c in suite.cases}
     for linked in _links(suite):
         for case in linked[1:]:
@@ -29,7 +30,9 @@ def units(suite: Suite) -> list[tuple[Case, ...]]:
                 group.update((c.case_id, ours) for c in theirs)
     place = {c.case_id: i for i, c in enumerate(suite.cases)}
     once = {id(members): members for members in group.values()}.values()
-    return [tuple(sorted(members, key=lambda c: place[c.case_id])) for members in once]
+    early = {c.case_id for r in suite.rules if r.abort_early for c in r.needs(suite.cases)}
+    found = [tuple(sorted(members, key=lambda c: place[c.case_id])) for members in once]
+    return sorted(found, key=lambda members: not any(c.case_id in early for c in members))
 
 
 def _links(suite: Suite) -> Iterator[Sequence[Case]]:

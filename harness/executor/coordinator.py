@@ -81,7 +81,7 @@ class Coordinator:
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or SIGTERM. What the jobs finished is on the disk.
-            HarnessError: Every block is refused, or a measurement cannot be stored.
+            HarnessError: The first blocks are refused, no slot is left, or the store fails.
         """
         with terminating_like_ctrl_c():
             try:
@@ -154,10 +154,11 @@ class Coordinator:
             self._jobs.remove((job, since))
             self._ended(job, since, end)
         if not self._jobs and not ended:
-            for attempt in self._waiting:
-                self._give_up(attempt.block, "no slot is left that could measure it")
-            self._waiting.clear()
-        elif not ended:
+            raise HarnessError(
+                f"no slot is left for {len(self._waiting)} blocks of the run",
+                f"Repair a host, then: harness run --resume {self._folder.parent}",
+            )
+        if not ended:
             self._sleep(POLL_S)
 
     def _ended(self, job: Job, since: float, end: JobEnd) -> None:
@@ -180,7 +181,9 @@ class Coordinator:
         if self._starts[block.name] >= STARTS:
             if end.status == REFUSED and not self._merge.begun:
                 raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
-            self._give_up(block, f"lost after {STARTS} tries: {why}")
+            for group in left:
+                self._merge.give_up(group, self._attempts(), f"lost after {STARTS} tries: {why}")
+            self._say(f"block {block.name} is lost after {STARTS} tries: {why}")
             return
         self._say(f"block {block.name}: {why}; it is tried once more")
         if not (end.lost or unlike) and run_in(attempt.folder):
@@ -189,11 +192,6 @@ class Coordinator:
         cases = [c for g in left for c in g]
         rest = replace(self._block(cases), name=block.name)
         self._waiting.append(self._attempt(rest, 1, avoid=job.slot))
-
-    def _give_up(self, block: CaseBlock, why: str) -> None:
-        for group in self._merge.left(block.case_ids):
-            self._merge.give_up(group, self._attempts(), why)
-        self._say(f"block {block.name}: {why}")
 
     def _cancel(self) -> None:
         """End all jobs, and merge what they finished."""

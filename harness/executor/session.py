@@ -76,6 +76,7 @@ def execute(
     writing: RunWriter,
     asked: Dealt,
     *,
+    device: str,
     expected_s: Mapping[str, float],
     abort: bool,
     say: Callable[[str], None],
@@ -84,6 +85,7 @@ def execute(
     """Measure what a run lacks, and finish it: why cases are left, and a row per job.
 
     Args:
+        device: The name of the GPUs; empty if it is not known.
         expected_s: Case id -> expected lifetime of one process.
         began: time.monotonic at the start of the command that made the run; None if resumed.
 
@@ -96,7 +98,7 @@ def execute(
     agenda = Agenda(
         recorded.suite,
         recorded=recorded.measurements,
-        device=recorded.environment.device_name,
+        device=device or recorded.environment.device_name,
         decide=(lambda: verdict.of_run(reader.read(writing.folder)[0])[-1]) if abort else None,
     )
     coordinator = Coordinator(

@@ -1,0 +1,196 @@
+"""Blocks are dealt, retried once and merged; no measurement is lost or comes from two GPUs."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis import verdict
+from harness.errors import HarnessError
+from harness.executor import coordinator as dealing
+from harness.executor.coordinator import Coordinator
+from harness.executor.jobs import BLOCK_S, Attempt, JobEnd
+from harness.executor.merge import Merge
+from harness.executor.tests.fake_nodes import FakeNodes, Plan, measure, suite
+from harness.records import Match, Outcome, Rule, Run, Stop
+from harness.runner.run import Agenda
+from harness.store import reader, writer
+from harness.tests import fake_runs
+
+GPUS = ["GPU-0", "GPU-1"]
+LOST = JobEnd(detail="node7: no answer", lost=True)
+DONE = 1000, JobEnd()
+
+
+def deal(
+    folder: Path, nodes: FakeNodes, *, expected_s: float = 1.0, resume: bool = False
+) -> tuple[Run, Coordinator]:
+    """Measure the suite of the nodes in a folder, or go on there; the run, and its coordinator."""
+    stub = fake_runs.environment(gpu=None, hostname="laptop")
+    writing = (
+        writer.resume(folder, "latest")[0] if resume else writer.create(folder, nodes.whole, stub)
+    )
+    with writing:
+        recorded, _ = reader.read(writing.folder)
+        agenda = Agenda(
+            nodes.whole,
+            recorded=recorded.measurements,
+            decide=lambda: verdict.of_run(reader.read(writing.folder)[0])[-1],
+        )
+        one = Coordinator(
+            agenda,
+            nodes,
+            Merge(writing, agenda, recorded),
+            writing.folder / dealing.BLOCKS,
+            expected_s={c.case_id: expected_s for c in nodes.whole.cases},
+            suite="s.yaml",
+            sleep=lambda _: None,
+        )
+        one.run()
+        writing.finish(stopped=agenda.stop)
+        one.tidy()
+    return reader.load(folder, writing.folder), one
+
+
+def planned(**by_block: tuple[int, JobEnd | BaseException]) -> Plan:
+    """What happens at the first start of these blocks; all others go well."""
+    left = dict(by_block)
+    return lambda attempt, gpu: left.pop(attempt.block.name, DONE)
+
+
+def cards(run: Run) -> dict[str, set[str]]:
+    """Workload -> the GPUs of its measurements."""
+    found: dict[str, set[str]] = {}
+    for m in run.measurements:
+        found.setdefault(m.case_id.partition("/")[0], set()).add(m.card)
+    return found
+
+
+def complete(run: Run) -> bool:
+    """Whether each process of each case is recorded once, with its log."""
+    count = Counter((m.case_id, m.process) for m in run.measurements if m.outcome is Outcome.OK)
+    logs = all(Path(run.folder, m.log).read_text() == m.card for m in run.measurements)
+    return logs and {*count.values()} == {1} and len(count) == 16
+
+
+def test_a_run_of_two_gpus_says_so_and_no_unit_is_on_both(tmp_path: Path) -> None:
+    run, one = deal(tmp_path, FakeNodes(suite(), GPUS))
+    assert complete(run)
+    assert run.ended_at
+    assert sorted(map(sorted, cards(run).values())) == [["GPU-0"], ["GPU-0"], ["GPU-1"], ["GPU-1"]]
+    assert [e.card for e in run.environments] == GPUS
+    assert run.environment.card == "GPU-0, GPU-1"
+    assert run.environment.device_name == "NVIDIA H200"
+    assert any("2 GPUs measured this run" in note for note in run.notes)
+    assert [row.cases for row in one.rows] == [4, 4]
+    assert not Path(run.folder, dealing.BLOCKS).exists()
+
+
+def test_a_job_that_died_goes_on_on_its_gpu(tmp_path: Path) -> None:
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(5, JobEnd(detail="SIGKILL"))))
+    run, one = deal(tmp_path, nodes)
+    assert complete(run)
+    assert nodes.started == [("b000", "GPU-0"), ("b001", "GPU-1"), ("b001", "GPU-1")]
+    assert [(row.block, row.ended, row.retried) for row in one.rows] == [
+        ("b000", "", False),
+        ("b001", "SIGKILL", False),
+        ("b001", "", True),
+    ]
+
+
+def test_a_lost_host_keeps_its_finished_units_and_the_rest_is_measured_elsewhere(
+    tmp_path: Path,
+) -> None:
+    # Process 0 of all four cases, then process 1 in reverse order: the last unit is finished.
+    run, _ = deal(tmp_path, FakeNodes(suite(), GPUS, planned(b001=(7, LOST))))
+    assert complete(run)
+    assert cards(run) == {"a": {"GPU-0"}, "b": {"GPU-0"}, "c": {"GPU-0"}, "d": {"GPU-1"}}
+
+
+def test_a_block_that_is_lost_twice_is_reported_with_its_host(tmp_path: Path) -> None:
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        measured = 6 if attempt.folder.name == "b001-0" else 1
+        return (measured, LOST) if attempt.block.name == "b001" else DONE
+
+    run, _ = deal(tmp_path, FakeNodes(suite(), GPUS, plan))
+    lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
+    # The better attempt is kept: unit d is whole, and c has both cases once.
+    assert [m.case_id for m in lost] == ["c/nsa", "c/dense"]
+    assert all("node7" in m.detail for m in lost)
+    assert run.ended_at
+    assert len(run.measurements) == 8 + 6 + 2
+    assert all(len(of) == 1 for of in cards(run).values())
+
+
+@pytest.mark.parametrize("measured", range(9))
+def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: int) -> None:
+    killed = FakeNodes(suite(), GPUS, planned(b001=(measured, SystemExit())))
+    with pytest.raises(SystemExit):
+        deal(tmp_path, killed)
+    assert all(job.cancelled for job in killed.jobs if job.attempt.block.name == "b001")
+    nodes = FakeNodes(suite(), GPUS[::-1])
+    run, _ = deal(tmp_path, nodes, resume=True)
+    assert complete(run)
+    assert all(len(of) == 1 for of in cards(run).values())
+    # Nothing is measured again: the block goes on where it was, on its own GPU.
+    assert nodes.started == ([] if measured == 8 else [("b001", "GPU-1")])
+
+
+def test_attempts_on_the_disk_are_merged_once(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        deal(tmp_path, FakeNodes(suite(), GPUS, planned(b000=(8, SystemExit()))))
+    (folder,) = tmp_path.glob("*")
+    twice = Attempt(block=_block("b000"), folder=folder / "blocks" / "b007-0", suite="s.yaml")
+    twice.folder.mkdir()
+    measure(twice, suite(), "GPU-9", 1000)  # another attempt at the same cases
+    run, _ = deal(tmp_path, FakeNodes(suite(), GPUS), resume=True)
+    assert complete(run)
+    assert "GPU-9" not in run.environment.card
+
+
+def _block(name: str) -> dealing.CaseBlock:
+    ids = tuple(c.case_id for c in suite().cases[:4])
+    return dealing.CaseBlock(name=name, case_ids=ids, expected_s=1.0, limit_s=9.0)
+
+
+def test_a_gpu_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = FakeNodes(suite(), GPUS)
+    other = replace(fake_runs.H200, name="NVIDIA A100")
+    monkeypatch.setattr(fake_runs, "H200", other)
+
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        if attempt.folder.name == "b001-0":
+            monkeypatch.setattr(fake_runs, "H200", other)
+        else:
+            monkeypatch.undo()
+        return DONE
+
+    nodes.plan = plan
+    run, one = deal(tmp_path, nodes)
+    assert complete(run)
+    assert {e.device_name for e in run.environments} == {"NVIDIA H200"}
+    assert "A100" in one.rows[1].ended
+
+
+def test_a_suite_that_every_slot_refuses_ends_the_run(tmp_path: Path) -> None:
+    refused = JobEnd(detail="error: seq_len is no axis", status=2)
+    nodes = FakeNodes(suite(), GPUS, lambda *_: (0, refused))
+    with pytest.raises(HarnessError, match="seq_len is no axis"):
+        deal(tmp_path, nodes)
+    assert len(nodes.started) <= 4
+
+
+def test_without_a_slot_the_run_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="--resume"):
+        deal(tmp_path, FakeNodes(suite(), []))
+    assert complete(deal(tmp_path, FakeNodes(suite(), GPUS), resume=True)[0])
+
+
+def test_a_rule_that_is_no_go_ends_the_run_early(tmp_path: Path) -> None:
+    match = Match(criteria={"workload": ("d",)})
+    rule = Rule(name="fast", metric="tokens_per_s", go=1e9, match=match, abort_early=True)
+    nodes = FakeNodes(suite(rules=(rule,)), GPUS[:1])
+    run, _ = deal(tmp_path, nodes, expected_s=BLOCK_S / 5)  # a unit is a block
+    assert {m.case_id for m in run.measurements} == {"d/nsa", "d/dense"}
+    assert run.stopped == Stop(rule="fast")
