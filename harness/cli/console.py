@@ -221,8 +221,7 @@ def blocks(done: Sequence[BlockRow]) -> RenderableType:
     """The jobs of a run on several GPUs."""
     found = table("block", "slot", "cases", "minutes", "ended", right=("cases", "minutes"))
     for row in done:
-        ended = row.ended or ("measured, second try" if row.retried else "measured")
-        cells = row.block, row.slot, str(row.cases), f"{row.minutes:.1f}", ended
+        cells = row.block, row.slot, str(row.cases), f"{row.minutes:.1f}", row.ended
         found.add_row(*map(escape, cells))
     return found
 

@@ -20,7 +20,9 @@ from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
-from harness.executor import session
+from harness.executor import coordinator
+from harness.executor import hosts as executors
+from harness.executor.coordinator import Coordinator, Dealt
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
 from harness.records import CaseSummary, Check, Decision, Environment, Run, Stop, Suite, Verdict
@@ -148,32 +150,30 @@ def run(
             )
     if report:
         render.check_writable(reports)
-    dealt = session.dealt(before) if before else None
-    if executor and before is None:
-        if budget_min or suite is None:
+    how = coordinator.dealt(before) if before else None
+    if executor and suite and before is None:
+        if budget_min:
             raise HarnessError("--budget does not apply with --executor", "Remove one.")
         given = [word for value in overrides or () for word in ("--set", value)]
-        given += [*(["--trace"] if trace else []), *([] if self_test else ["--no-self-test"])]
+        given += [*["--trace"][:trace], *["--no-self-test"][self_test:]]
         file = str(hosts.resolve()) if hosts else ""
-        dealt = session.Dealt(executor=executor, file=file, suite=suite, options=tuple(given))
-    if dealt is not None:
-        device = _device(chosen) if dealt.executor == ExecutorName.LOCAL else ""
+        how = Dealt(executor=executor, file=file, suite=suite, options=tuple(given))
+    if how is not None:
+        gpus, device = executors.of(how.executor, how.file, chosen.device), ""
+        if how.executor == ExecutorName.LOCAL:
+            device = _device(chosen)
         expected = _expected(chosen, store_root, device)
-        with session.begin(chosen, before, dealt, store_root, command()) as writer:
+        means_s = {e.case_id: (e.low_s + e.high_s) / 2 for e in expected}
+        with coordinator.begin(chosen, before, how, store_root, command()) as writer:
             try:
-                stop, rows = session.execute(
-                    writer,
-                    dealt,
-                    device=device,
-                    expected_s={e.case_id: (e.low_s + e.high_s) / 2 for e in expected},
-                    abort=abort,
-                    say=say,
-                    began=None if before else began,
+                one = Coordinator(
+                    writer, gpus, how, expected_s=means_s, device=device, abort=abort, say=say
                 )
+                one.run()
             except KeyboardInterrupt:
                 raise _interrupted(writer.folder) from None
-        err.print(console.blocks(rows))
-        _finish(writer.folder, stop, store_root, reports if report else None, as_json)
+        err.print(console.blocks(one.rows))
+        _finish(writer.folder, one.stop, store_root, reports if report else None, as_json)
     with ExitStack() as held:
         rig, launcher, here = take(
             held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root

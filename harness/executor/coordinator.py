@@ -1,32 +1,51 @@
 """Deals the blocks of a suite to the slots of an executor until everything is measured.
 
-A block whose job died goes on once: where it stopped, if its slot can, else its remaining units
-start afresh on another slot. After that its cases are recorded as lost. Everything that decides is
-on the disk: the run, and one folder per attempt, from which a killed coordinator is resumed.
+A block whose job died is tried once more: where it stopped, if its slot can go on, else its
+unfinished units afresh on another slot. Then its cases are recorded as lost. What decides is on the
+disk, the run and a folder per attempt, so that a killed coordinator is resumed without loss.
 """
 
+import json
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from harness import units
+from harness.analysis import verdict
 from harness.errors import HarnessError
 from harness.executor.blocks import packed
 from harness.executor.jobs import Attempt, CaseBlock, Executor, Job, JobEnd
 from harness.executor.merge import Merge, run_in
-from harness.records import Case
+from harness.machine import environment
+from harness.records import Run, Stop, Suite
 from harness.runner.run import Agenda, terminating_like_ctrl_c
+from harness.store import reader, writer
 
-BLOCKS = "blocks"
-"""Folder of the attempts in the run folder, while the run is unfinished."""
-STARTS = 2
-POLL_S = 0.2
+BLOCKS, PLAN = "blocks", "plan.json"
+"""Folder of the attempts in the folder of an unfinished run, and what is in it beside them."""
+STARTS, POLL_S = 2, 0.2
 REFUSED = 2
 """Exit status of a request that cannot be carried out."""
+NOT_A_WORKER = {"gpu_uuid": None, "cuda_unavailable": "", "versions": {}, "torch_settings": {}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealt:
+    """What a run over several GPUs needs beside its suite."""
+
+    executor: str
+    """local or ssh."""
+    file: str = ""
+    """The hosts of ssh."""
+    suite: str
+    """As the user named it."""
+    options: tuple[str, ...] = ()
+    """Of the user, for every block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +56,26 @@ class BlockRow:
     slot: str
     cases: int
     minutes: float
-    retried: bool
     ended: str
-    """Why it did not measure all of its cases; empty if it did."""
+
+
+def dealt(run: Run) -> Dealt | None:
+    """How an unfinished run was started; None if no executor did."""
+    path = Path(run.folder, BLOCKS, PLAN)
+    return Dealt(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def begin(
+    suite: Suite, before: Run | None, how: Dealt, store: Path, command: Sequence[str]
+) -> writer.RunWriter:
+    """A new run, or `before` to go on with. Its environments come with its blocks."""
+    if before is not None:
+        return writer.resume(store, before.folder)[0]
+    here = environment.capture(NOT_A_WORKER, command=command, repository=None)
+    made = writer.create(store, suite, here, where=how.executor)
+    (folder := made.folder / BLOCKS).mkdir()
+    (folder / PLAN).write_text(json.dumps(asdict(how)))
+    return made
 
 
 class Coordinator:
@@ -47,37 +83,43 @@ class Coordinator:
 
     def __init__(
         self,
-        agenda: Agenda,
+        writing: writer.RunWriter,
         executor: Executor,
-        merge: Merge,
-        folder: Path,
+        how: Dealt,
         *,
         expected_s: Mapping[str, float],
-        suite: str,
-        options: Sequence[str] = (),
+        device: str = "",
+        abort: bool = True,
         say: Callable[[str], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Start nothing yet.
 
         Args:
-            folder: Of the attempts: BLOCKS in the run folder.
             expected_s: Case id -> expected lifetime of one process.
-            suite: As the user named it.
-            options: Of `harness run` for every block.
+            device: The name of the GPUs, if it is known: rules may be for one.
+            abort: Whether a rule with `abort_early` ends the run.
         """
-        self._agenda, self._executor, self._merge, self._folder = agenda, executor, merge, folder
-        self._expected_s, self._suite, self._options = expected_s, suite, tuple(options)
-        self._say, self._clock, self._sleep = say, clock, sleep
+        self._began = time.monotonic()
+        recorded, _ = reader.read(writing.folder)
+        self._agenda = Agenda(
+            recorded.suite,
+            recorded=recorded.measurements,
+            device=device or recorded.environment.device_name,
+            decide=(lambda: verdict.of_run(reader.read(writing.folder)[0])[-1]) if abort else None,
+        )
+        self._writing, self._executor, self._how = writing, executor, how
+        self._merge = Merge(writing, self._agenda, recorded)
+        self._folder, self._expected_s = writing.folder / BLOCKS, expected_s
+        self._say, self._sleep = say, sleep
         self._waiting: list[Attempt] = []
-        self._jobs: list[tuple[Job, float]] = []
-        """With the time of the start."""
+        self._jobs: dict[int, tuple[Job, float]] = {}
+        """With the time of the start, by identity."""
         self._starts = Counter[str]()
         self.rows: list[BlockRow] = []
 
     def run(self) -> None:
-        """Measure what is left. No job is left running, however this returns.
+        """Measure what is left, and finish the run. No job is left, however this returns.
 
         Raises:
             KeyboardInterrupt: Ctrl-C, or SIGTERM. What the jobs finished is on the disk.
@@ -90,78 +132,68 @@ class Coordinator:
                     self._turn()
             finally:
                 self._cancel()
+        self._writing.finish(wall_s=time.monotonic() - self._began, stopped=self._agenda.stop)
+        # An attempt that is still there measured what did not enter the run.
+        if not self._agenda.stop and not any(map(run_in, self._attempts())):
+            shutil.rmtree(self._folder)
+
+    @property
+    def stop(self) -> Stop | None:
+        """Why cases are left."""
+        return self._agenda.stop
 
     def _plan(self) -> None:
         """Merge what the disk has, and put what is left into blocks."""
-        self._folder.mkdir(exist_ok=True)
         self._executor.recover(self._folder)
         slots, first = self._executor.slots(), 0
         for folder in self._attempts():
             name = folder.name.partition("-")[0]
             first = max(first, int(name[1:]) + 1)
             self._merge.take(folder)
-            slot_file, begun = _slot_file(folder), run_in(folder)
-            slot = slot_file.read_text() if slot_file.exists() else ""
-            if begun and not begun.ended_at and self._executor.resumes and slot in slots:
-                left = self._merge.left([c.case_id for c in begun.suite.cases])
-                if left and begun.suite.sha256 == self._agenda.suite.sha256:
-                    block = replace(self._block(begun.suite.cases), name=name)
-                    self._waiting.append(self._attempt(block, 0, folder=folder, slot=slot))
+            begun, slot = run_in(folder), _slot_file(folder)
+            where = slot.read_text() if slot.is_file() else ""
+            if begun and not begun.ended_at and self._executor.resumes and where in slots:
+                (block,) = packed([begun.suite.cases], self._expected_s, slots=1)
+                if self._merge.left(block.case_ids):
+                    self._wait(replace(block, name=name), folder.name, slot=where)
         again = {i for attempt in self._waiting for i in attempt.block.case_ids}
-        groups = [g for g in self._merge.groups if self._merge.waits(g)]
-        fresh = [g for g in groups if g[0].case_id not in again]
+        fresh = [g for g in self._merge.left() if g[0].case_id not in again]
         for block in packed(fresh, self._expected_s, slots=len(slots), first=first):
-            self._waiting.append(self._attempt(block, 0))
-        self._waiting.sort(key=lambda a: not a.block.alone)
+            self._wait(block, f"{block.name}-0")
+        self._waiting.sort(key=lambda attempt: not attempt.block.alone)
 
     def _attempts(self) -> list[Path]:
         """The folders of all attempts on the disk."""
         return sorted(path for path in self._folder.glob("b*-*") if path.is_dir())
 
-    def _block(self, cases: Sequence[Case]) -> CaseBlock:
-        return packed([cases], self._expected_s, slots=1)[0]
-
-    def _attempt(
-        self,
-        block: CaseBlock,
-        number: int,
-        *,
-        folder: Path | None = None,
-        slot: str = "",
-        avoid: str = "",
-    ) -> Attempt:
-        folder = folder or self._folder / f"{block.name}-{number}"
-        folder.mkdir(exist_ok=True)
-        return Attempt(
-            block=block,
-            folder=folder,
-            suite=self._suite,
-            options=self._options,
-            slot=slot,
-            avoid=avoid,
+    def _wait(self, block: CaseBlock, folder: str, **where: Any) -> None:
+        path = self._folder / folder
+        path.mkdir(exist_ok=True)
+        suite, options = self._how.suite, self._how.options
+        self._waiting.append(
+            Attempt(block=block, folder=path, suite=suite, options=options, **where)
         )
 
     def _turn(self) -> None:
         """Start what can start, and see what has ended."""
-        started = self._executor.start(self._waiting)
-        for job in started:
+        for job in self._executor.start(self._waiting):
             self._waiting.remove(job.attempt)
             self._starts[job.attempt.block.name] += 1
             _slot_file(job.attempt.folder).write_text(job.slot)
-            self._jobs.append((job, self._clock()))
-        ended = [(job, since, end) for job, since in self._jobs if (end := job.poll())]
-        for job, since, end in ended:
-            self._jobs.remove((job, since))
-            self._ended(job, since, end)
-        if not self._jobs and not ended:
+            self._jobs[id(job)] = job, time.monotonic()
+        if not self._jobs:
             raise HarnessError(
                 f"no slot is left for {len(self._waiting)} blocks of the run",
-                f"Repair a host, then: harness run --resume {self._folder.parent}",
+                f"Repair a host, then: harness run --resume {self._writing.folder}",
             )
+        ended = [(job, end) for job, _ in self._jobs.values() if (end := job.poll())]
+        for job, end in ended:
+            _, since = self._jobs.pop(id(job))
+            self._ended(job, end, (time.monotonic() - since) / units.MINUTE_S)
         if not ended:
             self._sleep(POLL_S)
 
-    def _ended(self, job: Job, since: float, end: JobEnd) -> None:
+    def _ended(self, job: Job, end: JobEnd, minutes: float) -> None:
         """Merge what a job measured, and try the rest again or give it up."""
         attempt, block = job.attempt, job.attempt.block
         unlike = self._merge.take(attempt.folder)
@@ -171,42 +203,32 @@ class Coordinator:
             block=block.name,
             slot=job.slot,
             cases=len(block.case_ids) - sum(map(len, left)),
-            minutes=(self._clock() - since) / units.MINUTE_S,
-            retried=self._starts[block.name] > 1,
-            ended=why if left else "",
+            minutes=minutes,
+            ended=why if left else "measured" + ", second try" * (self._starts[block.name] > 1),
         )
         self.rows.append(row)
         if not left:
             return
-        if self._starts[block.name] >= STARTS:
-            if end.status == REFUSED and not self._merge.begun:
-                raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
-            for group in left:
-                self._merge.give_up(group, self._attempts(), f"lost after {STARTS} tries: {why}")
-            self._say(f"block {block.name} is lost after {STARTS} tries: {why}")
-            return
-        self._say(f"block {block.name}: {why}; it is tried once more")
-        if not (end.lost or unlike) and run_in(attempt.folder):
-            self._waiting.append(replace(attempt, slot=job.slot))
-            return
-        cases = [c for g in left for c in g]
-        rest = replace(self._block(cases), name=block.name)
-        self._waiting.append(self._attempt(rest, 1, avoid=job.slot))
+        if again := self._starts[block.name] < STARTS:
+            if run_in(attempt.folder) and not (end.lost or unlike):
+                self._waiting.append(replace(attempt, slot=job.slot))
+            else:
+                (rest,) = packed([[c for g in left for c in g]], self._expected_s, slots=1)
+                self._wait(replace(rest, name=block.name), f"{block.name}-1", avoid=job.slot)
+        elif end.status == REFUSED and not self._merge.begun:
+            raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
+        else:
+            self._merge.give_up(left, self._attempts(), f"lost after {STARTS} tries: {why}")
+        self._say(f"block {block.name} {'is tried again' if again else 'is lost'}: {why}")
 
     def _cancel(self) -> None:
         """End all jobs, and merge what they finished."""
-        jobs = [job for job, _ in self._jobs]
-        self._jobs.clear()
+        jobs = [job for job, _ in self._jobs.values()]
         if jobs:
             with ThreadPoolExecutor(len(jobs)) as pool:  # each may take seconds
                 list(pool.map(lambda job: job.cancel(), jobs))
         for job in jobs:
             self._merge.take(job.attempt.folder)
-
-    def tidy(self) -> None:
-        """Remove the folder of the attempts, unless one measured what did not enter the run."""
-        if not any(map(run_in, self._attempts())):
-            shutil.rmtree(self._folder)
 
 
 def _slot_file(folder: Path) -> Path:

@@ -43,7 +43,6 @@ TAIL_BYTES = 600
 class HostSlot:
     """A GPU of a host."""
 
-    name: str
     host: str = ""
     """As ssh knows it; empty for this node."""
     gpu: str = ""
@@ -52,6 +51,12 @@ class HostSlot:
     """The folder that the suite is relative to."""
     harness: str = f"{shlex.quote(sys.executable)} -m harness"
     """The command that starts it there."""
+
+    @property
+    def name(self) -> str:
+        if not self.host:
+            return self.gpu or "cpu"
+        return f"{self.host} GPU {self.gpu}" if self.gpu else self.host
 
 
 class HostJob:
@@ -123,9 +128,9 @@ class HostJob:
 class HostExecutor:
     """Starts jobs on GPUs of hosts; see harness.executor.jobs.Executor."""
 
-    def __init__(self, name: str, places: Sequence[HostSlot]) -> None:
-        self.name, self.resumes = name, name == "local"
-        self._places = list(places)
+    def __init__(self, places: Sequence[HostSlot]) -> None:
+        self.resumes = not any(place.host for place in places)
+        self._places = places
         self._jobs: list[HostJob] = []
 
     def slots(self) -> Sequence[str]:
@@ -156,64 +161,40 @@ class HostExecutor:
         return not any(alone or j.attempt.block.alone or j.place == place for j in there)
 
 
-def local(device: str) -> HostExecutor:
-    """All GPUs of this node by UUID; one slot on the CPU."""
-    try:
-        gpus = [] if device == "cpu" else nvml.gpus()
-    except ProbeError:
-        gpus = []
-    return HostExecutor(
-        "local", [HostSlot(name=g.uuid, gpu=g.uuid) for g in gpus] or [HostSlot(name="cpu")]
-    )
-
-
-def ssh(hosts: Path) -> HostExecutor:
-    """The GPUs of the hosts in a file, see harness/executor/README.md.
+def of(name: str, file: str, device: str) -> HostExecutor:
+    """The executor of a name: the GPUs of this node by UUID, or those of the hosts in a file; see
+    harness/executor/README.md.
 
     Raises:
-        HarnessError: The file cannot be read, or has a wrong line or no host.
+        HarnessError: The file is absent, or has a wrong line or no host.
     """
+    if name == "local":
+        with suppress(ProbeError):
+            gpus = [] if device == "cpu" else [gpu.uuid for gpu in nvml.gpus()]
+            return HostExecutor([HostSlot(gpu=gpu) for gpu in gpus or [""]])
+        return HostExecutor([HostSlot()])
     try:
-        lines = hosts.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        places = [slot for line in lines for slot in _host(line)]
+        if not places:
+            raise ValueError("it names no host")
+    except (OSError, ValueError) as error:
         raise HarnessError(
-            f"cannot read the hosts: {error}", "Name a file: --hosts FILE."
+            f"the hosts of ssh cannot be read from {file or 'no file'}: {error}",
+            "Give --hosts FILE with lines such as: node1 gpus=4 folder=/srv/bench",
         ) from None
-    places: list[HostSlot] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            places += _host(line)
-        except ValueError as error:
-            raise HarnessError(
-                f"{hosts}:{number}: {error}",
-                "Write for example: node1 gpus=4 folder=/srv/bench harness=.venv/bin/harness",
-            ) from None
-    if not places:
-        raise HarnessError(f"{hosts} names no host", "Write one host a line.")
-    return HostExecutor("ssh", places)
+    return HostExecutor(places)
 
 
 def _host(line: str) -> list[HostSlot]:
     """The slots of one line; ValueError if it is wrong."""
-    words = shlex.split(line, comments=True)
-    if not words:
-        return []
-    host, *options = words
+    host, *options = shlex.split(line, comments=True) or [""]
     given = dict(option.partition("=")[::2] for option in options)
     if unknown := given.keys() - {"gpus", "folder", "harness"}:
-        raise ValueError(f"unknown {sorted(unknown)[0]!r}; known are gpus, folder and harness")
+        raise ValueError(f"{line!r} has {sorted(unknown)[0]!r}; known are gpus, folder and harness")
     if host.startswith("-") or "" in given.values():
-        raise ValueError("needs a host, and a value after each =")
-    gpus = given.get("gpus", "1")
+        raise ValueError(f"{line!r} needs a host, and a value after each =")
+    gpus = given.pop("gpus", "1")
     names = [*map(str, range(int(gpus)))] if gpus.isdecimal() else gpus.split(",")
     about = {"folder": str(Path.cwd()), "harness": "harness"} | given
-    return [
-        HostSlot(
-            name=f"{host} GPU {gpu}" if gpu else host,
-            host=host,
-            gpu=gpu,
-            folder=about["folder"],
-            harness=about["harness"],
-        )
-        for gpu in names or [""]
-    ]
+    return [HostSlot(host=host, gpu=gpu, **about) for gpu in names or [""]] if host else []

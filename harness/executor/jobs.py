@@ -75,42 +75,27 @@ class JobEnd:
 class Job(Protocol):
     """A started attempt."""
 
-    @property
-    def attempt(self) -> Attempt: ...
-
-    @property
-    def slot(self) -> str:
-        """For people and for `Attempt.slot`: a GPU UUID, `host GPU`, a Slurm job."""
-        ...
+    attempt: Attempt
+    slot: str
+    """For people and for `Attempt.slot`: a GPU UUID, `host GPU 0`, a Slurm job."""
 
     def poll(self) -> JobEnd | None:
         """None while it waits or runs. Once it has ended, its run folder is in attempt.folder, as
-        far as it can be had. Returns quickly and never raises for the fault of a node."""
-        ...
+        far as it can be had. Returns quickly, and never raises for the fault of a node."""
 
     def cancel(self) -> None:
-        """End it and everything it started, and bring its run folder back. It keeps the processes
-        that finished. Idempotent."""
-        ...
+        """End it and everything it started, and bring its run folder back with the processes that
+        finished. Idempotent."""
 
 
 class Executor(Protocol):
     """Starts jobs on GPUs that are held exclusively."""
 
-    @property
-    def name(self) -> str:
-        """local, ssh or slurm."""
-        ...
-
-    @property
-    def resumes(self) -> bool:
-        """Whether a slot can go on with an attempt that an earlier coordinator left on disk."""
-        ...
+    resumes: bool
+    """Whether a slot can go on with an attempt that an earlier coordinator left on disk."""
 
     def slots(self) -> Sequence[str]:
-        """The names of the slots that are alive, for the table, and to resume an attempt on its
-        own slot. Empty ends the run. Slurm: any names, as many as jobs may run at once."""
-        ...
+        """The names of the slots that are alive. Slurm: as many as jobs may run at once."""
 
     def start(self, waiting: Sequence[Attempt]) -> Sequence[Job]:
         """Start as many of these as slots are free, the first ones first, and return their jobs.
@@ -119,14 +104,12 @@ class Executor(Protocol):
         is `alone` starts when its node is idle, and nothing starts beside it. Slurm submits all
         that it may have in the queue as one array.
         """
-        ...
 
     def recover(self, blocks: Path) -> None:
         """End jobs that an earlier, killed coordinator of this run left, and bring their folders
-        back; called before the blocks on the disk are merged.
+        back; called before the attempts on the disk are merged.
 
         Args:
             blocks: The folder with one folder per attempt. An executor may keep its own files in
                 it, with names that start with a dot.
         """
-        ...

@@ -1,11 +1,11 @@
 """Joins the runs of blocks to one run.
 
-A unit enters whole, from one attempt, so from one GPU. Nothing enters twice, so that merging the
-same folders again, after a crash, changes nothing.
+A unit enters whole, from one attempt, so from one GPU. Nothing enters twice, so that the same
+folders can be merged again after a crash.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,75 +28,66 @@ class Merge:
             agenda: Of the whole run; it learns every measurement that enters.
             recorded: The run as it is stored now.
         """
-        self.groups = units(agenda.suite)
         self._writer, self._agenda, self._recorded = writer, agenda, recorded
-        self._cards = {e.card for e in recorded.environments}
-        self._first = recorded.environments[0] if recorded.environments else None
+        self._units = units(agenda.suite)
+        self._known = {e.card: e for e in recorded.environments}
 
     @property
     def begun(self) -> bool:
         """Whether anything was measured."""
-        return self._first is not None
+        return bool(self._known)
 
-    def waits(self, group: Sequence[Case]) -> bool:
-        return any(self._agenda.left_of(c.case_id) for c in group)
-
-    def left(self, case_ids: Sequence[str]) -> list[tuple[Case, ...]]:
-        """The units of a block that are not measured."""
-        return [g for g in self.groups if g[0].case_id in {*case_ids} and self.waits(g)]
+    def left(self, case_ids: Collection[str] | None = None) -> list[tuple[Case, ...]]:
+        """The units of these cases, or of all, that are not measured."""
+        asked = [u for u in self._units if case_ids is None or u[0].case_id in case_ids]
+        return [u for u in asked if any(self._agenda.left_of(c.case_id) for c in u)]
 
     def take(self, folder: Path) -> str:
-        """Join the units that an attempt has finished, and remove its folder if nothing else is in
-        it. Why it cannot be used; empty if it can.
-        """
-        run = run_in(folder)
-        if run is None:
+        """Join the units that an attempt has finished, and remove it if it has finished all. Why
+        it cannot be used; empty if it can."""
+        if (run := run_in(folder)) is None:
             return ""
-        if self._first is not None:
+        for first in [*self._known.values()][:1]:
             try:
-                drift.require_alike(
-                    replace(self._recorded, environment=self._first), run.environment
-                )
+                drift.require_alike(replace(self._recorded, environment=first), run.environment)
             except StoreError as error:
                 return str(error).splitlines()[0]
         within = Agenda(run.suite, recorded=run.measurements)
-        measured = {c.case_id for c in run.suite.cases}
-        for group in self.left([*measured]):
-            if not any(within.left_of(c.case_id) for c in group if c.case_id in measured):
-                self._enter(run, group)
-        if run.ended_at and not self.left([*measured]):
+        ids = {c.case_id for c in run.suite.cases}
+        for unit in self.left(ids):
+            if not any(within.left_of(c.case_id) for c in unit):
+                self._enter(run, unit)
+        if run.ended_at and not self.left(ids):
             shutil.rmtree(folder)
         return ""
 
-    def give_up(self, group: Sequence[Case], folders: Sequence[Path], why: str) -> None:
-        """Join what the best attempt has of a unit, and record the rest as lost."""
+    def give_up(self, lost: Sequence[Sequence[Case]], folders: Sequence[Path], why: str) -> None:
+        """Join what the best attempt has of each unit, and record the rest as lost."""
         runs = [run for folder in folders if (run := run_in(folder))]
-        count = {r.run_id: sum(len(r.of(c.case_id)) for c in group) for r in runs}
-        best = max(runs, key=lambda r: count[r.run_id], default=None)  # of equals the first
-        if best is not None and count[best.run_id]:
-            self._enter(best, group)
-        for case in group:
-            if left := self._agenda.left_of(case.case_id):
-                lost = Measurement(
-                    case_id=case.case_id,
-                    process=left[0],
-                    outcome=Outcome.INVALID_ENVIRONMENT,
-                    detail=why,
-                    card=best.environment.card if best else "",
-                )
-                self._append(lost)
+        for unit in lost:
+            of = [sum(len(run.of(c.case_id)) for c in unit) for run in runs]
+            if any(of):
+                self._enter(runs[of.index(max(of))], unit)
+            for case in unit:
+                for process in self._agenda.left_of(case.case_id)[:1]:
+                    self._append(
+                        Measurement(
+                            case_id=case.case_id,
+                            process=process,
+                            outcome=Outcome.INVALID_ENVIRONMENT,
+                            detail=why,
+                        )
+                    )
 
-    def _enter(self, run: Run, group: Sequence[Case]) -> None:
-        here = run.environment
-        if here.card not in self._cards:
-            # The command of the whole run: it says which cases were asked for.
-            command = self._recorded.environment.command
-            self._writer.append(MeasuredIn(environment=replace(here, command=command)))
+    def _enter(self, run: Run, unit: Sequence[Case]) -> None:
+        # The command of the whole run says which cases were asked for, that of a block does not.
+        here = replace(run.environment, command=self._recorded.environment.command)
+        if here.card not in self._known:
+            self._writer.append(MeasuredIn(environment=here))
             if run.self_test:
                 self._writer.append(run.self_test)
-            self._cards.add(here.card)
-            self._first = self._first or here
-        for m in (m for c in group for m in run.of(c.case_id)):
+            self._known[here.card] = here
+        for m in (m for c in unit for m in run.of(c.case_id)):
             if m.process in self._agenda.left_of(m.case_id):
                 self._copy(Path(run.folder), m)
                 self._append(replace(m, card=here.card))
@@ -107,13 +98,12 @@ class Merge:
 
     def _copy(self, folder: Path, m: Measurement) -> None:
         """Bring the files that a measurement names, and those beside its log."""
-        named = [f.path for f in m.evidence.files] if m.evidence else []
+        named = [f.path for f in m.evidence.files if f.path] if m.evidence else []
         beside = (folder / m.log).parent.glob(f"{Path(m.log).stem}.*") if m.log else ()
-        for file in {*beside, *(folder / name for name in named if name)}:
-            if file.is_file():
-                target = self._writer.folder / file.relative_to(folder)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(file, target)
+        for file in {*beside, *(folder / name for name in named)}:
+            target = self._writer.folder / file.relative_to(folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, target)
 
 
 def run_in(folder: Path) -> Run | None:

@@ -1,6 +1,5 @@
 """The machine and the code of a run."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -155,24 +154,12 @@ class Environment:
 
 
 def joined(environments: Sequence[Environment]) -> Environment:
-    """Several alike machines as one: the first, with the names of all, so that it is never taken
-    for one of them. Its GPU has the least limits."""
-    first = environments[0]
-    hosts, gpus = dict.fromkeys(e.hostname for e in environments), [e.gpu for e in environments]
-    if first.gpu is not None and len(environments) > 1:
-        known = [gpu for gpu in gpus if gpu]
-        limits = [gpu.power_limit_w for gpu in known if gpu.power_limit_w]
-        uuid = _together([gpu.uuid for gpu in known], "GPUs")
-        gpu = replace(first.gpu, uuid=uuid, power_limit_w=min(limits, default=None))
-        first = replace(first, gpu=gpu)
-    return replace(first, hostname=_together([*hosts], "hosts"))
-
-
-def _together(names: Sequence[str], what: str) -> str:
-    if len(names) <= SHOWN:
-        return ", ".join(sorted(names))
-    digest = hashlib.sha256(" ".join(sorted(names)).encode()).hexdigest()[:8]
-    return f"{len(names)} {what} ({digest})"
+    """Several alike machines as one: the one with the least power limit, with the names of all, so
+    that it is never taken for one of them."""
+    found = min(environments, key=lambda e: (e.gpu.power_limit_share if e.gpu else None) or 1)
+    both = [sorted({e.hostname for e in environments}), sorted({e.card for e in environments})]
+    hosts, cards = (", ".join(n) if len(n) <= SHOWN else f"{len(n)} in all" for n in both)
+    return replace(found, hostname=hosts, gpu=found.gpu and replace(found.gpu, uuid=cards))
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:

@@ -15,7 +15,7 @@ A line counts once its newline is on the disk: a crash loses at most the case th
 """
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -188,36 +188,27 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
                 ended = line
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
+    here = joined(cards) if cards else started.environment
+    several = (
+        f"{len(cards)} GPUs measured this run: {here.card}, on {here.hostname}. Cases of "
+        "different GPUs are not compared with each other.",
+    )[: len(cards) > 1]
     run = Run(
         run_id=started.run_id,
         folder=str(folder),
         suite=started.suite,
-        environment=joined(cards) if cards else started.environment,
+        environment=here,
         environments=tuple(cards),
         measurements=tuple(measurements.values()),
         started_at=started.started_at,
         ended_at=ended.at if ended else "",
         elapsed_s=ended.elapsed_s if ended else None,
-        notes=(*notes, *cut_notes(len(cut_short)), *_card_notes(cards)),
+        notes=(*notes, *cut_notes(len(cut_short)), *several),
         self_tests=tuple(self_tests),
         wall_s=ended.wall_s if ended else None,
         stopped=ended.stopped if ended else None,
     )
     return run, len(data) - len(cut_short)
-
-
-def _card_notes(cards: Sequence[Environment]) -> Iterator[str]:
-    """That several GPUs measured a run, and what limits their power."""
-    if len(cards) > 1:
-        here = joined(cards)
-        yield (
-            f"{len(cards)} GPUs measured this run, on {here.hostname}: {here.card}. "
-            "Cases of different GPUs are not compared with each other."
-        )
-    for e in cards:
-        share = e.gpu.power_limit_share if e.gpu else None
-        if e.gpu and share is not None and share < 1:
-            yield f"{e.hostname} limits the power of {e.card} to {share:.0%} of its default."
 
 
 def cut_notes(cut_bytes: int) -> tuple[str, ...]:

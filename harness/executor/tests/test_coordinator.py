@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import verdict
 from harness.errors import HarnessError
 from harness.executor import coordinator as dealing
-from harness.executor.coordinator import Coordinator
+from harness.executor.coordinator import Coordinator, Dealt
 from harness.executor.jobs import BLOCK_S, Attempt, JobEnd
-from harness.executor.merge import Merge
 from harness.executor.tests.fake_nodes import FakeNodes, Plan, measure, suite
 from harness.records import Match, Outcome, Rule, Run, Stop
-from harness.runner.run import Agenda
-from harness.store import reader, writer
+from harness.store import reader
 from harness.tests import fake_runs
 
 GPUS = ["GPU-0", "GPU-1"]
@@ -27,29 +24,12 @@ def deal(
     folder: Path, nodes: FakeNodes, *, expected_s: float = 1.0, resume: bool = False
 ) -> tuple[Run, Coordinator]:
     """Measure the suite of the nodes in a folder, or go on there; the run, and its coordinator."""
-    stub = fake_runs.environment(gpu=None, hostname="laptop")
-    writing = (
-        writer.resume(folder, "latest")[0] if resume else writer.create(folder, nodes.whole, stub)
-    )
-    with writing:
-        recorded, _ = reader.read(writing.folder)
-        agenda = Agenda(
-            nodes.whole,
-            recorded=recorded.measurements,
-            decide=lambda: verdict.of_run(reader.read(writing.folder)[0])[-1],
-        )
-        one = Coordinator(
-            agenda,
-            nodes,
-            Merge(writing, agenda, recorded),
-            writing.folder / dealing.BLOCKS,
-            expected_s={c.case_id: expected_s for c in nodes.whole.cases},
-            suite="s.yaml",
-            sleep=lambda _: None,
-        )
+    how = Dealt(executor="local", suite="s.yaml")
+    before = reader.load(folder, "latest") if resume else None
+    with dealing.begin(nodes.whole, before, how, folder, ["harness", "run", "s.yaml"]) as writing:
+        times = {c.case_id: expected_s for c in nodes.whole.cases}
+        one = Coordinator(writing, nodes, how, expected_s=times, sleep=lambda _: None)
         one.run()
-        writing.finish(stopped=agenda.stop)
-        one.tidy()
     return reader.load(folder, writing.folder), one
 
 
@@ -63,7 +43,8 @@ def cards(run: Run) -> dict[str, set[str]]:
     """Workload -> the GPUs of its measurements."""
     found: dict[str, set[str]] = {}
     for m in run.measurements:
-        found.setdefault(m.case_id.partition("/")[0], set()).add(m.card)
+        if m.outcome is Outcome.OK:
+            found.setdefault(m.case_id.partition("/")[0], set()).add(m.card)
     return found
 
 
@@ -92,10 +73,10 @@ def test_a_job_that_died_goes_on_on_its_gpu(tmp_path: Path) -> None:
     run, one = deal(tmp_path, nodes)
     assert complete(run)
     assert nodes.started == [("b000", "GPU-0"), ("b001", "GPU-1"), ("b001", "GPU-1")]
-    assert [(row.block, row.ended, row.retried) for row in one.rows] == [
-        ("b000", "", False),
-        ("b001", "SIGKILL", False),
-        ("b001", "", True),
+    assert [(row.block, row.ended) for row in one.rows] == [
+        ("b000", "measured"),
+        ("b001", "SIGKILL"),
+        ("b001", "measured, second try"),
     ]
 
 
