@@ -37,6 +37,8 @@ NO_CONNECTION = 255
 GRACE_S = 20
 """From the request to end until a job is killed."""
 TAIL_BYTES = 600
+REMOTE = "/tmp"
+"""Where the run folder of a block is on a host of ssh, until it comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ class HostJob:
         store, answer, variables = str(attempt.folder.resolve()), "", f"CUDA_VISIBLE_DEVICES={gpus}"
         if place.host:
             # Flat, so that users of the host need not share a folder.
-            store = f"/tmp/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
+            store = f"{REMOTE}/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
             answer = f"tar -C {store} -cf - . ; rm -rf {store}"
             variables += " CUDA_DEVICE_ORDER=PCI_BUS_ID"
         script = SCRIPT.format(

@@ -53,6 +53,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(hosts, "GRACE_S", 1)
+    monkeypatch.setattr(hosts, "REMOTE", str(tmp_path))
 
 
 def attempt(
@@ -86,7 +87,7 @@ def test_a_job_brings_its_run_back(tmp_path: Path, host: str) -> None:
     detail = f"{place.name}: exit status 2: error: no GPU"
     assert end(job) == JobEnd(detail=detail, lost=bool(host), status=2)
     assert stored(job) == [f"GPU-7 in {tmp_path}"]
-    assert not [*Path("/tmp").glob("harness-run-1-*")]
+    assert not [*tmp_path.glob("harness-*")]
 
 
 @pytest.mark.parametrize("host", ["", "node1"])
