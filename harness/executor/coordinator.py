@@ -102,6 +102,7 @@ class Coordinator:
         """
         self._began = time.monotonic()
         recorded, _ = reader.read(writing.folder)
+        self._resumed = bool(recorded.notes)
         self._agenda = Agenda(
             recorded.suite,
             recorded=recorded.measurements,
@@ -132,7 +133,8 @@ class Coordinator:
                     self._turn()
             finally:
                 self._cancel()
-        self._writing.finish(wall_s=time.monotonic() - self._began, stopped=self._agenda.stop)
+        wall_s = None if self._resumed else time.monotonic() - self._began
+        self._writing.finish(wall_s=wall_s, stopped=self.stop)
         # An attempt that is still there measured what did not enter the run.
         if not self._agenda.stop and not any(map(run_in, self._attempts())):
             shutil.rmtree(self._folder)

@@ -36,6 +36,7 @@ NO_CONNECTION = 255
 """Exit status of ssh that is not the one of its command."""
 GRACE_S = 20
 """From the request to end until a job is killed."""
+END = """'"kind": "end"'"""
 TAIL_BYTES = 600
 REMOTE = "/tmp"
 """Where the run folder of a block is on a host of ssh, until it comes back."""
@@ -72,7 +73,10 @@ class HostJob:
         if place.host:
             # Flat, so that users of the host need not share a folder.
             store = f"{REMOTE}/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
-            answer = f"tar -C {store} -cf - . ; rm -rf {store}"
+            # It stays while it is unfinished, for the next start on this host.
+            answer = (
+                f"tar -C {store} -cf - . ; grep -qs {END} {store}/*/run.jsonl && rm -rf {store}"
+            )
             variables += " CUDA_DEVICE_ORDER=PCI_BUS_ID"
         script = SCRIPT.format(
             folder=shlex.quote(place.folder),
@@ -107,7 +111,7 @@ class HostJob:
         _, error, text = said.rpartition("error: ")
         lines = (error + text).strip().splitlines()
         detail = ": ".join([self.slot, what, *(lines if error else lines[-1:])])
-        return JobEnd(detail=detail, lost=bool(self.place.host), status=status)
+        return JobEnd(detail=detail, lost=self.dead, status=status)
 
     def cancel(self) -> None:
         if self.ended:
@@ -121,17 +125,15 @@ class HostJob:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        # A connection that broke leaves a part, whose whole lines count.
-        with suppress(tarfile.ReadError), tarfile.open(self._tar) as tar:
-            tar.extractall(self.attempt.folder, filter="data")
-        self._tar.unlink()
+        _unpack(self._tar)
 
 
 class HostExecutor:
     """Starts jobs on GPUs of hosts; see harness.executor.jobs.Executor."""
 
+    resumes = True
+
     def __init__(self, places: Sequence[HostSlot]) -> None:
-        self.resumes = not any(place.host for place in places)
         self._places = places
         self._jobs: list[HostJob] = []
 
@@ -152,7 +154,9 @@ class HostExecutor:
         return started
 
     def recover(self, blocks: Path) -> None:
-        """Jobs end with the coordinator that started them."""
+        """Jobs ended with the coordinator that started them; their answers are still packed."""
+        for tar in blocks.glob("*.tar"):
+            _unpack(tar)
 
     def _alive(self) -> list[HostSlot]:
         dead = {job.place.host for job in self._jobs if job.dead}
@@ -161,6 +165,14 @@ class HostExecutor:
     def _is_free(self, place: HostSlot, alone: bool) -> bool:
         there = [j for j in self._jobs if not j.ended and j.place.host == place.host]
         return not any(alone or j.attempt.block.alone or j.place == place for j in there)
+
+
+def _unpack(path: Path) -> None:
+    """Move an answer to the folder of its attempt. One that was cut short still has whole lines;
+    that of this node is empty, for its job wrote to the folder."""
+    with suppress(tarfile.ReadError), tarfile.open(path) as tar:
+        tar.extractall(path.with_suffix(""), filter="data")
+    path.unlink()
 
 
 def of(name: str, file: str, device: str) -> HostExecutor:
