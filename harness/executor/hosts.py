@@ -107,10 +107,7 @@ class HostJob:
             what = f"no end after {self.attempt.block.limit_s / 60:.0f} min"
         else:
             what = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
-        said = self._log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
-        _, error, text = said.rpartition("error: ")
-        lines = (error + text).strip().splitlines()
-        detail = ": ".join([self.slot, what, *(lines if error else lines[-1:])])
+        detail = ": ".join([self.slot, what, *last_words(self._log)])
         return JobEnd(detail=detail, lost=self.dead, status=status)
 
     def cancel(self) -> None:
@@ -126,6 +123,14 @@ class HostJob:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         _unpack(self._tar)
+
+
+def last_words(log: Path) -> list[str]:
+    """The last error in a log, else its last line."""
+    said = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace") if log.exists() else ""
+    _, error, text = said.rpartition("error: ")
+    lines = (error + text).strip().splitlines()
+    return lines if error else lines[-1:]
 
 
 class HostExecutor:

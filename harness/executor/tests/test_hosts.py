@@ -29,6 +29,7 @@ signal.signal(signal.SIGTERM, ended)
 line(os.environ.get("CUDA_VISIBLE_DEVICES", "none") + " in " + os.getcwd())
 if "hang" in sys.argv:
     time.sleep(60)
+line('{"kind": "end"}')
 print("error: no GPU", file=sys.stderr)
 sys.exit(2 if "refuse" in sys.argv else 0)
 """
@@ -85,8 +86,8 @@ def test_a_job_brings_its_run_back(tmp_path: Path, host: str) -> None:
     place = slot(tmp_path, host, "GPU-7")
     (job,) = HostExecutor([place]).start([attempt(tmp_path, "b000", "refuse")])
     detail = f"{place.name}: exit status 2: error: no GPU"
-    assert end(job) == JobEnd(detail=detail, lost=bool(host), status=2)
-    assert stored(job) == [f"GPU-7 in {tmp_path}"]
+    assert end(job) == JobEnd(detail=detail, status=2)
+    assert stored(job)[0] == f"GPU-7 in {tmp_path}"
     assert not [*tmp_path.glob("harness-*")]
 
 
@@ -98,15 +99,22 @@ def test_a_cancelled_job_ends_and_keeps_what_it_stored(tmp_path: Path, host: str
     job.cancel()
     job.cancel()
     assert stored(job) == [f"none in {tmp_path}", "ended"]
+    # An unfinished run stays where it is, to go on with.
+    assert len([*tmp_path.glob("harness-*/one")]) == bool(host)
 
 
-def test_a_killed_coordinator_takes_its_jobs_with_it(tmp_path: Path) -> None:
-    (job,) = HostExecutor([slot(tmp_path)]).start([attempt(tmp_path, "b000", "hang")])
+@pytest.mark.parametrize("host", ["", "node1"])
+def test_a_killed_coordinator_ends_its_jobs_and_the_next_one_has_their_answers(
+    tmp_path: Path, host: str
+) -> None:
+    (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
     time.sleep(0.2)
     assert job._process.stdin
     job._process.stdin.close()  # as the kernel does
-    assert end(job).status == 3
+    assert job._process.wait() == 3
+    HostExecutor([slot(tmp_path, host)]).recover(job.attempt.folder.parent)
     assert stored(job)[-1] == "ended"
+    assert job.attempt.arguments("/store")[1:3] == ("--resume", "latest")
 
 
 @pytest.mark.parametrize("host", ["dead1", "lost1"])
@@ -181,7 +189,6 @@ def test_a_hosts_file_names_gpus_folder_and_command(tmp_path: Path) -> None:
     file.write_text("# rented\na gpus=2\nb gpus=GPU-7 folder=/srv harness='x -m y'\nc gpus=0\nd\n")
     found = hosts.of("ssh", str(file), "any")
     assert found.slots() == ["a GPU 0", "a GPU 1", "b GPU GPU-7", "c", "d GPU 0"]
-    assert not found.resumes
     assert (found._places[2].folder, found._places[2].harness) == ("/srv", "x -m y")
 
 
