@@ -29,7 +29,7 @@ signal.signal(signal.SIGTERM, ended)
 line(os.environ.get("CUDA_VISIBLE_DEVICES", "none") + " in " + os.getcwd())
 if "hang" in sys.argv:
     time.sleep(60)
-line('{"kind": "end"}')
+line('{{"kind": "end"}}')
 print("error: no GPU", file=sys.stderr)
 sys.exit(2 if "refuse" in sys.argv else 0)
 """
