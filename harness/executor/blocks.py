@@ -6,7 +6,6 @@ providers of one case. Units fill blocks in the order of the suite, so that neig
 together, too. Comparisons that only the report makes are left out between two GPUs.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness.analysis.suspects import sides
@@ -78,15 +77,12 @@ def packed(
     known = [(g, sum(expected_s[c.case_id] * c.settings.processes for c in g)) for g in groups]
     goal_s = min(BLOCK_S, sum(t for _, t in known) / max(1, slots)) * (1 + 1e-9)
     found: list[tuple[list[Case], float, bool]] = []
-    for alone in (True, False):
-        of_kind = [(g, t) for g, t in known if any(map(is_alone, g)) is alone]
-        open_s = math.inf  # the next unit begins a block
-        for members, time_s in of_kind:
-            if open_s + time_s > goal_s:
-                found.append(([], 0.0, alone))
-                open_s = 0.0
-            open_s += time_s
-            found[-1] = ([*found[-1][0], *members], open_s, alone)
+    for members, time_s in sorted(known, key=lambda unit: not any(map(is_alone, unit[0]))):
+        alone = any(map(is_alone, members))
+        if not found or found[-1][2] is not alone or found[-1][1] + time_s > goal_s:
+            found.append(([], 0.0, alone))
+        cases, before_s, _ = found[-1]
+        found[-1] = ([*cases, *members], before_s + time_s, alone)
     return [
         CaseBlock(
             name=f"b{number:03d}",

@@ -28,9 +28,8 @@ from harness.store import reader, writer
 
 BLOCKS, PLAN = "blocks", "plan.json"
 """Folder of the attempts in the folder of an unfinished run, and what is in it beside them."""
-STARTS, POLL_S = 2, 0.2
-REFUSED = 2
-"""Exit status of a request that cannot be carried out."""
+STARTS, POLL_S, REFUSED = 2, 0.2, 2
+"""Starts of a block; seconds between looks at the jobs; exit status of a wrong request."""
 NOT_A_WORKER = {"gpu_uuid": None, "cuda_unavailable": "", "versions": {}, "torch_settings": {}}
 
 
@@ -91,7 +90,6 @@ class Coordinator:
         device: str = "",
         abort: bool = True,
         say: Callable[[str], None] = lambda _: None,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Start nothing yet.
 
@@ -100,9 +98,7 @@ class Coordinator:
             device: The name of the GPUs, if it is known: rules may be for one.
             abort: Whether a rule with `abort_early` ends the run.
         """
-        self._began = time.monotonic()
         recorded, _ = reader.read(writing.folder)
-        self._resumed = bool(recorded.notes)
         self._agenda = Agenda(
             recorded.suite,
             recorded=recorded.measurements,
@@ -112,7 +108,7 @@ class Coordinator:
         self._writing, self._executor, self._how = writing, executor, how
         self._merge = Merge(writing, self._agenda, recorded)
         self._folder, self._expected_s = writing.folder / BLOCKS, expected_s
-        self._say, self._sleep = say, sleep
+        self._say = say
         self._waiting: list[Attempt] = []
         self._jobs: dict[int, tuple[Job, float]] = {}
         """With the time of the start, by identity."""
@@ -133,8 +129,7 @@ class Coordinator:
                     self._turn()
             finally:
                 self._cancel()
-        wall_s = None if self._resumed else time.monotonic() - self._began
-        self._writing.finish(wall_s=wall_s, stopped=self.stop)
+        self._writing.finish(stopped=self.stop)
         # An attempt that is still there measured what did not enter the run.
         if not self._agenda.stop and not any(map(run_in, self._attempts())):
             shutil.rmtree(self._folder)
@@ -193,7 +188,7 @@ class Coordinator:
             _, since = self._jobs.pop(id(job))
             self._ended(job, end, (time.monotonic() - since) / units.MINUTE_S)
         if not ended:
-            self._sleep(POLL_S)
+            time.sleep(POLL_S)
 
     def _ended(self, job: Job, end: JobEnd, minutes: float) -> None:
         """Merge what a job measured, and try the rest again or give it up."""

@@ -397,7 +397,8 @@ class Run:
     self_tests: tuple[SelfTest, ...] = ()
     """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
-    """From the start of the command to its last measurement; None if unfinished or resumed."""
+    """From the start of the command to its last measurement; None if unfinished or resumed, or if
+    several GPUs measured it side by side."""
     stopped: Stop | None = None
     """Why it ended before all of its processes."""
     judged_by: str = ""
