@@ -30,7 +30,12 @@ BLOCKS, PLAN = "blocks", "plan.json"
 """Folder of the attempts in the folder of an unfinished run, and what is in it beside them."""
 STARTS, POLL_S, REFUSED = 2, 0.2, 2
 """Starts of a block; seconds between looks at the jobs; exit status of a wrong request."""
-NOT_A_WORKER = {"gpu_uuid": None, "cuda_unavailable": "", "versions": {}, "torch_settings": {}}
+NOT_A_WORKER: Mapping[str, Any] = {
+    "gpu_uuid": None,
+    "cuda_unavailable": "",
+    "versions": {},
+    "torch_settings": {},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

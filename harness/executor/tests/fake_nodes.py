@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.executor.jobs import Attempt, JobEnd
 from harness.records import Suite
@@ -13,7 +14,7 @@ from harness.tests import fake_runs
 PROCESSES = 2
 
 
-def suite(*, workloads: str = "abcd", **changes: object) -> Suite:
+def suite(*, workloads: str = "abcd", **changes: Any) -> Suite:
     """Cases of two providers, two processes each: one unit per workload."""
     settings = replace(fake_runs.case({}).settings, processes=PROCESSES)
     cases = [

@@ -1,6 +1,7 @@
 """What is compared is measured on one GPU; blocks are shorter than their limit."""
 
 from dataclasses import replace
+from typing import Any
 
 from harness.executor.blocks import packed, units
 from harness.executor.jobs import BLOCK_S
@@ -11,13 +12,13 @@ ON, OFF = (Match(criteria={"gc": (value,)}) for value in ("on", "off"))
 RULE = Rule(name="r", metric="tokens_per_s", go=1.0)
 
 
-def cases(**changes: object) -> tuple[Case, ...]:
+def cases(**changes: Any) -> tuple[Case, ...]:
     """By seq_len and gc: 8 cases."""
     found = fake_runs.sweep(gc=("off", "on"), seq_len=(1, 2, 3, 4))
     return tuple(replace(c, **changes) for c in found)
 
 
-def suite(*of: Case, **changes: object) -> Suite:
+def suite(*of: Case, **changes: Any) -> Suite:
     return replace(fake_runs.run(of or cases(), lambda _: []).suite, **changes)
 
 

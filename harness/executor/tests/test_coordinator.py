@@ -10,7 +10,7 @@ from harness.analysis import verdict
 from harness.errors import HarnessError
 from harness.executor import coordinator as dealing
 from harness.executor.coordinator import Coordinator, Dealt
-from harness.executor.jobs import BLOCK_S, Attempt, JobEnd
+from harness.executor.jobs import BLOCK_S, Attempt, CaseBlock, JobEnd
 from harness.executor.tests.fake_nodes import FakeNodes, Plan, measure, suite
 from harness.records import Decision, Match, Outcome, Rule, Run, Stop
 from harness.store import reader
@@ -123,17 +123,14 @@ def test_attempts_on_the_disk_are_merged_once(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         deal(tmp_path, FakeNodes(suite(), GPUS, planned(b000=(8, SystemExit()))))
     (folder,) = tmp_path.glob("*")
-    twice = Attempt(block=_block("b000"), folder=folder / "blocks" / "b007-0", suite="s.yaml")
+    ids = tuple(c.case_id for c in suite().cases[:4])
+    block = CaseBlock(name="b000", case_ids=ids, expected_s=1.0, limit_s=9.0)
+    twice = Attempt(block=block, folder=folder / "blocks" / "b007-0", suite="s.yaml")
     twice.folder.mkdir()
     measure(twice, suite(), "GPU-9", 1000)  # another attempt at the same cases
     run, _ = deal(tmp_path, FakeNodes(suite(), GPUS), resume=True)
     assert complete(run)
     assert "GPU-9" not in run.environment.card
-
-
-def _block(name: str) -> dealing.CaseBlock:
-    ids = tuple(c.case_id for c in suite().cases[:4])
-    return dealing.CaseBlock(name=name, case_ids=ids, expected_s=1.0, limit_s=9.0)
 
 
 def test_a_gpu_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

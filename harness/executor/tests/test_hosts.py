@@ -13,6 +13,7 @@ from harness.errors import HarnessError, ProbeError
 from harness.executor import hosts
 from harness.executor.hosts import HostExecutor, HostJob, HostSlot
 from harness.executor.jobs import Attempt, CaseBlock, JobEnd
+from harness.machine import nvml
 from harness.tests import fake_runs
 
 # Says where it runs and stores a line; `hang` goes on until it is ended, and stores that.
@@ -177,10 +178,10 @@ def test_the_gpus_of_the_node_are_slots_by_uuid(monkeypatch: pytest.MonkeyPatch)
     def none() -> Any:
         raise ProbeError("no driver")
 
-    monkeypatch.setattr(hosts.nvml, "gpus", lambda: [fake_runs.H200])
+    monkeypatch.setattr(nvml, "gpus", lambda: [fake_runs.H200])
     assert hosts.of("local", "", "any").slots() == [fake_runs.H200.uuid]
     assert hosts.of("local", "", "cpu").slots() == ["cpu"]
-    monkeypatch.setattr(hosts.nvml, "gpus", none)
+    monkeypatch.setattr(nvml, "gpus", none)
     assert hosts.of("local", "", "any").slots() == ["cpu"]
 
 
