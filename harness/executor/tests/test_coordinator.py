@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from harness.executor.coordinator import Coordinator, Dealt
 from harness.executor.jobs import BLOCK_S, Attempt, CaseBlock, JobEnd
 from harness.executor.tests.fake_nodes import FakeNodes, Plan, measure, suite
 from harness.records import Decision, Match, Outcome, Rule, Run, Stop
-from harness.store import reader
+from harness.store import reader, writer
 from harness.tests import fake_runs
 
 GPUS = ["GPU-0", "GPU-1"]
@@ -85,8 +86,10 @@ def test_a_lost_host_keeps_its_finished_units_and_the_rest_is_measured_elsewhere
     tmp_path: Path,
 ) -> None:
     # Process 0 of all four cases, then process 1 in reverse order: the last unit is finished.
-    run, _ = deal(tmp_path, FakeNodes(suite(), GPUS, planned(b001=(7, LOST))))
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(7, LOST)))
+    run, _ = deal(tmp_path, nodes)
     assert complete(run)
+    assert nodes.jobs[-1].attempt.avoid == "GPU-1"
     assert cards(run) == {"a": {"GPU-0"}, "b": {"GPU-0"}, "c": {"GPU-0"}, "d": {"GPU-1"}}
 
 
@@ -117,6 +120,27 @@ def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: 
     assert all(len(of) == 1 for of in cards(run).values())
     # Nothing is measured again: the block goes on where it was, on its own GPU.
     assert nodes.started == ([] if measured == 8 else [("b001", "GPU-1")])
+
+
+@pytest.mark.parametrize("entered", range(0, 18, 3))
+def test_a_coordinator_that_is_killed_while_it_merges_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: int
+) -> None:
+    left, whole = iter(range(entered)), writer.RunWriter.append
+
+    def append(self: writer.RunWriter, line: Any) -> None:
+        if self.folder.parent == tmp_path and next(left, None) is None:
+            raise SystemExit
+        whole(self, line)
+
+    monkeypatch.setattr(writer.RunWriter, "append", append)
+    with pytest.raises(SystemExit):
+        deal(tmp_path, FakeNodes(suite(), GPUS))
+    monkeypatch.undo()
+    run, _ = deal(tmp_path, FakeNodes(suite(), GPUS), resume=True)
+    assert complete(run)
+    assert not any("again" in note for note in run.notes)
+    assert len(run.environments) == 2
 
 
 def test_attempts_on_the_disk_are_merged_once(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ def end(job: HostJob) -> JobEnd:
     return found
 
 
+def begun(job: HostJob) -> None:
+    """Wait until it has stored its first line."""
+    name = job.attempt.folder.name
+    while not any(f.stat().st_size for f in Path(hosts.REMOTE).rglob(f"*{name}/one/run.jsonl")):
+        time.sleep(0.01)
+
+
 def stored(job: HostJob) -> list[str]:
     return (job.attempt.folder / "one" / "run.jsonl").read_text().splitlines()
 
@@ -95,7 +102,7 @@ def test_a_job_brings_its_run_back(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize("host", ["", "node1"])
 def test_a_cancelled_job_ends_and_keeps_what_it_stored(tmp_path: Path, host: str) -> None:
     (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
-    time.sleep(0.2)
+    begun(job)
     assert job.poll() is None
     job.cancel()
     job.cancel()
@@ -109,7 +116,7 @@ def test_a_killed_coordinator_ends_its_jobs_and_the_next_one_has_their_answers(
     tmp_path: Path, host: str
 ) -> None:
     (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
-    time.sleep(0.2)
+    begun(job)
     assert job._process.stdin
     job._process.stdin.close()  # as the kernel does
     assert job._process.wait() == 3
@@ -151,11 +158,12 @@ def test_each_slot_has_one_job_and_a_job_alone_has_its_node(tmp_path: Path) -> N
     alone, first, second = names.values()
     assert busy(nodes, [alone, first]) == [("b000", "GPU-0")]
     assert busy(nodes, [first]) == []
-    time.sleep(0.2)
+    begun(nodes._jobs[0])
     nodes._jobs[0].cancel()
     assert stored(nodes._jobs[0])[0] == f"GPU-0,GPU-1 in {tmp_path}"
     assert busy(nodes, [first, second]) == [("b001", "GPU-0"), ("b002", "GPU-1")]
-    assert busy(nodes, [attempt(tmp_path, "b003", "hang", alone=True)]) == []
+    nodes._jobs[1].cancel()
+    assert busy(nodes, [attempt(tmp_path, "b003", "hang", alone=True)]) == []  # b002 goes on
     for job in nodes._jobs:
         job.cancel()
 
