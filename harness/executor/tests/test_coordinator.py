@@ -108,7 +108,7 @@ def test_a_block_that_is_lost_twice_is_reported_with_its_host(tmp_path: Path) ->
     assert all(len(of) == 1 for of in cards(run).values())
 
 
-@pytest.mark.parametrize("measured", range(9))
+@pytest.mark.parametrize("measured", [0, 3, 7, 8])
 def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: int) -> None:
     killed = FakeNodes(suite(), GPUS, planned(b001=(measured, SystemExit())))
     with pytest.raises(SystemExit):
@@ -122,7 +122,7 @@ def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: 
     assert nodes.started == ([] if measured == 8 else [("b001", "GPU-1")])
 
 
-@pytest.mark.parametrize("entered", range(0, 18, 3))
+@pytest.mark.parametrize("entered", [1, 8, 13])
 def test_a_coordinator_that_is_killed_while_it_merges_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: int
 ) -> None:
