@@ -120,9 +120,12 @@ def run(
         )
     if dry_run and budget_min:
         raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
-    if resume is not None and (only or overrides or dry_run):
+    if hosts and executor is not ExecutorName.SSH:
+        raise HarnessError("--hosts applies to --executor ssh only", "Remove it, or add that.")
+    if resume is not None and (only or overrides or dry_run or executor):
         raise HarnessError(
-            "--resume continues the recorded plan; --filter, --set and --dry-run do not apply",
+            "--resume continues the recorded plan; --filter, --set, --executor and --dry-run do "
+            "not apply",
             "Remove them, or start a new run.",
         )
     before = None

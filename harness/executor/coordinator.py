@@ -147,20 +147,23 @@ class Coordinator:
     def _plan(self) -> None:
         """Merge what the disk has, and put what is left into blocks."""
         self._executor.recover(self._folder)
-        slots, first = self._executor.slots(), 0
+        slots, again = self._executor.slots(), set[str]()
+        first = max((int(path.name[1:].partition("-")[0]) for path in self._attempts()), default=-1)
         for folder in self._attempts():
-            name = folder.name.partition("-")[0]
-            first = max(first, int(name[1:]) + 1)
             self._merge.take(folder)
-            begun, slot = run_in(folder), _slot_file(folder)
+        for folder in self._attempts()[::-1]:  # the last attempt at a case is the one to go on with
+            run, slot = run_in(folder), _slot_file(folder)
             where = slot.read_text() if slot.is_file() else ""
-            if begun and not begun.ended_at and self._executor.resumes and where in slots:
-                (block,) = packed([begun.suite.cases], self._expected_s, slots=1)
-                if self._merge.left(block.case_ids):
-                    self._wait(replace(block, name=name), folder.name, slot=where)
-        again = {i for attempt in self._waiting for i in attempt.block.case_ids}
+            if run is None or run.ended_at or not self._executor.resumes or where not in slots:
+                continue
+            ids = {c.case_id for c in run.suite.cases}
+            if self._merge.left(ids) and not ids & again:
+                again |= ids
+                (block,) = packed([run.suite.cases], self._expected_s, slots=1)
+                block = replace(block, name=folder.name.partition("-")[0])
+                self._wait(block, folder.name, slot=where)
         fresh = [g for g in self._merge.left() if g[0].case_id not in again]
-        for block in packed(fresh, self._expected_s, slots=len(slots), first=first):
+        for block in packed(fresh, self._expected_s, slots=len(slots), first=first + 1):
             self._wait(block, f"{block.name}-0")
         self._waiting.sort(key=lambda attempt: not attempt.block.alone)
 
@@ -216,7 +219,9 @@ class Coordinator:
                 self._waiting.append(replace(attempt, slot=job.slot))
             else:
                 (rest,) = packed([[c for g in left for c in g]], self._expected_s, slots=1)
-                self._wait(replace(rest, name=block.name), f"{block.name}-1", avoid=job.slot)
+                tries = [p for p in self._attempts() if p.name.startswith(f"{block.name}-")]
+                folder = f"{block.name}-{len(tries)}"  # a folder belongs to one GPU
+                self._wait(replace(rest, name=block.name), folder, avoid=job.slot)
         elif end.status == REFUSED and not self._merge.begun:
             raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
         else:

@@ -102,6 +102,11 @@ def test_the_command_measures_resumes_and_says_which_gpus(tmp_path: Path, nodes:
     assert any("2 GPUs measured this run" in note for note in recorded.notes)
 
 
-def test_a_budget_does_not_apply(tmp_path: Path, nodes: FakeNodes) -> None:
-    done = harness("run", "s.yaml", "--executor", "local", "--budget", "1", cwd=tmp_path)
+@pytest.mark.parametrize(
+    "words", ["s.yaml --budget 1", "s.yaml --hosts h", "--resume latest", "s.yaml --executor ssh"]
+)
+def test_options_that_do_not_apply_are_refused(tmp_path: Path, words: str) -> None:
+    (tmp_path / "s.yaml").write_text(SUITE)
+    done = harness("run", "--executor", "local", *words.split(), cwd=tmp_path)
     assert done.returncode == 2
+    assert "--" in done.stderr

@@ -122,6 +122,19 @@ def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: 
     assert nodes.started == ([] if measured == 8 else [("b001", "GPU-1")])
 
 
+def test_a_second_attempt_is_the_one_to_go_on_with(tmp_path: Path) -> None:
+    tries = {"b001-0": (5, LOST), "b001-1": (3, SystemExit())}
+    killed = FakeNodes(suite(), GPUS, lambda attempt, _: tries.pop(attempt.folder.name, DONE))
+    with pytest.raises(SystemExit):
+        deal(tmp_path, killed)
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(1, LOST)))
+    run, _ = deal(tmp_path, nodes, resume=True)
+    assert nodes.started == [("b001", "GPU-0"), ("b001", "GPU-1")]
+    assert nodes.jobs[-1].attempt.folder.name == "b001-2"
+    assert complete(run)
+    assert all(len(of) == 1 for of in cards(run).values())
+
+
 @pytest.mark.parametrize("entered", [1, 8, 13])
 def test_a_coordinator_that_is_killed_while_it_merges_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered: int
