@@ -18,6 +18,9 @@ from harness.store import reader
 from harness.store.lines import MeasuredIn
 from harness.store.writer import RunWriter
 
+CHOOSE_A_GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Variables of a slot: another run of the suite need not have them to be like it."""
+
 
 class Merge:
     """What is measured by now, and what the attempts on the disk add to it."""
@@ -107,8 +110,10 @@ class Merge:
 
 
 def run_in(folder: Path) -> Run | None:
-    """The run of an attempt; None if it stored nothing."""
+    """The run of an attempt, without what chose its GPU; None if it stored nothing."""
     for path in sorted(folder.glob(f"*/{reader.RUN_FILE}"), reverse=True):
         if b"\n" in path.read_bytes():
-            return reader.read(path.parent)[0]
+            run, _ = reader.read(path.parent)
+            set_ = {n: v for n, v in run.environment.variables.items() if n not in CHOOSE_A_GPU}
+            return replace(run, environment=replace(run.environment, variables=set_))
     return None

@@ -28,7 +28,9 @@ def suite(*, workloads: str = "abcd", **changes: Any) -> Suite:
 def measure(attempt: Attempt, whole: Suite, gpu: str, most: int) -> None:
     """What `harness run` does in the folder of an attempt, at most so many processes of it."""
     arguments = attempt.arguments(str(attempt.folder))
-    env = fake_runs.environment(gpu=replace(fake_runs.H200, uuid=gpu))
+    env = fake_runs.environment(
+        gpu=replace(fake_runs.H200, uuid=gpu), variables={"CUDA_VISIBLE_DEVICES": gpu, "NSA_X": "1"}
+    )
     cases = tuple(c for c in whole.cases if c.case_id in attempt.block.case_ids)
     if "--resume" in arguments:
         writing, _ = writer.resume(attempt.folder, "latest")

@@ -55,6 +55,10 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
     assert card(one, same) == [None, None]
     assert all(card(one, swapped))
+    alone = replace(one, run_id="y", environment=HERE[0])
+    assert all(card(one, alone))
+    found = compare.runs(one, alone, calibrations=None)
+    assert [d.name for d in found.differences] == ["GPU UUID"]
 
 
 def test_several_machines_are_never_taken_for_one_of_them() -> None:

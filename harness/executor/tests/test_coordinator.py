@@ -65,6 +65,7 @@ def test_a_run_of_two_gpus_says_so_and_no_unit_is_on_both(tmp_path: Path) -> Non
     assert [e.card for e in run.environments] == GPUS
     assert run.environment.card == "GPU-0, GPU-1"
     assert run.environment.device_name == "NVIDIA H200"
+    assert run.environment.variables == {"NSA_X": "1"}
     assert any("2 GPUs measured this run" in note for note in run.notes)
     assert [row.cases for row in one.rows] == [4, 4]
     assert not Path(run.folder, dealing.BLOCKS).exists()
@@ -123,8 +124,8 @@ def test_a_killed_coordinator_is_resumed_without_loss(tmp_path: Path, measured: 
 
 
 def test_a_second_attempt_is_the_one_to_go_on_with(tmp_path: Path) -> None:
-    tries = {"b001-0": (5, LOST), "b001-1": (3, SystemExit())}
-    killed = FakeNodes(suite(), GPUS, lambda attempt, _: tries.pop(attempt.folder.name, DONE))
+    tries = {"b001-0": planned(b001=(5, LOST)), "b001-1": planned(b001=(3, SystemExit()))}
+    killed = FakeNodes(suite(), GPUS, lambda a, gpu: tries.get(a.folder.name, planned())(a, gpu))
     with pytest.raises(SystemExit):
         deal(tmp_path, killed)
     nodes = FakeNodes(suite(), GPUS, planned(b001=(1, LOST)))
@@ -141,10 +142,10 @@ def test_a_coordinator_that_is_killed_while_it_merges_is_resumed(
 ) -> None:
     left, whole = iter(range(entered)), writer.RunWriter.append
 
-    def append(self: writer.RunWriter, line: Any) -> None:
+    def append(self: writer.RunWriter, *found: Any) -> None:
         if self.folder.parent == tmp_path and next(left, None) is None:
             raise SystemExit
-        whole(self, line)
+        whole(self, *found)
 
     monkeypatch.setattr(writer.RunWriter, "append", append)
     with pytest.raises(SystemExit):
