@@ -1,5 +1,7 @@
 """Blocks are dealt, retried once and merged; no measurement is lost or comes from two GPUs."""
 
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -196,6 +198,15 @@ def test_a_suite_that_every_slot_refuses_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="seq_len is no axis"):
         deal(tmp_path, nodes)
     assert len(nodes.started) <= 4
+
+
+def test_sigterm_ends_the_jobs(tmp_path: Path) -> None:
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return DONE
+
+    with pytest.raises(KeyboardInterrupt):
+        deal(tmp_path, FakeNodes(suite(), GPUS, plan))
 
 
 def test_without_a_slot_the_run_can_be_resumed(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Jobs on this node and by ssh: real shells, with an ssh and a harness that only pretend."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.errors import HarnessError, ProbeError
@@ -122,6 +124,18 @@ def test_a_killed_coordinator_ends_its_jobs_and_the_next_one_has_their_answers(
     assert job._process.wait() == 3
     HostExecutor([slot(tmp_path, host)]).recover(job.attempt.folder.parent)
     assert stored(job)[-1] == "ended"
+    assert job.attempt.arguments("/store")[1:3] == ("--resume", "latest")
+
+
+@pytest.mark.parametrize("host", ["", "node1"])
+def test_a_killed_job_can_go_on_where_it_was(tmp_path: Path, host: str) -> None:
+    (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
+    begun(job)
+    shell = psutil.Process(job._process.pid)
+    next(p for p in shell.children() if p.name() != "sh").kill()
+    found = end(job)
+    assert (found.lost, found.status) == (False, 128 + signal.SIGKILL)
+    assert stored(job) == [f"none in {tmp_path}"]
     assert job.attempt.arguments("/store")[1:3] == ("--resume", "latest")
 
 
