@@ -132,7 +132,7 @@ def test_a_killed_job_can_go_on_where_it_was(tmp_path: Path, host: str) -> None:
     (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
     begun(job)
     shell = psutil.Process(job._process.pid)
-    next(p for p in shell.children() if p.name() != "sh").kill()
+    next(p for p in shell.children(recursive=True) if "hang" in p.cmdline()).kill()
     found = end(job)
     assert (found.lost, found.status) == (False, 128 + signal.SIGKILL)
     assert stored(job) == [f"none in {tmp_path}"]
