@@ -58,8 +58,8 @@ def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:
 def is_alone(case: Case) -> bool:
     """Whether nothing else may be measured on the node: it takes several GPUs, or the suite says
     that it shares what it measures."""
-    ranks = case.axes.get("world_size", 1) != 1
-    return case.settings.exclusive or ranks or bool(case.program and case.program.gpus > 1)
+    several = str(case.axes.get("world_size", 1)) != "1" or (case.program and case.program.gpus > 1)
+    return case.settings.exclusive or bool(several)
 
 
 def packed(
