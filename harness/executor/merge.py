@@ -50,11 +50,8 @@ class Merge:
         it cannot be used; empty if it can."""
         if (run := run_in(folder)) is None:
             return ""
-        for first in [*self._known.values()][:1]:
-            try:
-                drift.require_alike(replace(self._recorded, environment=first), run.environment)
-            except StoreError as error:
-                return str(error).splitlines()[0]
+        if why := self._unlike(run):
+            return why
         within = Agenda(run.suite, recorded=run.measurements)
         ids = {c.case_id for c in run.suite.cases}
         for unit in self.left(ids):
@@ -64,9 +61,18 @@ class Merge:
             shutil.rmtree(folder)
         return ""
 
+    def _unlike(self, run: Run) -> str:
+        """How a run differs in device, driver or code from what has entered; empty if not."""
+        for first in [*self._known.values()][:1]:
+            try:
+                drift.require_alike(replace(self._recorded, environment=first), run.environment)
+            except StoreError as error:
+                return str(error).splitlines()[0]
+        return ""
+
     def give_up(self, lost: Sequence[Sequence[Case]], folders: Sequence[Path], why: str) -> None:
         """Join what the best attempt has of each unit, and record the rest as lost."""
-        runs = [run for folder in folders if (run := run_in(folder))]
+        runs = [run for folder in folders if (run := run_in(folder)) and not self._unlike(run)]
         for unit in lost:
             of = [sum(len(run.of(c.case_id)) for c in unit) for run in runs]
             if any(of):

@@ -55,7 +55,7 @@ def cards(run: Run) -> dict[str, set[str]]:
 def complete(run: Run) -> bool:
     """Whether each process of each case is recorded once, with its log."""
     count = Counter((m.case_id, m.process) for m in run.measurements if m.outcome is Outcome.OK)
-    logs = all(Path(run.folder, m.log).read_text() == m.card for m in run.measurements)
+    logs = all(Path(run.folder, m.log).read_text() == m.card for m in run.measurements if m.log)
     return logs and {*count.values()} == {1} and len(count) == 16
 
 
@@ -173,23 +173,24 @@ def test_attempts_on_the_disk_are_merged_once(tmp_path: Path) -> None:
     assert "GPU-9" not in run.environment.card
 
 
-def test_a_gpu_of_another_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = FakeNodes(suite(), GPUS)
-    other = replace(fake_runs.H200, name="NVIDIA A100")
-    monkeypatch.setattr(fake_runs, "H200", other)
-
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_gpu_of_another_model_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
     def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
-        if attempt.folder.name == "b001-0":
+        nonlocal tries
+        monkeypatch.undo()
+        if attempt.block.name == "b001" and (tries := tries - 1) >= 0:
+            other = replace(fake_runs.H200, name="NVIDIA A100")
             monkeypatch.setattr(fake_runs, "H200", other)
-        else:
-            monkeypatch.undo()
         return DONE
 
-    nodes.plan = plan
-    run, one = deal(tmp_path, nodes)
-    assert complete(run)
+    asked = tries
+    run, one = deal(tmp_path, FakeNodes(suite(), GPUS, plan))
     assert {e.device_name for e in run.environments} == {"NVIDIA H200"}
     assert "A100" in one.rows[1].ended
+    lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
+    assert [len(lost), complete(run)] == ([0, True] if asked == 1 else [4, False])
 
 
 def test_a_suite_that_every_slot_refuses_ends_the_run(tmp_path: Path) -> None:
