@@ -215,7 +215,8 @@ class Coordinator:
         if not left:
             return
         if again := self._starts[block.name] < STARTS:
-            if run_in(attempt.folder) and not (end.lost or unlike):
+            run = run_in(attempt.folder)
+            if run and run.measurements and not (end.lost or unlike):
                 self._waiting.append(replace(attempt, slot=job.slot))
             else:
                 (rest,) = packed([[c for g in left for c in g]], self._expected_s, slots=1)

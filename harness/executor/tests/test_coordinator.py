@@ -85,6 +85,12 @@ def test_a_job_that_died_goes_on_on_its_gpu(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_that_measured_nothing_is_tried_elsewhere(tmp_path: Path) -> None:
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(0, JobEnd(detail="failed self-test"))))
+    assert complete(deal(tmp_path, nodes)[0])
+    assert nodes.started[1:] == [("b001", "GPU-1"), ("b001", "GPU-0")]
+
+
 def test_a_lost_host_keeps_its_finished_units_and_the_rest_is_measured_elsewhere(
     tmp_path: Path,
 ) -> None:
