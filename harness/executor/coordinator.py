@@ -201,13 +201,14 @@ class Coordinator:
     def _ended(self, job: Job, end: JobEnd, minutes: float) -> None:
         """Merge what a job measured, and try the rest again or give it up."""
         attempt, block = job.attempt, job.attempt.block
+        before = self._merge.left(block.case_ids)
         unlike = self._merge.take(attempt.folder)
         left = self._merge.left(block.case_ids)
         why = unlike or end.detail or f"{job.slot}: the job ended before its cases"
         row = BlockRow(
             block=block.name,
             slot=job.slot,
-            cases=len(block.case_ids) - sum(map(len, left)),
+            cases=sum(map(len, before)) - sum(map(len, left)),
             minutes=minutes,
             ended=why if left else "measured" + ", second try" * (self._starts[block.name] > 1),
         )

@@ -74,14 +74,14 @@ def test_a_run_of_two_gpus_says_so_and_no_unit_is_on_both(tmp_path: Path) -> Non
 
 
 def test_a_job_that_died_goes_on_on_its_gpu(tmp_path: Path) -> None:
-    nodes = FakeNodes(suite(), GPUS, planned(b001=(5, JobEnd(detail="SIGKILL"))))
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(6, JobEnd(detail="SIGKILL"))))
     run, one = deal(tmp_path, nodes)
     assert complete(run)
     assert nodes.started == [("b000", "GPU-0"), ("b001", "GPU-1"), ("b001", "GPU-1")]
-    assert [(row.block, row.ended) for row in one.rows] == [
-        ("b000", "measured"),
-        ("b001", "SIGKILL"),
-        ("b001", "measured, second try"),
+    assert [(row.block, row.cases, row.ended) for row in one.rows] == [
+        ("b000", 4, "measured"),
+        ("b001", 2, "SIGKILL"),
+        ("b001", 2, "measured, second try"),
     ]
 
 
