@@ -111,7 +111,8 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         gpus=_product(workload.gpus, case) or 0,
         world_size=_product(workload.world_size, case) or 0,
         carried=_carried(["", workload.cwd, *words]),
-        work_axes=tuple(n for n in case.axes if n in factors),
+        # The harness itself starts the ranks, so their number has an effect.
+        work_axes=tuple(n for n in case.axes if n in {*factors} - {*_factors(workload.world_size)}),
     )
 
 
