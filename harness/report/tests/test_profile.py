@@ -96,7 +96,7 @@ def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> N
         ("1", "–", "–", "–", "–", "–", "–", "killed by SIGKILL"),
     ]
     (said,) = table.remarks
-    assert "20.0 ms (22 % of the profiled step" in said
+    assert "20.0 ms (22.2 % of the profiled step" in said
     assert said.endswith("other kernels run during 75 % of that time.")
 
 
