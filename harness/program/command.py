@@ -25,20 +25,11 @@ from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
-from harness.program.ranks import RankOutput, StepTimes, first_failed, is_settled
+from harness.program.ranks import RankOutput, StepTimes, first_failed
 from harness.program.reported import MissingMetric, NotFinite, Step, StepReader, Value
 from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
-from harness.records import (
-    Accuracy,
-    Clock,
-    Evidence,
-    Measurement,
-    Outcome,
-    Program,
-    Rank,
-    Scalar,
-)
+from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 from harness.workload import Unsupported
 
 ALIVE_S = 0.1
@@ -81,7 +72,7 @@ def _measure(session: "_Session") -> Measurement:
         return session.failed(Outcome.CRASH, f"{error}{session.own.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
-        session.close()
+        process.kill(session.processes)
     measured = session.measurement()
     if measured.outcome is not Outcome.OK:
         return measured
@@ -137,12 +128,9 @@ class _Session:
             MissingMetric: It did not report a metric or a step.
             NotFinite: It reported NaN or infinity.
         """
-        first = (
-            (str(sitecustomize.HERE), *self.order.first) if self.program.ranks else self.order.first
-        )
-        env = process.environment(self.order.case, first)
-        if self.program.ranks:
-            env[sitecustomize.STEPS_IN] = self.steps_in
+        hook = (str(sitecustomize.HERE),) if self.program.ranks else ()
+        env = process.environment(self.order.case, (*hook, *self.order.first))
+        env |= {sitecustomize.STEPS_IN: self.steps_in} if hook else {}
         self.processes = process.start(self.program, self.folder, env, self.order.flight)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
@@ -160,11 +148,10 @@ class _Session:
                 if at is not None and one.code is None:
                     one.ended(each.returncode, at)
             self.first = first_failed(self.outputs) if self.program.ranks else None
-            if is_settled(self.first, read.at) or self._may_end(read.at):
+            if self.first.is_first(read.at) if self.first else self._may_end(read.at):
                 break
             self._count_ranks(read.at)
-        ended_at = [at for at in reader.ended_at if at is not None]
-        self.ended_at = max(ended_at, default=time.monotonic())
+        self.ended_at = max((at for at in reader.ended_at if at), default=time.monotonic())
         self.first = self.first or first_failed(self.outputs)
         if self.first is not None and self.first.not_finite is not None:
             raise self.first.not_finite
@@ -227,10 +214,6 @@ class _Session:
                 self.reporter.rank_steps = counts
                 self.reporter.alive()
 
-    def close(self) -> None:
-        """End the program and its descendants."""
-        process.kill(self.processes)
-
     def timed(self) -> profile_run.TimedProgram | str:
         """Times and number of steps, or why they are unknown."""
         steps, series = self.program.steps, self.series
@@ -276,7 +259,7 @@ class _Session:
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
         failed = self.first or self.own
-        code = failed.code if self.program.ranks else self._code()
+        code = failed.code if self.program.ranks else self.processes[0].returncode
         which = f"rank {failed.rank}: " if failed.not_finite and self.program.ranks else ""
         return Measurement(
             case_id=self.order.case.case_id,
@@ -286,7 +269,7 @@ class _Session:
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
-            ranks=self._ranks(self.began_at),
+            ranks=self.rank_times.records(self.began_at),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
@@ -298,12 +281,6 @@ class _Session:
                 else None,
             ),
         )
-
-    def _code(self) -> int | None:
-        return self.processes[0].returncode if self.processes else None
-
-    def _ranks(self, since: float) -> tuple[Rank, ...]:
-        return self.rank_times.records(since) if self.program.ranks else ()
 
     def measurement(self) -> Measurement:
         """The measurement of a program that has ended."""
@@ -381,7 +358,7 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
-            ranks=self._ranks(series.began_at[start]),
+            ranks=self.rank_times.records(series.began_at[start]),
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:

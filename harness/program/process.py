@@ -30,8 +30,6 @@ STDERR_BYTES = 4096
 """End of a stream that is kept for a record."""
 MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
-FLIGHT_ENTRIES = 2000
-"""Collectives that the flight recorder of NCCL keeps."""
 DRAIN_S = 0.5
 """Time to read after the program's end, if a process that it left behind holds the pipe open."""
 
@@ -149,7 +147,7 @@ def start(program: Program, where: Path, env: Mapping[str, str], flight: str = "
         subprocess.Popen(
             [first, *program.argv[1:]],
             cwd=where,
-            env={**env, **own},
+            env={**({"OMP_NUM_THREADS": "1"} if own else {}), **env, **own},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -163,11 +161,8 @@ def start(program: Program, where: Path, env: Mapping[str, str], flight: str = "
 
 
 def variables(world_size: int, flight: str = "") -> list[dict[str, str]]:
-    """The variables of each rank, as torchrun sets them; none for a program without ranks.
-
-    Args:
-        flight: Begins the names of the files in which NCCL's flight recorder dumps.
-    """
+    """The variables of each rank, as torchrun sets them; none for a program without ranks. NCCL's
+    flight recorder dumps into files whose names begin with `flight`."""
     if not world_size:
         return [{}]
     with socket.socket() as free:
@@ -177,7 +172,7 @@ def variables(world_size: int, flight: str = "") -> list[dict[str, str]]:
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
     if flight:
         shared |= {
-            "TORCH_FR_BUFFER_SIZE": str(FLIGHT_ENTRIES),
+            "TORCH_FR_BUFFER_SIZE": "2000",
             "TORCH_FR_DUMP_TEMP_FILE": flight,
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": flight,

@@ -8,7 +8,7 @@ rank that broke it may still be ending.
 import re
 import signal
 import statistics
-from array import array
+import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -86,6 +86,11 @@ class RankOutput:
         errors = self.stderr.text.decode(errors="replace")
         return not (self.not_finite or by_signal) and bool(_SECONDARY.search(errors))
 
+    def is_first(self, now: float) -> bool:
+        """Whether no earlier failure will be seen, if this one is the first so far."""
+        wait_s = SECONDARY_S if self.is_secondary else SETTLE_S
+        return self.failed_at is not None and now - self.failed_at > wait_s
+
     def after_step(self) -> str:
         """The last finished step, by the program's own number if it prints one, for a detail."""
         done, own = self.series.finished, self.series.last_step
@@ -99,24 +104,12 @@ class RankOutput:
 def first_failed(outputs: Sequence[RankOutput]) -> RankOutput | None:
     """The rank whose failure is not the consequence of another one's. NaN of one rank reaches the
     others in its next step."""
-    failed = [o for o in outputs if o.failed_at is not None]
-    return min(
-        failed,
-        key=lambda o: (
-            o.is_secondary,
-            o.not_finite is None,
-            o.series.finished if o.not_finite else 0,
-            o.failed_at,
-        ),
-        default=None,
-    )
 
+    def order(o: RankOutput) -> tuple[object, ...]:
+        steps = o.series.finished if o.not_finite else 0
+        return o.is_secondary, o.not_finite is None, steps, o.failed_at
 
-def is_settled(first: RankOutput | None, now: float) -> bool:
-    """Whether no earlier failure will be seen."""
-    if first is None or first.failed_at is None:
-        return False
-    return now - first.failed_at > (SECONDARY_S if first.is_secondary else SETTLE_S)
+    return min((o for o in outputs if o.failed_at is not None), key=order, default=None)
 
 
 class StepTimes:
@@ -124,50 +117,37 @@ class StepTimes:
 
     def __init__(self, outputs: Sequence[RankOutput], folder: Path) -> None:
         """`folder` is that of harness.program.startup.sitecustomize."""
-        self._outputs, self._folder = outputs, folder
+        self._outputs = outputs
+        self._files = [folder / str(o.rank) for o in outputs]
 
     def counts(self) -> tuple[int, ...]:
         if self._by_lines:
             return tuple(o.series.finished for o in self._outputs)
-        files = [self._folder / str(o.rank) for o in self._outputs]
-        return tuple(f.stat().st_size // 8 if f.exists() else 0 for f in files)
+        return tuple(f.stat().st_size // 8 if f.exists() else 0 for f in self._files)
 
     def records(self, since: float) -> tuple[Rank, ...]:
-        """The ranks, with their steps that ended after `since`, a time.monotonic."""
-        if self._by_lines:
-            times = {
-                o.rank: [
-                    time_s
-                    for began, time_s in zip(o.series.began_at, o.series.time_s, strict=True)
-                    if began >= since
-                ]
-                for o in self._outputs
-            }
-        else:
-            times = {
-                rank: [b - a for a, b in pairwise(ends) if b > since]
-                for rank, ends in enumerate(self._ends())
-            }
-        return tuple(
-            Rank(
-                rank=o.rank,
-                steps=steps or None,
-                step_s=statistics.median(times[o.rank]) if times[o.rank] else None,
-                ended=how_ended(o.code) if o.code else "",
-            )
-            for o, steps in zip(self._outputs, self.counts(), strict=True)
-        )
+        """The ranks, with their steps that ended after `since`, a time.monotonic; none of a single
+        process."""
+        if len(self._outputs) < 2:
+            return ()
+        found = []
+        for o, steps in zip(self._outputs, self.counts(), strict=True):
+            times = [time_s for end, time_s in self._steps(o) if end > since]
+            step_s = statistics.median(times) if times else None
+            ended = how_ended(o.code) if o.code else ""
+            found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
+        return tuple(found)
 
     @property
     def _by_lines(self) -> bool:
         return all(o.series.finished for o in self._outputs)
 
-    def _ends(self) -> "list[array[float]]":
-        found = []
-        for o in self._outputs:
-            ends = array("d")
-            file = self._folder / str(o.rank)
-            data = file.read_bytes() if file.exists() else b""
-            ends.frombytes(data[: len(data) // ends.itemsize * ends.itemsize])
-            found.append(ends)
-        return found
+    def _steps(self, o: RankOutput) -> list[tuple[float, float]]:
+        """End and time of each step."""
+        if self._by_lines:
+            begins = zip(o.series.began_at, o.series.time_s, strict=True)
+            return [(began_at + time_s, time_s) for began_at, time_s in begins]
+        file = self._files[o.rank]
+        data = file.read_bytes() if file.exists() else b""
+        ends = [end for (end,) in struct.iter_unpack("=d", data[: len(data) // 8 * 8])]
+        return [(b, b - a) for a, b in pairwise(ends)]

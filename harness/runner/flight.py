@@ -44,10 +44,8 @@ def ask(log: Path, ranks: int) -> Mapping[int, Collective]:
     for rank in range(ranks):
         with suppress(OSError):  # it does not use NCCL, or is gone
             fd = os.open(f"{prefix(log)}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(fd, b"1")
-            finally:
-                os.close(fd)
+            with os.fdopen(fd, "wb") as pipe:
+                pipe.write(b"1")
             asked.append(rank)
     deadline = time.monotonic() + DUMP_S
     found: dict[int, Collective] = {}

@@ -3,7 +3,7 @@ begins."""
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,20 +48,12 @@ def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
-    """The rank for which the others wait, and by what that is seen."""
-
-    rank: int
-    reason: str
-
-
 def stuck(
     steps: Sequence[int],
     stacks: Mapping[int, ThreadStack],
     collectives: Mapping[int, Collective],
-) -> Stuck | None:
-    """The rank in which a hang begins; None if that is not seen.
+) -> tuple[int, str] | None:
+    """The rank in which a hang begins, and by what that is seen; None if it is not.
 
     It is the rank that is behind by the flight recorder or by its steps, or else the only one, of
     those with a stack, that does not wait in a collective.
@@ -70,19 +62,16 @@ def stuck(
     if len(set(numbers.values())) > 1:
         rank = min(numbers, key=lambda r: (numbers[r], r))
         last, most = collectives[rank], max(numbers.values())
-        return Stuck(
-            rank,
-            f"its last collective is number {last.number} ({last.name}, {last.state}), that of "
-            f"others number {most}",
-        )
+        began = f"its last collective is number {last.number} ({last.name}, {last.state})"
+        return rank, f"{began}, that of others number {most}"
     if len(set(steps)) > 1:
         rank = min(range(len(steps)), key=lambda r: (steps[r], r))
-        return Stuck(rank, f"it finished {steps[rank]} steps, others {max(steps)}")
+        return rank, f"it finished {steps[rank]} steps, others {max(steps)}"
     waiting = {
         rank: any(_IN_A_COLLECTIVE.search(frame) for frame in stack.frames[:_INNERMOST])
         for rank, stack in stacks.items()
     }
     apart = [rank for rank, waits in waiting.items() if not waits]
     if len(apart) == 1 and len(waiting) > 1:
-        return Stuck(apart[0], "the others wait in a collective")
+        return apart[0], "the others wait in a collective"
     return None

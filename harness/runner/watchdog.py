@@ -180,7 +180,7 @@ def _see_through(
         samples = story.silence.samples or (sampler.take(),)
         frame, said = samples[-1].frame, [ending.detail]
         files: tuple[EvidenceFile, ...] = ()
-        behind: ranks.Stuck | None = None
+        behind: tuple[int, str] | None = None
         if ending.outcome is not None:
             pids = [p.pid for p in stacks.family(worker.pid)][: 1 + stacks.MAX_FAMILY]
             pids = pids[1:] if case.program else [worker.pid]
@@ -189,15 +189,15 @@ def _see_through(
             python, files = _stacks(worker, pids, folder, several)
             own = {r: stacks.written_stack(t) for r, t in stacks.by_rank(python).items()}
             behind = ranks.stuck(story.rank_steps, own, collectives) if several else None
-            thread = own.get(behind.rank, ThreadStack()) if behind else stacks.written_stack(python)
+            thread = own.get(behind[0], ThreadStack()) if behind else stacks.written_stack(python)
             frame = thread.frame if behind else frame or thread.frame
         if behind is not None:
-            said.append(f"rank {behind.rank} is behind: {behind.reason}")
+            said.append(f"rank {behind[0]} is behind: {behind[1]}")
         elif ending.outcome is Outcome.HANG and story.silence.seen:
             said.append(reason(story.silence.seen, samples, thread.frames))
         said.append(f"last in {frame}" if frame else "its stacks could not be taken")
         found = replace(ending.evidence, frame=frame, activity=samples, files=files)
-        found = replace(found, rank=behind.rank if behind else None)
+        found = replace(found, rank=behind[0] if behind else None)
         words = filter(None, (*said, ending.advice))
         return replace(ending, detail="; ".join(words), evidence=found)
 

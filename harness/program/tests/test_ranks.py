@@ -30,7 +30,7 @@ def test_each_rank_has_the_variables_of_torchrun_and_its_output_its_number(
     program = (
         RANK
         + """
-names = "WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR".split()
+names = "OMP_NUM_THREADS WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR".split()
 print(*(os.environ[n] for n in names), int(os.environ["MASTER_PORT"]) > 0)
 for i in range(1, 13):
     time.sleep(0.01); print("step", i, "loss", 1 / (i + rank))
@@ -40,8 +40,8 @@ for i in range(1, 13):
 
     assert m.outcome is Outcome.OK, m.detail
     log = (tmp_path / m.log).read_text()
-    assert "[rank 0] 2 0 2 127.0.0.1 True" in log
-    assert "[rank 1] 2 1 2 127.0.0.1 True" in log
+    assert "[rank 0] 1 2 0 2 127.0.0.1 True" in log
+    assert "[rank 1] 1 2 1 2 127.0.0.1 True" in log
     assert [(r.rank, r.steps, r.ended) for r in m.ranks] == [(0, 12, ""), (1, 12, "")]
     assert all(r.step_s is not None and 0.005 < r.step_s < 1 for r in m.ranks)
     assert len(m.warmup_s) + len(m.samples_s) == 11, "the samples are those of rank 0"
