@@ -360,12 +360,9 @@ def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
 
 def _of_ranks(m: Measurement) -> dict[str, float]:
     """What the harness knows of the ranks of a program, by name."""
-    known = {
-        "step time of rank": {r.rank: r.step_s for r in m.ranks},
-        "GPU utilisation of rank": {r.rank: r.gpu_utilisation for r in m.ranks},
-        _POWER: {r.rank: r.gpu_power_w for r in m.ranks},
-    }
-    return {f"{name} {r}": x for name, of in known.items() for r, x in of.items() if x}
+    time, busy = ("step time of rank", "step_s"), ("GPU utilisation of rank", "gpu_utilisation")
+    known = time, busy, (_POWER, "gpu_power_w")
+    return {f"{name} {r.rank}": x for r in m.ranks for name, of in known if (x := getattr(r, of))}
 
 
 def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:

@@ -236,15 +236,6 @@ class Lines:
         return self._begun + piece[:room] if room > 0 else self._begun
 
 
-@dataclass(frozen=True, slots=True)
-class _Pipe:
-    """One of the two pipes of a process."""
-
-    rank: int
-    is_stderr: bool
-    lines: Lines
-
-
 class OutputReader:
     """Reads the pipes of a program until all its processes have ended, and copies them to the
     standard output; of several ranks, line by line with the rank before it."""
@@ -268,7 +259,7 @@ class OutputReader:
                 for rank, process in enumerate(self._processes):
                     for stream in (process.stdout, process.stderr):
                         if stream is not None:
-                            pipe = _Pipe(rank, stream is process.stderr, Lines())
+                            pipe = rank, stream is process.stderr, Lines()
                             waiting.register(stream, selectors.EVENT_READ, pipe)
                 yield from self._until_end(waiting, woken, poll_s)
         finally:
@@ -300,22 +291,20 @@ class OutputReader:
                 yield Read(at, (), False, b"")
         for key in [*waiting.get_map().values()]:
             if key.fileobj is not woken:
-                rest = tuple(key.data.lines.rest())
-                yield Read(time.monotonic(), rest, key.data.is_stderr, b"", key.data.rank)
+                rank, is_stderr, lines = key.data
+                yield Read(time.monotonic(), tuple(lines.rest()), is_stderr, b"", rank)
 
     def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
-        data, pipe = os.read(key.fd, CHUNK_BYTES), key.data
+        data, (rank, is_stderr, lines) = os.read(key.fd, CHUNK_BYTES), key.data
         if not data:
             waiting.unregister(key.fileobj)
-        found = tuple(pipe.lines.feed(data) if data else pipe.lines.rest())
-        copied = data
-        if len(self._processes) > 1:
-            mark = rank_mark(pipe.rank)
-            copied = "".join(f"{mark}{line}\n" for line in found).encode()
-        left = memoryview(copied)
+        found = tuple(lines.feed(data) if data else lines.rest())
+        several = len(self._processes) > 1
+        marked = "".join(f"{rank_mark(rank)}{line}\n" for line in found) if several else ""
+        left = memoryview(marked.encode() if several else data)
         while left:
             left = left[os.write(1, left) :]
-        return Read(at, found, pipe.is_stderr, data, pipe.rank)
+        return Read(at, found, is_stderr, data, rank)
 
 
 def abort_when_asked(processes: Processes) -> None:

@@ -27,16 +27,13 @@ def step(i):
 def test_each_rank_has_the_variables_of_torchrun_and_its_output_its_number(
     warm: Launcher, tmp_path: Path
 ) -> None:
-    program = (
-        RANK
-        + """
+    program = """
 names = "OMP_NUM_THREADS WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR".split()
 print(*(os.environ[n] for n in names), int(os.environ["MASTER_PORT"]) > 0)
 for i in range(1, 13):
     time.sleep(0.01); print("step", i, "loss", 1 / (i + rank))
 """
-    )
-    m = measured(warm, tmp_path, program, STEPS, LOSS, TWO, "tokens: [n, 8]", "axes: {n: 2}")
+    m = measured(warm, tmp_path, RANK + program, STEPS, LOSS, TWO, "tokens: [n, 8]", "axes: {n: 2}")
 
     assert m.outcome is Outcome.OK, m.detail
     log = (tmp_path / m.log).read_text()
@@ -61,9 +58,7 @@ def test_the_rank_that_fails_first_has_the_outcome_and_all_are_ended(
     warm: Launcher, tmp_path: Path, fault: str, outcome: Outcome, said: str
 ) -> None:
     """The others fail later, as collectives do without a peer, or hang."""
-    program = (
-        RANK
-        + f"""
+    program = f"""
 def hang():
     import subprocess
     subprocess.run(["sleep", "60"])
@@ -76,8 +71,7 @@ if rank == 0:
     raise RuntimeError("Connection closed by peer")
 hang()
 """
-    )
-    m = measured(warm, tmp_path, program, STEPS, LOSS, f"world_size: {2 + (said[5] == '1')}")
+    m = measured(warm, tmp_path, RANK + program, STEPS, LOSS, f"world_size: {2 + (said[5] == '1')}")
 
     assert m.outcome is outcome, m.detail
     assert m.detail.startswith(said), m.detail
@@ -89,15 +83,12 @@ hang()
 def test_the_collective_of_a_dead_rank_fails_in_its_peer_which_is_not_the_first_cause(
     warm: Launcher, tmp_path: Path
 ) -> None:
-    program = (
-        GLOO
-        + """
+    program = """
 for i in range(1, 100):
     if rank == 1 and i == 13: os.kill(os.getpid(), 9)
     step(i)
 """
-    )
-    m = measured(warm, tmp_path, program, STEPS, TWO)
+    m = measured(warm, tmp_path, GLOO + program, STEPS, TWO)
 
     assert m.outcome is Outcome.CRASH
     assert m.detail == "rank 1 was killed by SIGKILL, after its step 12: step 12"
@@ -112,19 +103,16 @@ def test_a_hang_names_the_rank_that_does_not_reach_the_collective(
     clock = LeapingClock(tmp_path / "mark")
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(stacks, "NATIVE_S", 0.1)
-    program = (
-        GLOO
-        + f"""
+    program = f"""
 def read_data():
-    time.sleep(0.3)
+    time.sleep(0.5)
     os.close(os.open({str(clock.mark)!r}, os.O_CREAT))
     time.sleep(1000)
 for i in range(1, 100):
     if rank == 1 and i == 6: read_data()
     step(i)
 """
-    )
-    m = measured(warm, tmp_path, program, STEPS, TWO, "measure: {timeout_s: 1000000}")
+    m = measured(warm, tmp_path, GLOO + program, STEPS, TWO, "measure: {timeout_s: 1000000}")
 
     assert m.outcome is Outcome.HANG
     assert "rank 1 is behind: the others wait in a collective" in m.detail, m.detail

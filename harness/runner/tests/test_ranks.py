@@ -60,6 +60,8 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
     assert [r.gpu_power_w for r in found] == [pytest.approx(117.915)] * 2
     assert {r.peak_memory_bytes for r in found} == {3870097408}
     assert set(seen.channels) > {"gpu_utilisation", "gpu1_utilisation", "gpu1_sm_clock_hz"}
+    fake.answers["nvmlDeviceGetUtilizationRates"] = lambda d: SimpleNamespace(gpu=(0, 100)[d])
+    assert telemetry.Sampler(worker, ON, probes).take().gpu_utilisation == 1.0, "rank 1 waits"
     alone = telemetry.of_case(probes, make_case("one"))
     assert Counter(type(p).__name__ for p in alone) == {"NvmlProbe": 1, "CpuProbe": 1}
 
