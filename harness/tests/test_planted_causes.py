@@ -183,7 +183,7 @@ def ranks_draw(*watts: float) -> Damage:
 
 
 def once_uneven(c: Case, m: Measurement) -> Measurement:
-    return ranks_draw(600, 300 if m.process == 0 else 600)(c, m)
+    return ranks_draw(600, 100 if m.process == 0 else 600)(c, m)
 
 
 def a_rank_rests(c: Case, m: Measurement) -> Measurement:
@@ -342,7 +342,7 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (slow_network, CASES, CauseKind.COMMUNICATION),
         (slow_rank, CASES, CauseKind.RANKS),
         (ranks_draw(600, 300), CASES, CauseKind.RANKS),
-        (ranks_draw(600, 560), CASES, None),  # another card
+        (ranks_draw(600, 520), CASES, None),  # another card
         (once_uneven, CASES, None),
         (a_rank_rests, CASES, CauseKind.RANKS),
         (fallback, CASES, CauseKind.FALLBACK),
