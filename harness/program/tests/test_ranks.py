@@ -70,6 +70,7 @@ if rank == 1:
     time.sleep(0.1)
     {fault}
 if rank == 0:
+    time.sleep({0.25 if "no data" in fault else 0})
     raise RuntimeError("Connection closed by peer")
 hang()
 """
