@@ -188,7 +188,8 @@ def _see_through(
             collectives = flight.ask(folder.log, several)
             python, files = _stacks(worker, pids, folder, several)
             own = {r: stacks.written_stack(t) for r, t in stacks.by_rank(python).items()}
-            behind = ranks.stuck(story.rank_steps, own, collectives) if several else None
+            if several and story.silence.seen:
+                behind = ranks.stuck(story.rank_steps, own, collectives)
             thread = own.get(behind[0], ThreadStack()) if behind else stacks.written_stack(python)
             frame = thread.frame if behind else frame or thread.frame
         if behind is not None:

@@ -80,8 +80,8 @@ def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> N
     run, cases = recorded()
     assert section(run)["ranks"] is None
     sent = replace(GPU.breakdown, communication_s=0.02, exposed_s=0.005)  # type: ignore[type-var]
-    ranks = (Rank(rank=0, step_s=0.071, gpu="GPU-5d1e0f4c-0000", gpu_power_w=612.3, steps=1200),)
-    ranks = (*ranks, Rank(rank=1, ended="killed by SIGKILL"))
+    first = Rank(rank=0, step_s=0.071, gpu="GPU-5d1e0f4c-0000", gpu_power_w=612.3, steps=1200)
+    ranks = (first, Rank(rank=1, ended="killed by SIGKILL"))
     has = [
         replace(m, ranks=ranks, profile=replace(GPU, breakdown=sent))
         if m.case_id == cases[0].case_id

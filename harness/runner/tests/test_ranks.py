@@ -75,7 +75,7 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(rig, "watch_over", Mock())
     here = replace(ENVIRONMENT, gpu=nvml.gpus({})[0])
-    monkeypatch.setattr(rig.environment, "capture", lambda *_, **__: here)
+    monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: here)
 
     with rig.Rig(say=print) as own:
         own.describe(launcher, command=(), repository=None, cases=[ON])
