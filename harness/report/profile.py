@@ -153,12 +153,9 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
     for s in summaries:
         m = next((m for m in run.of(s.case.case_id) if m.ranks), None)
         for r in m.ranks if m else ():
-            cells = (
-                ("step_s", r.step_s),
-                ("gpu_utilisation", r.gpu_utilisation),
-                ("peak_memory_bytes", r.peak_memory_bytes),
-            )
-            shown = [NONE if x is None else units.quantity(name, x) for name, x in cells]
+            known = ("step_s", "gpu_utilisation", "peak_memory_bytes")
+            values = ((name, getattr(r, name)) for name in known)
+            shown = [NONE if x is None else units.quantity(name, x) for name, x in values]
             power = NONE if r.gpu_power_w is None else f"{r.gpu_power_w:.0f} W"
             steps, gpu = NONE if r.steps is None else f"{r.steps:,}", r.gpu[:12] or NONE
             case = names[s.case.case_id]
@@ -172,9 +169,8 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
                 f"ranks included); other kernels run during {units.percent(hidden)} of that time."
             )
     heads = (">rank", "GPU", ">steps", ">step time", ">GPU busy", ">peak memory", ">power", "ended")
-    return (
-        Table(columns=("case", *heads), rows=tuple(rows), remarks=tuple(remarks)) if rows else None
-    )
+    table = Table(columns=("case", *heads), rows=tuple(rows), remarks=tuple(remarks))
+    return table if rows else None
 
 
 def _in_cycles(summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Iterator[str]:

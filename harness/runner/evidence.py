@@ -93,8 +93,7 @@ def complete(measurement: Measurement, case: Case, folder: Folder) -> Measuremen
 
 
 def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | None]:
-    """The innermost frame of the traceback in the log, of one rank's output if the program has
-    several, and where it is kept."""
+    """The innermost frame of the traceback in the log, or in a rank's, and where it is kept."""
     if not folder.log.exists():  # somebody removed the run
         return "", None
     with folder.log.open("rb") as file:

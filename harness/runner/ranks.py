@@ -67,11 +67,8 @@ def stuck(
     if len(set(steps)) > 1:
         rank = min(range(len(steps)), key=lambda r: (steps[r], r))
         return rank, f"it finished {steps[rank]} steps, others {max(steps)}"
-    waiting = {
-        rank: any(_IN_A_COLLECTIVE.search(frame) for frame in stack.frames[:_INNERMOST])
-        for rank, stack in stacks.items()
-    }
-    apart = [rank for rank, waits in waiting.items() if not waits]
-    if len(apart) == 1 and len(waiting) > 1:
+    inner = {rank: stack.frames[:_INNERMOST] for rank, stack in stacks.items()}
+    apart = [rank for rank, seen in inner.items() if not any(map(_IN_A_COLLECTIVE.search, seen))]
+    if len(apart) == 1 and len(inner) > 1:
         return apart[0], "the others wait in a collective"
     return None

@@ -83,10 +83,8 @@ class Sampler:
                 io_bytes += io.read_chars + io.write_chars
         # A rank that waits for another one keeps its GPU busy, so the busiest GPU counts.
         uses = [gpu.use_by_worker() for gpu in self._gpus]
-        utilisation, power = (
-            max((one for one in of_each if one is not None), default=None)
-            for of_each in ([used for used, _ in uses], [drawn for _, drawn in uses])
-        )
+        utilisation = max((used for used, _ in uses if used is not None), default=None)
+        power = max((drawn for _, drawn in uses if drawn is not None), default=None)
         # The worker of a program only waits for its output.
         pids = [pid for pid in spent if (pid != self._worker.pid) is self._is_program]
         pid = max(pids, key=lambda pid: spent[pid], default=0)

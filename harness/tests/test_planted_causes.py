@@ -170,14 +170,9 @@ def ranks_draw(*watts: float) -> Damage:
     """Under DDP all ranks take as long as the slowest, and NCCL keeps a GPU that waits busy."""
 
     def damage(c: Case, m: Measurement) -> Measurement:
-        each = [w + 20 * m.process for w in watts]
-        return replace(
-            m,
-            ranks=tuple(
-                Rank(rank=i, step_s=m.kept_s[0], gpu_utilisation=1.0, gpu_power_w=w)
-                for i, w in enumerate(each)
-            ),
-        )
+        all_wait = Rank(rank=0, step_s=m.kept_s[0], gpu_utilisation=1.0)
+        drawn = enumerate(w + 20 * m.process for w in watts)
+        return replace(m, ranks=tuple(replace(all_wait, rank=i, gpu_power_w=w) for i, w in drawn))
 
     return damage
 
