@@ -101,4 +101,4 @@ class Rank:
     gpu_power_w: float | None = None
     """Mean. A GPU that waits draws less."""
     ended: str = ""
-    """How it ended: `killed by SIGKILL`; empty if it had finished, or the harness ended it."""
+    """`killed by SIGKILL`, `did not end`; empty if it had finished, or need not go on."""

@@ -395,7 +395,10 @@ class Story:
                 process=self._process,
                 outcome=ending.outcome or Outcome.CRASH,
                 lower_bound_s=ending.lower_bound_s,
-                ranks=tuple(Rank(rank=r, steps=n) for r, n in enumerate(self.rank_steps)),
+                ranks=tuple(
+                    Rank(rank=r, steps=n, ended="did not end")
+                    for r, n in enumerate(self.rank_steps)
+                ),
             )
             if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
                 built = self.built

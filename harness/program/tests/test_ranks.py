@@ -124,7 +124,7 @@ for i in range(1, 100):
     assert "rank 1 is behind: the others wait in a collective" in m.detail, m.detail
     assert evidence_of(m).rank == 1
     assert evidence_of(m).frame.startswith("read_data (program.py:")
-    assert [r.steps for r in m.ranks] == [5, 5]
+    assert [(r.steps, r.ended) for r in m.ranks] == [(5, "did not end")] * 2
     written = stacks.by_rank((tmp_path / file_of(m, "python stacks").path).read_text())
     assert "in all_reduce" in written[0]
     assert "in read_data" in written[1]
