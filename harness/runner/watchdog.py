@@ -390,15 +390,13 @@ class Story:
             answer = self.preliminary
             detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
         else:
+            left = enumerate(self.rank_steps)
             answer = Measurement(
                 case_id=self._case.case_id,
                 process=self._process,
                 outcome=ending.outcome or Outcome.CRASH,
                 lower_bound_s=ending.lower_bound_s,
-                ranks=tuple(
-                    Rank(rank=r, steps=n, ended="did not end")
-                    for r, n in enumerate(self.rank_steps)
-                ),
+                ranks=tuple(Rank(rank=r, steps=n, ended="did not end") for r, n in left),
             )
             if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
                 built = self.built
