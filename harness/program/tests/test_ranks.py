@@ -86,6 +86,19 @@ hang()
     assert [r.steps for r in m.ranks] == [4, 4, 4][: len(m.ranks)]
 
 
+def test_a_rank_that_dies_before_there_are_enough_samples_is_not_overlooked(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    program = """
+for i in range(1, 1000):
+    if rank == 1 and i == 3: os._exit(3)
+    time.sleep(0.02); print("step", i)
+"""
+    m = measured(warm, tmp_path, RANK + program, STEPS[:-1] + ", until: sampled}", TWO)
+
+    assert m.detail.startswith("rank 1 exited with 3, after its step 2"), m.detail
+
+
 def test_the_collective_of_a_dead_rank_fails_in_its_peer_which_is_not_the_first_cause(
     warm: Launcher, tmp_path: Path
 ) -> None:
