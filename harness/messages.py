@@ -7,6 +7,7 @@ Times are readings of time.monotonic, which parent and child share on Linux.
 import json
 import math
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -39,8 +40,14 @@ PROGRESS_INTERVAL_S = 0.02
 """Least time between two reports of progress, after the first REPORTED_STEPS."""
 REPORTED_STEPS = 32
 """Steps that are all reported: the parent derives its limit for a hang from them."""
+RANK_MARK = re.compile(r"^\[rank (\d+)\] ", re.MULTILINE)
+"""Before each line of output of a program with several ranks; see `rank_mark`."""
 NUMBERED_STEP_S = 1e-3
 """A step of a training run that takes as long is always reported, so that a hang loses none."""
+
+
+def rank_mark(rank: int) -> str:
+    return f"[rank {rank}] "
 
 
 class Garbled(Exception):
@@ -72,6 +79,8 @@ class MeasureOrder(WorkerOrder):
     launched_at: float
     device: str = ""
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
+    flight: str = ""
+    """Begins the names of the dumps of NCCL's flight recorder; empty for a single process."""
     elsewhere: tuple[str, ...] = ()
     """Working trees of the repository from which no code may be loaded, except for the roots."""
     trace: str = ""
@@ -130,6 +139,8 @@ class StepsDone:
     """Shortest finished step; 0 before the first."""
     last_step: int | None = None
     """A program's own number of its last step, if it prints one."""
+    rank_steps: tuple[int, ...] = ()
+    """Steps that each rank of a program has finished, if it has several."""
     over_steps: OverSteps | None = None
     """What the steps since the last report recorded; None if nothing."""
 
@@ -267,6 +278,7 @@ class WorkerReporter:
         self._sent_at = -PROGRESS_INTERVAL_S
         self.last_step: int | None = None
         """A program's own number of its last step."""
+        self.rank_steps: tuple[int, ...] = ()
 
     @property
     def is_behind(self) -> bool:
@@ -294,6 +306,7 @@ class WorkerReporter:
                 spent_s=self._spent_s,
                 shortest_s=self._shortest_s if self._steps else 0.0,
                 last_step=self.last_step,
+                rank_steps=self.rank_steps,
                 over_steps=self._recorded(),
             )
         )

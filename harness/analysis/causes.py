@@ -36,10 +36,13 @@ LARGE_PART = 0.25
 """Share of the kernels' time from which the growth of a range matters."""
 UNEVEN = 1.1
 """Slowest rank over fastest from which ranks are imbalanced."""
+UNEVEN_W = 1.25
+"""The same of their power; equal work draws up to a tenth more on another card."""
 CLEAR = 1.05
 """Ratio of neighbouring cells from which one of them can contradict its axis."""
 
 _RANK = re.compile(r"rank[-_ ]?\d+", re.IGNORECASE)
+_POWER = "GPU power of rank"
 
 
 class CauseKind(StrEnum):
@@ -328,20 +331,38 @@ def _limits(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
 
 
 def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
-    """Reported metrics whose names differ in the number of a rank, and whose values are uneven."""
+    """Ranks that differ more than any of them does between processes: in a metric that they report,
+    or in time, utilisation or power.
+
+    Under DDP the steps of all ranks take as long as the slowest, and NCCL keeps a GPU that waits
+    busy; but such a GPU draws less power.
+    """
     seen = []
     for case_id, processes in measured.items():
-        alike: dict[str, dict[str, float]] = {}
-        for name in {n for m in processes for n in m.readings if _RANK.search(n)}:
-            each = [median(m.readings[name]) for m in processes if m.readings.get(name)]
-            alike.setdefault(_RANK.sub("rank", name), {})[name] = fmean(each)
-        for values in alike.values():
-            low, high = min(values.values()), max(values.values())
-            if low > 0 and high > UNEVEN * low:
-                worst = max(values, key=lambda name: values[name])
-                text = f"{worst} is {units.factor(high / low)} that of the best rank"
+        each: dict[str, list[float]] = {}
+        for m in processes:
+            found = {n: median(v) for n, v in m.readings.items() if v and _RANK.search(n)}
+            for name, value in (found | _of_ranks(m)).items():
+                each.setdefault(name, []).append(value)
+        alike: dict[str, list[str]] = {}
+        for name in each:
+            alike.setdefault(_RANK.sub("rank", name), []).append(name)
+        for what, names in alike.items():
+            names.sort(key=lambda name: fmean(each[name]))
+            low, high = (fmean(each[names[i]]) for i in (0, -1))
+            apart = min(each[names[-1]]) > max(each[names[0]])
+            if low > 0 and apart and high > (UNEVEN_W if what == _POWER else UNEVEN) * low:
+                best = _RANK.findall(names[0])[0]
+                text = f"{names[-1]} is {units.factor(high / low)} that of {best}"
                 seen.append((1 - low / high, case_id, text))
     yield from _dearest(CauseKind.RANKS, seen)
+
+
+def _of_ranks(m: Measurement) -> dict[str, float]:
+    """What the harness knows of the ranks of a program, by name."""
+    time, busy = ("step time of rank", "step_s"), ("GPU utilisation of rank", "gpu_utilisation")
+    known = time, busy, (_POWER, "gpu_power_w")
+    return {f"{name} {r.rank}": x for r in m.ranks for name, of in known if (x := getattr(r, of))}
 
 
 def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:

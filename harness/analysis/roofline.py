@@ -277,6 +277,8 @@ def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[L
     others_s = sum(u.time_s for u in kernels if not _COMMUNICATION.search(f"{u.where} {u.name}"))
     sent_s = sum(u.time_s for u in kernels) - others_s
     exposed_s = min(sent_s, max(0.0, busy_s - others_s))
+    if b.communication_s is not None:  # others may run together, or not be kept
+        exposed_s = b.exposed_s
     gap_s = max(0.0, b.step_s - busy_s)
     wait_s = gap_s + exposed_s
     counts = m.counters or Counters()

@@ -48,9 +48,9 @@ LARGE_DISAGREEMENT = 0.10
 APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
-OF_WORK = ("tokens_per_s", "mfu", "roofline_share")
+OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
-SPEEDS = ("step_s", "step_cycles", "tokens_per_s", "mfu", "roofline_share")
+SPEEDS = ("step_s", "step_cycles", *OF_WORK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,10 +346,12 @@ def _metrics(
         metrics["step_s"] = rates["step_s"].estimate(samples)
     steps = rates["step_s"].values if "step_s" in rates else ()
     timed = list(zip(ok, steps, strict=bool(steps)))
+    size = case.program.world_size if case.program else 0
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
     of_the_step = {
         "roofline_share": [limit.seconds / s for s in steps] if limit else [],
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
+        "tokens_per_s_per_gpu": [m.tokens / s / size for m, s in timed if m.tokens and size],
         "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],
     }
     metrics |= {

@@ -58,8 +58,7 @@ def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:
 def is_alone(case: Case) -> bool:
     """Whether nothing else may be measured on the node: it takes several GPUs, or the suite says
     that it shares what it measures."""
-    several = str(case.axes.get("world_size", 1)) != "1" or (case.program and case.program.gpus > 1)
-    return case.settings.exclusive or bool(several)
+    return case.settings.exclusive or bool(case.program and case.program.needs_gpus("cuda") > 1)
 
 
 def packed(

@@ -196,15 +196,22 @@ def optional(read: Callable[[], Value]) -> Value | None:
 # --- sampling ----------------------------------------------------------------------------
 
 
+def of_rank(channel: str, rank: int) -> str:
+    """A channel's name for the GPU of a rank; those of rank 0 have no number."""
+    return channel.replace("gpu_", f"gpu{rank}_", 1) if rank else channel
+
+
 class NvmlProbe:
     """Reads one GPU while a worker uses it; a reading takes tens of microseconds.
 
     `gpu_memory_bytes` excludes the reserve of the driver. `gpu_power_w` is the mean over one second
-    from Ampere on, but the present value on the A100.
+    from Ampere on, but the present value on the A100. The channels of the GPU of rank 1 are
+    `gpu1_utilisation` and so on.
     """
 
-    def __init__(self, uuid: str | None, *, why: str = "no GPU is used") -> None:
+    def __init__(self, uuid: str | None, *, why: str = "no GPU is used", rank: int = 0) -> None:
         """Open the GPU with this UUID; with None, every channel is unavailable for `why`."""
+        self.uuid, self.rank = uuid or "", rank
         self._unavailable: dict[str, str] = {}
         self._readers: dict[str, Callable[[], float | None]] = {}
         self._device: object = None
@@ -235,7 +242,7 @@ class NvmlProbe:
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        return MappingProxyType(self._unavailable)
+        return MappingProxyType({of_rank(c, self.rank): w for c, w in self._unavailable.items()})
 
     def attach(self, pid: int) -> None:
         self._foreign_due_s = 0.0
@@ -245,11 +252,11 @@ class NvmlProbe:
             self._worker = None
 
     def read(self) -> Mapping[str, float | None]:
-        return {channel: optional(read) for channel, read in self._readers.items()}
+        return {of_rank(c, self.rank): optional(read) for c, read in self._readers.items()}
 
     def use_by_worker(self) -> tuple[float | None, float | None]:
         """GPU utilisation by the worker, and power as a share of its limit; None if unknown."""
-        found = self.read()
+        found = {channel: optional(read) for channel, read in self._readers.items()}
         used, power_w = found.get("gpu_utilisation"), found.get("gpu_power_w")
         if found.get("gpu_foreign_processes"):
             used = optional(self._own_utilisation)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -32,14 +32,18 @@ class Probe(Protocol):
         """Release what the probe uses."""
 
 
-def open_probes(gpu: Gpu | None, *, why: str = "no GPU is used") -> tuple[Probe, ...]:
+def open_probes(
+    gpu: Gpu | None, others: Sequence[Gpu] = (), *, why: str = "no GPU is used"
+) -> tuple[Probe, ...]:
     """All probes; close each when the run ends.
 
     Args:
         gpu: The GPU that the workers use.
+        others: Those of rank 1 and on.
         why: Why there is none; the channels of the GPU are then unavailable for this reason.
     """
-    return NvmlProbe(gpu.uuid if gpu else None, why=why), CpuProbe()
+    more = (NvmlProbe(other.uuid, rank=rank) for rank, other in enumerate(others, 1))
+    return NvmlProbe(gpu.uuid if gpu else None, why=why), *more, CpuProbe()
 
 
 class CpuProbe:

@@ -377,8 +377,11 @@ def _breakdown(
 
     spots = [(spot, seen.range_at(at)) for at, spot in samples if counts(at)]
     named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
+    sent_s, exposed_s = seen.communication() if on_device else (0.0, 0.0)
     return Breakdown(
         step_s=step_s,
+        communication_s=sent_s or None,
+        exposed_s=exposed_s,
         profiled_step_s=seen.step_s,
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},

@@ -28,6 +28,7 @@ MAX_NAME = 160
 _LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")
 _GRAPH = re.compile(r"cu(da)?GraphLaunch")
 _WAIT = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize|cu(da)?Memcpy(?!.*Async)")
+_NCCL = re.compile(r"nccl(Dev)?Kernel")
 _BACKWARD = "autograd::engine::evaluate_function: "
 _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
 
@@ -146,18 +147,24 @@ class Trace:
 
     def busy_s(self) -> float:
         """Mean time of a step in which the device is busy."""
-        busy_ns = sum(end - start for w in self.windows for start, end in self.busy(w))
+        busy_ns = sum(_length(self.busy(w)) for w in self.windows)
         return busy_ns / (len(self.windows) * 1e9)
 
     def busy(self, window: Window) -> list[tuple[int, int]]:
         """When the device is busy, as disjoint intervals in order."""
-        merged: list[tuple[int, int]] = []
-        for event in self._on_device(window):
-            if merged and event.start_ns <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_ns))
-            else:
-                merged.append((event.start_ns, event.end_ns))
-        return merged
+        return _merged(self._on_device(window))
+
+    def communication(self) -> tuple[float, float]:
+        """Mean time of a step in which kernels of NCCL run, which includes their wait for other
+        ranks; and that of it in which nothing else runs on the device."""
+        sent_ns = exposed_ns = 0
+        for w in self.windows:
+            work = self._on_device(w)
+            sent_ns += _length(_merged([e for e in work if _NCCL.match(e.name)]))
+            others = _merged([e for e in work if not _NCCL.match(e.name)])
+            exposed_ns += _length(_merged(work)) - _length(others)
+        steps_ns = len(self.windows) * 1e9
+        return sent_ns / steps_ns, exposed_ns / steps_ns
 
     def gap_by_range(self) -> Mapping[str, float]:
         """Share of the device's idle time by the range of the next kernel; that after the last
@@ -297,6 +304,21 @@ class _Ranges:
         at, names = self._turns[thread]
         i = bisect_right(at, at_ns) - 1
         return names[i] if i >= 0 else ""
+
+
+def _merged(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """When any of these events runs, of events in order, as disjoint intervals."""
+    merged: list[tuple[int, int]] = []
+    for event in events:
+        if merged and event.start_ns <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_ns))
+        else:
+            merged.append((event.start_ns, event.end_ns))
+    return merged
+
+
+def _length(intervals: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in intervals)
 
 
 def _own_times(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:

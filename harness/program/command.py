@@ -1,5 +1,8 @@
 """Runs a case's program in place of a workload, reads its output, and makes its measurement.
 
+The samples of a program with several ranks are the steps of rank 0: under DDP all ranks end a step
+together, and rank 0 is the one that prints.
+
 The worker stays the parent of the program and does not use the GPU. It reports finished steps, as
 for a workload. The program runs to its end, or, if the suite says so, until there are enough
 samples; its descendants end with the worker.
@@ -9,27 +12,22 @@ import math
 import os
 import re
 import resource
-import signal
 import statistics
-import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from harness.git import origin
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
-from harness.program import process, profile_run
-from harness.program.process import Read, Tail
-from harness.program.reported import (
-    MissingMetric,
-    NotFinite,
-    ReportedMetrics,
-    Step,
-    StepReader,
-    Value,
-)
+from harness.program import process, profile_run, ranks
+from harness.program.process import Read
+from harness.program.ranks import RankOutput, StepTimes, first_failed
+from harness.program.reported import MissingMetric, NotFinite, Step, StepReader, Value
+from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 from harness.workload import Unsupported
@@ -53,21 +51,28 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
     Raises:
         Unsupported: It needs more GPUs than there are.
     """
-    if program.gpus > max(1, seen := torch.cuda.device_count()):
+    needed = program.needs_gpus(order.device)
+    if needed > max(1, seen := torch.cuda.device_count()):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
-        raise Unsupported(f"needs {program.gpus} GPUs, {where} {seen}")
+        raise Unsupported(f"needs {needed} GPUs, {where} {seen}")
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
-    session = _Session(program, order, channel)
+    with tempfile.TemporaryDirectory(prefix="harness-ranks-") as name:
+        return _measure(_Session(program, order, channel, Path(name)))
+
+
+def _measure(session: "_Session") -> Measurement:
+    order = session.order
     try:
         session.run()
     except NotFinite as error:
-        return session.failed(Outcome.NON_FINITE, f"{error}{session.after_step()}")
+        failed = session.first or session.own
+        return session.failed(Outcome.NON_FINITE, f"{error}{failed.after_step()}")
     except MissingMetric as error:
-        return session.failed(Outcome.CRASH, f"{error}{session.after_step()}")
+        return session.failed(Outcome.CRASH, f"{error}{session.own.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
-        process.kill(session.process)
+        process.kill(session.processes)
     measured = session.measurement()
     if measured.outcome is not Outcome.OK:
         return measured
@@ -83,32 +88,38 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
 
 
 class _Session:
-    """One process of a program."""
+    """One start of a program: its process, or its ranks."""
 
-    def __init__(self, program: Program, order: MeasureOrder, channel: Channel) -> None:
+    def __init__(
+        self, program: Program, order: MeasureOrder, channel: Channel, folder: Path
+    ) -> None:
+        """`folder` is for the step times of ranks."""
         settings = order.case.settings
         self.program, self.order = program, order
-        self.process: subprocess.Popen[bytes] | None = None
-        self.stdout, self.stderr = Tail(), Tail()
+        self.processes: process.Processes = ()
         self.ended = ""
         """Why the worker ended the program; empty if it ended by itself."""
-        self.began_at = self.ended_at = self.alive_at = 0.0
+        self.began_at = self.ended_at = self.alive_at = self.counted_at = 0.0
         self.lines = 0
         self.warm = False
         self.sampling_at: float | None = None
         self.deadline = order.launched_at + settings.timeout_s - CUT_S
         self.setup_steps = program.steps.setup_steps if program.steps else 0
         self.folder = process.folder(program, order.roots)
-        self.metrics = ReportedMetrics(program, self.folder)
-        self.series = ProgramSteps(
-            settings, setup_steps=self.setup_steps, launched_at=order.launched_at
-        )
+        self.outputs = [
+            RankOutput(rank, program, settings, self.folder, order.launched_at)
+            for rank in range(program.ranks or 1)
+        ]
+        self.own = self.outputs[0]
+        """That of rank 0, or of the only process."""
+        self.metrics, self.series = self.own.metrics, self.own.series
+        self.steps_in, self.rank_times = str(folder), StepTimes(self.outputs, folder)
+        self.first: RankOutput | None = None
+        """The rank that failed first."""
         self.reporter = WorkerReporter(channel, self.series.log.take)
         self.reporter.phase("setup")
         self.unfinished: dict[str, float] = {}
         """Metrics reported since the last step."""
-        self.not_finite_at: int | None = None
-        """The program's own number of the step that reported NaN or infinity."""
 
     def run(self) -> None:
         """Run the program to its end.
@@ -117,21 +128,34 @@ class _Session:
             MissingMetric: It did not report a metric or a step.
             NotFinite: It reported NaN or infinity.
         """
-        env = process.environment(self.order.case, self.order.first)
-        self.process = process.start(self.program, self.folder, env)
+        hook = (str(sitecustomize.HERE),) if self.program.ranks else ()
+        env = process.environment(self.order.case, (*hook, *self.order.first))
+        env |= {sitecustomize.STEPS_IN: self.steps_in} if hook else {}
+        self.processes = process.start(self.program, self.folder, env, self.order.flight)
         self.began_at = time.monotonic()
-        process.abort_when_asked(self.process)
-        finder = StepReader(self.program.steps) if self.program.steps else None
-        if finder is None:
+        process.abort_when_asked(self.processes)
+        if self.own.finder is None:
             self.reporter.phase("sampling", self.began_at)
-        reader = process.OutputReader(self.process)
-        for read in reader.reads():
-            (self.stderr if read.from_stderr else self.stdout).add(read)
-            self._take(read, finder)
-            if self._may_end(read.at):
+        reader = process.OutputReader(self.processes)
+        for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
+            output = self.outputs[read.rank]
+            (output.stderr if read.from_stderr else output.stdout).add(read)
+            if output is self.own:
+                self._take(read, output.finder)
+            else:
+                output.follow(read)
+            for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
+                if at is not None and one.code is None:
+                    one.ended(each.returncode, at)
+            self.first = first_failed(self.outputs) if self.program.ranks else None
+            if self.first.is_first(read.at) if self.first else self._may_end(read.at):
                 break
-        self.ended_at = reader.ended_at or time.monotonic()
-        if not self.ended and self.process.returncode == 0:
+            self._count_ranks(read.at)
+        self.ended_at = max((at for at in reader.ended_at if at), default=time.monotonic())
+        self.first = self.first or first_failed(self.outputs)
+        if self.first is not None and self.first.not_finite is not None:
+            raise self.first.not_finite
+        if not self.ended and self.first is None:
             self._require_steps()
             self.metrics.read_files(self.ended_at)
             self.metrics.require_all()
@@ -146,10 +170,13 @@ class _Session:
                 self.unfinished |= self.metrics.read_line(line, read.at)
             except NotFinite as error:
                 self.series.add(steps, read.at)
-                if step is not None and step.count is not None:
-                    self.not_finite_at = step.count
-                    self.series.log.note(step.count, {error.metric: math.nan})
-                raise
+                own_step = step.count if step else None
+                self.own.fails(read.at, error, own_step)
+                if own_step is not None:
+                    self.series.log.note(own_step, {error.metric: math.nan})
+                if not self.program.ranks:
+                    raise
+                return
             if step is not None:
                 steps.append(replace(step, values=self.unfinished))
                 self.unfinished = {}
@@ -177,6 +204,15 @@ class _Session:
         if now - self.alive_at > ALIVE_S:
             self.alive_at = now
             self.reporter.alive()
+
+    def _count_ranks(self, now: float) -> None:
+        """Report the steps of the ranks if they moved: any of them may stand still."""
+        if self.program.ranks and now - self.counted_at > ALIVE_S:
+            self.counted_at = now
+            counts = self.rank_times.counts()
+            if counts != self.reporter.rank_steps:
+                self.reporter.rank_steps = counts
+                self.reporter.alive()
 
     def timed(self) -> profile_run.TimedProgram | str:
         """Times and number of steps, or why they are unknown."""
@@ -206,7 +242,7 @@ class _Session:
         if steps is None or self._step_times() or self.series.count:
             return
         if not self.series.finished:
-            last = self.stdout.last or self.stderr.last
+            last = self.own.stdout.last or self.own.stderr.last
             shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
             raise MissingMetric(
                 f"progress: none of {self.lines} lines of output matches {steps.step!r}{shown}"
@@ -220,31 +256,26 @@ class _Session:
         """Values of step_s that the program reported."""
         return self.metrics.values.get("step_s", ())
 
-    def after_step(self) -> str:
-        """The last finished step, by the program's own number if it prints one, for a detail."""
-        done, own = self.series.finished, self.series.last_step
-        if self.not_finite_at is not None:
-            return f", at its step {self.not_finite_at}"
-        if own is not None:
-            return f", after its step {own}"
-        return f", after step {done}" if done else ""
-
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
-        """A measurement without samples, with the end of stderr."""
-        code = self.process.returncode if self.process else None
+        """A measurement without samples, with the end of stderr, of the rank that failed first."""
+        failed = self.first or self.own
+        code = failed.code if self.program.ranks else self.processes[0].returncode
+        which = f"rank {failed.rank}: " if failed.not_finite and self.program.ranks else ""
         return Measurement(
             case_id=self.order.case.case_id,
             process=self.order.process,
             outcome=outcome,
-            detail=detail,
+            detail=which + detail,
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
+            ranks=self.rank_times.records(self.began_at),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
+                rank=failed.rank if self.program.ranks else None,
                 signal=signal_name(code or 0),
-                stderr_tail=self.stderr.text.decode(errors="replace"),
+                stderr_tail=failed.stderr.text.decode(errors="replace"),
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
                 if outcome is Outcome.OUT_OF_MEMORY
                 else None,
@@ -253,16 +284,17 @@ class _Session:
 
     def measurement(self) -> Measurement:
         """The measurement of a program that has ended."""
-        code = self.process.returncode if self.process else None
-        return self._measured() if self.ended or code == 0 else self._crashed(code or 0)
+        return self._measured() if self.ended or self.first is None else self._crashed(self.first)
 
-    def _crashed(self, code: int) -> Measurement:
-        errors = self.stderr.text.decode(errors="replace")
-        last = self.stderr.last.strip() or self.stdout.last.strip()
-        how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
-        if 128 < code < 128 + signal.NSIG:
-            how += f" (a shell's code for {signal_name(128 - code)})"
-        detail = f"{how}{self.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}"
+    def _crashed(self, failed: RankOutput) -> Measurement:
+        errors = failed.stderr.text.decode(errors="replace")
+        last = failed.stderr.last.strip() or failed.stdout.last.strip()
+        how = ranks.how_ended(failed.code or 0)
+        if self.program.ranks:
+            how = f"rank {failed.rank} {'was ' if (failed.code or 0) < 0 else ''}{how}"
+        left = [o for o in self.outputs if o.code == 0]
+        early = "".join(f"; rank {o.rank} had ended{o.after_step()}" for o in left)
+        detail = f"{how}{failed.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}{early}"
         places = [str(self.folder.resolve()), *self.order.first]
         if instead := origin.why_shadowed(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
@@ -326,6 +358,7 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
+            ranks=self.rank_times.records(series.began_at[start]),
         )
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:

@@ -1,5 +1,5 @@
-"""The process of a program: found, started with its output in pipes, read, and ended with all of
-its descendants."""
+"""The processes of a program, one or its ranks: found, started with their output in pipes, read,
+and ended with all of their descendants."""
 
 import ctypes
 import faulthandler
@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from harness.git.repository import top, try_git
-from harness.messages import ASK_FOR_STACKS
+from harness.messages import ASK_FOR_STACKS, rank_mark
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
@@ -32,6 +32,9 @@ MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
 DRAIN_S = 0.5
 """Time to read after the program's end, if a process that it left behind holds the pipe open."""
+
+Processes = tuple["subprocess.Popen[bytes]", ...]
+"""Those of a program: one, or its ranks in order."""
 
 _ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -119,36 +122,65 @@ def environment(case: Case, first: Sequence[str]) -> dict[str, str]:
     return env
 
 
-def kill(process: "subprocess.Popen[bytes] | None") -> None:
+def kill(processes: Processes) -> None:
     """Kill a program and its descendants."""
-    if process is None:
-        return
-    family = _process_tree(process)[1:]
-    if process.returncode is None:
-        process.kill()
+    families = [_process_tree(one)[1:] for one in processes]
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+    for process, family in zip(processes, families, strict=True):
         process.wait()
-    for one in family:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
+        for one in family:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
-def start(program: Program, where: Path, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the program with its output in two pipes; it is killed if this process dies."""
+def start(program: Program, where: Path, env: Mapping[str, str], flight: str = "") -> Processes:
+    """Start the processes of a program, each with its output in two pipes; they are killed if this
+    process dies. `flight`: see `variables`."""
     libc = ctypes.CDLL(None)
     first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
-    return subprocess.Popen(
-        [first, *program.argv[1:]],
-        cwd=where,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pipesize=CHUNK_BYTES,
-        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0),
+    return tuple(
+        subprocess.Popen(
+            [first, *program.argv[1:]],
+            cwd=where,
+            env={**({"OMP_NUM_THREADS": "1"} if own else {}), **env, **own},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pipesize=CHUNK_BYTES,
+            preexec_fn=lambda: libc.prctl(
+                _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0
+            ),
+        )
+        for own in variables(program.world_size, flight)
     )
+
+
+def variables(world_size: int, flight: str = "") -> list[dict[str, str]]:
+    """The variables of each rank, as torchrun sets them; none for a program without ranks. NCCL's
+    flight recorder dumps into files whose names begin with `flight`."""
+    if not world_size:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size = str(world_size)
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
+    if flight:
+        shared |= {
+            "TORCH_FR_BUFFER_SIZE": "2000",
+            "TORCH_FR_DUMP_TEMP_FILE": flight,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": flight,
+        }
+    return [
+        {**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(world_size)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +191,7 @@ class Read:
     lines: tuple[str, ...]
     from_stderr: bool
     data: bytes
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -204,15 +237,17 @@ class Lines:
 
 
 class OutputReader:
-    """Reads both pipes of a program until it has ended, and copies them to the standard output."""
+    """Reads the pipes of a program until all its processes have ended, and copies them to the
+    standard output; of several ranks, line by line with the rank before it."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.ended_at: float | None = None
-        """time.monotonic at the end of the program."""
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self.ended_at: list[float | None] = [None] * len(processes)
+        """time.monotonic at the end of each process."""
 
     def reads(self, poll_s: float = 0.5) -> Iterator[Read]:
-        """All output in order, and a read without data at least every `poll_s`."""
+        """All output in order, and a read without data when a process ends and at least every
+        `poll_s`."""
         woken, wake = socket.socketpair()
         woken.setblocking(False)
         wake.setblocking(False)
@@ -221,9 +256,11 @@ class OutputReader:
         try:
             with selectors.DefaultSelector() as waiting:
                 waiting.register(woken, selectors.EVENT_READ)
-                for stream in (self._process.stdout, self._process.stderr):
-                    if stream is not None:
-                        waiting.register(stream, selectors.EVENT_READ, Lines())
+                for rank, process in enumerate(self._processes):
+                    for stream in (process.stdout, process.stderr):
+                        if stream is not None:
+                            pipe = rank, stream is process.stderr, Lines()
+                            waiting.register(stream, selectors.EVENT_READ, pipe)
                 yield from self._until_end(waiting, woken, poll_s)
         finally:
             signal.set_wakeup_fd(old)
@@ -234,12 +271,16 @@ class OutputReader:
     def _until_end(
         self, waiting: selectors.BaseSelector, woken: socket.socket, poll_s: float
     ) -> Iterator[Read]:
-        while len(waiting.get_map()) > 1 or self.ended_at is None:
-            if self.ended_at is None and self._process.poll() is not None:
-                self.ended_at = time.monotonic()
-            if self.ended_at is not None and time.monotonic() - self.ended_at > DRAIN_S:
+        while len(waiting.get_map()) > 1 or None in self.ended_at:
+            for rank, process in enumerate(self._processes):
+                if self.ended_at[rank] is None and process.poll() is not None:
+                    self.ended_at[rank] = time.monotonic()
+                    yield Read(time.monotonic(), (), False, b"", rank)
+            ends = [at for at in self.ended_at if at is not None]
+            over = len(ends) == len(self.ended_at)
+            if over and time.monotonic() - max(ends) > DRAIN_S:
                 break
-            ready = waiting.select(poll_s if self.ended_at is None else DRAIN_S / 10)
+            ready = waiting.select(DRAIN_S / 10 if over else poll_s)
             at = time.monotonic()
             for key, _ in ready:
                 if key.fileobj is woken:
@@ -250,30 +291,29 @@ class OutputReader:
                 yield Read(at, (), False, b"")
         for key in [*waiting.get_map().values()]:
             if key.fileobj is not woken:
-                yield Read(time.monotonic(), tuple(key.data.rest()), self._is_err(key), b"")
+                rank, is_stderr, lines = key.data
+                yield Read(time.monotonic(), tuple(lines.rest()), is_stderr, b"", rank)
 
     def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
-        data = os.read(key.fd, CHUNK_BYTES)
-        left = memoryview(data)
-        while left:
-            left = left[os.write(1, left) :]
-        lines: Lines = key.data
+        data, (rank, is_stderr, lines) = os.read(key.fd, CHUNK_BYTES), key.data
         if not data:
             waiting.unregister(key.fileobj)
         found = tuple(lines.feed(data) if data else lines.rest())
-        return Read(at, found, self._is_err(key), data)
+        several = len(self._processes) > 1
+        marked = "".join(f"{rank_mark(rank)}{line}\n" for line in found) if several else ""
+        left = memoryview(marked.encode() if several else data)
+        while left:
+            left = left[os.write(1, left) :]
+        return Read(at, found, is_stderr, data, rank)
 
-    def _is_err(self, key: selectors.SelectorKey) -> bool:
-        return key.fileobj is self._process.stderr
 
-
-def abort_when_asked(process: "subprocess.Popen[bytes]") -> None:
+def abort_when_asked(processes: Processes) -> None:
     """Abort the program when the worker is asked for its stacks, so that its Python writes them.
     The parent asks only if the program hangs and will be killed."""
     faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:
-        for one in _process_tree(process):
+        for one in [one for process in processes for one in _process_tree(process)]:
             with suppress(psutil.Error):  # it has ended, or is another user's
                 one.rlimit(psutil.RLIMIT_CORE, (0, 0))
                 one.send_signal(signal.SIGABRT)

@@ -1,8 +1,9 @@
 """Runs a program once more, with a hook, to count and profile its steps if it is Python with torch.
 
-The process that is timed has no hook. This one has the hook's folder on its PYTHONPATH
-(harness.program.startup): it waits for torch, then counts and profiles a few steps
-(harness.program.step_hook). The process ends once the hook has answered; its times are not used.
+The process that is timed has no hook; its ranks only note when their optimizers step. This one has
+the hook's folder on its PYTHONPATH (harness.program.startup): it waits for torch, then counts and
+profiles a few steps (harness.program.step_hook), in rank 0 of several. The process ends once the
+hook has answered; its times are not used.
 """
 
 import json
@@ -28,8 +29,8 @@ from harness.measure.profile import (
     too_long,
     without_profile,
 )
-from harness.messages import MeasureOrder, signal_name
-from harness.program import process
+from harness.messages import MeasureOrder
+from harness.program import process, ranks
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
@@ -190,28 +191,34 @@ class _HookedRun:
     def _run(self, folder: Path, env: dict[str, str], alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
         env[sitecustomize.VARIABLE] = str(folder)
-        tail = Tail()
         os.write(1, HEADER.encode())
         step = re.compile(self.program.steps.step) if self.program.steps else None
         lines = 0
-        child = process.start(self.program, process.folder(self.program, self.order.roots), env)
+        where = process.folder(self.program, self.order.roots)
+        children = process.start(self.program, where, env)
+        tails, failed_at = [Tail() for _ in children], dict[int, float]()
         try:
-            process.abort_when_asked(child)
-            for read in process.OutputReader(child).reads(POLL_S):
+            process.abort_when_asked(children)
+            for read in process.OutputReader(children).reads(POLL_S):
                 alive()
-                tail.add(read)
-                lines += sum(bool(step and step.search(line)) for line in read.lines)
+                tails[read.rank].add(read)
+                if read.rank == 0:
+                    lines += sum(bool(step and step.search(line)) for line in read.lines)
+                if children[read.rank].poll():
+                    failed_at.setdefault(read.rank, read.at)
+                if failed_at and read.at - min(failed_at.values()) > process.DRAIN_S:
+                    break  # the other ranks would wait for it
                 if (folder / ANSWER).exists() or self._is_over(folder, read.at):
                     return ""
                 if lines > self.skip and not (folder / CLAIM).exists():
                     (folder / UNHEARD).touch()
-            code = child.poll()
+            first = min(failed_at, key=lambda rank: failed_at[rank], default=0)
+            code = children[first].poll()
         finally:
-            process.kill(child)
+            process.kill(children)
         if not code:
             return ""
-        how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
-        return f"{how}: {tail.last.strip()[:LAST_BYTES]}"
+        return f"{ranks.how_ended(code)}: {tails[first].last.strip()[:LAST_BYTES]}"
 
     def _is_over(self, folder: Path, now: float) -> bool:
         """Whether no answer will come; _Unknown if counting takes too long."""

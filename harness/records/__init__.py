@@ -86,5 +86,5 @@ from harness.records.profile import (
     Use,
     by_range,
 )
-from harness.records.program import INTERPRETER, REPORTED, MetricSource, Program, Steps
+from harness.records.program import INTERPRETER, REPORTED, MetricSource, Program, Rank, Steps
 from harness.records.self_test import Peaks, SelfTest, SelfTestCheck, SelfTestReadings

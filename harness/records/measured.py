@@ -20,6 +20,7 @@ from harness.records.asked import Suite
 from harness.records.environment import Environment
 from harness.records.outcome import Clock, Outcome, Scalar, Stop
 from harness.records.profile import Breakdown, Counters, Profile
+from harness.records.program import Rank
 from harness.records.self_test import SelfTest
 
 SCHEMA_VERSION = 4
@@ -123,7 +124,7 @@ class Telemetry:
     """Readings by channel, aligned with t_s; None for a failed reading. Channels: gpu_utilisation
     (0..1), gpu_memory_bytes, gpu_power_w, gpu_sm_clock_hz, gpu_temperature_c, gpu_throttle_reasons
     (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation (cores), cpu_steal
-    (cores), rss_bytes."""
+    (cores), rss_bytes. The GPU of rank 1 has gpu1_utilisation and so on."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Channel -> why it could not be read."""
 
@@ -263,6 +264,8 @@ class Evidence:
     peak_device_bytes: int | None = None
     """Largest sum of live tensors on the device."""
     origins: tuple[NonFiniteOrigin, ...] = ()
+    rank: int | None = None
+    """Of a program with several ranks: the one that failed first."""
     holders: tuple[str, ...] = ()
     """For INVALID_ENVIRONMENT: who else used the GPU."""
     files: tuple[EvidenceFile, ...] = ()
@@ -327,6 +330,8 @@ class Measurement:
     over_steps: OverSteps | None = None
     """Of a training run, also of one that hung or crashed; None if no step reported a value."""
     telemetry: Telemetry | None = None
+    ranks: tuple[Rank, ...] = ()
+    """Of a program with several ranks; its samples are those of rank 0."""
     phases: tuple[Phase, ...] = ()
     started_at: str = ""
     """ISO 8601, UTC."""

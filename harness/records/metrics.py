@@ -39,6 +39,13 @@ METRICS: Mapping[str, Metric] = {
     m.name: m
     for m in (
         Metric(name="tokens_per_s", title="tokens/s", unit="tokens/s", higher_is_better=True),
+        Metric(
+            name="tokens_per_s_per_gpu",
+            title="tokens/s per GPU",
+            unit="tokens/s",
+            higher_is_better=True,
+            about="Of a program with world_size: tokens/s over its ranks.",
+        ),
         Metric(name="step_s", title="step time", unit="s", higher_is_better=False),
         Metric(
             name="step_cycles",

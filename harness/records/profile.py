@@ -119,6 +119,10 @@ class Breakdown:
     """Mean step under the profiler."""
     device_busy_s: float | None = None
     """Time of a step in which the device works; None without a device."""
+    communication_s: float | None = None
+    """Time of a step in which kernels of NCCL run; None without any, and in earlier records."""
+    exposed_s: float = 0.0
+    """That of it in which no other kernel runs."""
     gap_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> its share of the device's idle time: that before the range's kernels."""
     kernels_by_range: Mapping[str, float] = field(default_factory=dict)

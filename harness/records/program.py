@@ -65,7 +65,40 @@ class Program:
     """Floating-point operations of one step."""
     gpus: int = field(default=0, compare=False)
     """GPUs that it needs, or it is unsupported; a single one may be missing."""
+    world_size: int = 0
+    """Ranks of a distributed program: processes of the command, each with a GPU if there are any.
+    0: one process, which may start others itself."""
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Axis -> the option of the command that alone carries it; older records do not say."""
     work_axes: tuple[str, ...] = field(default=(), compare=False)
     """Axes from which tokens and FLOPs are computed."""
+
+    def needs_gpus(self, device: str) -> int:
+        """GPUs that it needs on `cpu` or `cuda`."""
+        return self.gpus or (self.world_size if device == "cuda" else 0)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks whose output is read apart; 0 for a single process."""
+        return self.world_size if self.world_size > 1 else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One process of a distributed program. Times and means are of its sampling phase."""
+
+    rank: int
+    gpu: str = ""
+    """UUID of its GPU; empty without one."""
+    steps: int | None = None
+    """Steps that it finished, by its lines or its optimizer; None if it showed none."""
+    step_s: float | None = None
+    """Median step by its own clock. Under DDP all ranks wait for the slowest, so it is alike."""
+    peak_memory_bytes: int | None = None
+    """Largest memory in use on its GPU, by NVML."""
+    gpu_utilisation: float | None = None
+    """Mean, 0 to 1. NCCL waits in a kernel, so a GPU that waits for another is busy too."""
+    gpu_power_w: float | None = None
+    """Mean. A GPU that waits draws less."""
+    ended: str = ""
+    """`killed by SIGKILL`, `did not end`; empty if it had finished, or need not go on."""

@@ -55,6 +55,7 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
     return {
         "programs": tuple(program_lines([s.case for s in summaries], run.measurements)),
         "bottlenecks": _bottlenecks(run, summaries, names),
+        "ranks": _ranks(run, summaries, names),
         "parts": _parts(summaries, first, names),
         "counts": _counts(summaries, first, names),
         "missing": tuple(_missing(first)),
@@ -143,6 +144,33 @@ def _bottlenecks(
     columns = ("bottleneck", ">cases", "evidence in the longest such case")
     remarks = tuple(_in_cycles(summaries, names)) if any("power" in kind for kind in kinds) else ()
     return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
+
+
+def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
+    """The ranks of each case with several, in its first process; and how much of the communication
+    other kernels hide."""
+    rows, remarks = [], []
+    for s in summaries:
+        m = next((m for m in run.of(s.case.case_id) if m.ranks), None)
+        for r in m.ranks if m else ():
+            known = ("step_s", "gpu_utilisation", "peak_memory_bytes")
+            values = ((name, getattr(r, name)) for name in known)
+            shown = [NONE if x is None else units.quantity(name, x) for name, x in values]
+            power = NONE if r.gpu_power_w is None else f"{r.gpu_power_w:.0f} W"
+            steps, gpu = NONE if r.steps is None else f"{r.steps:,}", r.gpu[:12] or NONE
+            case = names[s.case.case_id]
+            rows.append((case, str(r.rank), gpu, steps, *shown, power, r.ended or NONE))
+        b = next((m.breakdown for m in run.of(s.case.case_id) if m.breakdown), None)
+        if b is not None and b.communication_s is not None:
+            sent, hidden = b.communication_s, 1 - b.exposed_s / b.communication_s
+            remarks.append(
+                f"{names[s.case.case_id]}: NCCL's kernels run for {units.duration(sent)} "
+                f"({units.percent(sent / b.profiled_step_s)} of the profiled step, waits for other "
+                f"ranks included); other kernels run during {units.percent(hidden)} of that time."
+            )
+    heads = (">rank", "GPU", ">steps", ">step time", ">GPU busy", ">peak memory", ">power", "ended")
+    table = Table(columns=("case", *heads), rows=tuple(rows), remarks=tuple(remarks))
+    return table if rows else None
 
 
 def _in_cycles(summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
-from harness.runner import reproduce, stacks
+from harness.runner import flight, reproduce, stacks
 
 FOLDER = "evidence"
 LOG_HEAD_BYTES = 4 * 2**20
@@ -47,6 +47,16 @@ class Folder:
             return replace(kept, note=f"not written: {error.strerror}")
         return replace(kept, path=str(path.relative_to(self._run_folder)))
 
+    def keep(self, file: Path, kept: EvidenceFile) -> EvidenceFile:
+        """Move a file here; the entry likewise."""
+        path = self.path / file.name.removeprefix(f"{self.log.stem}.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file.replace(path)
+        except OSError as error:
+            return replace(kept, note=f"not kept: {error.strerror}")
+        return replace(kept, path=str(path.relative_to(self._run_folder)))
+
 
 def cut_log(log: Path) -> None:
     """Leave out the middle of a log that has become too long; the worker may still append to it."""
@@ -64,12 +74,13 @@ def cut_log(log: Path) -> None:
 
 def complete(measurement: Measurement, case: Case, folder: Folder) -> Measurement:
     """Write the files of the evidence; the measurement with all of it."""
+    dumps = flight.take(folder.log, case, folder.keep)
     if measurement.outcome is Outcome.OK:
         return measurement
     found = measurement.evidence or Evidence()
-    files = list(found.files)
+    files = [*found.files, *dumps]
     if measurement.outcome is Outcome.CRASH:
-        frame, traceback = _traceback(folder)
+        frame, traceback = _traceback(folder, found.rank)
         found = replace(found, frame=found.frame or frame)
         files += [traceback] if traceback else []
     if measurement.telemetry and measurement.telemetry.t_s:
@@ -81,13 +92,14 @@ def complete(measurement: Measurement, case: Case, folder: Folder) -> Measuremen
     return replace(measurement, evidence=replace(found, files=tuple(files)))
 
 
-def _traceback(folder: Folder) -> tuple[str, EvidenceFile | None]:
-    """The innermost frame of the traceback in the log, and where it is kept."""
+def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | None]:
+    """The innermost frame of the traceback in the log, or in a rank's, and where it is kept."""
     if not folder.log.exists():  # somebody removed the run
         return "", None
     with folder.log.open("rb") as file:
         file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")
+    text = text if rank is None else stacks.by_rank(text).get(rank, "")
     if (start := text.find("Fatal Python error: ")) >= 0:
         note, frame = "faulthandler's", stacks.written_stack(text[start:]).frame
     elif (start := text.rfind("Traceback (most recent call last):")) >= 0:

@@ -95,12 +95,16 @@ CWD = {cwd!r}  # from FOLDER
 FIRST = {first}  # where it finds modules first, from FOLDER
 VARIABLES = {variables}
 COMMAND = {argv}
+RANKS = {ranks!r}  # 0: one process without torchrun's variables
 
 if __name__ == "__main__":
     env = {{**os.environ, **VARIABLES}}
     places = [*(str(FOLDER / place) for place in FIRST), VARIABLES.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     command = [sys.executable if word == "{python}" else word for word in COMMAND]
+    if RANKS:
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={{RANKS}}"]
+        command = [sys.executable, *launch, "--no-python", *command]
     sys.exit(subprocess.run(command, cwd=FOLDER / CWD, env=env, check=False).returncode)
 '''
 
@@ -124,6 +128,7 @@ def script(case: Case, measurement: Measurement, folder: Path, first: Sequence[s
             **head,
             cwd=case.program.cwd,
             first=pprint.pformat([_relative(Path(p), here, within=here) for p in first]),
+            ranks=case.program.world_size,
             argv=pprint.pformat(list(case.program.argv)),
             python=INTERPRETER,
         )

@@ -48,6 +48,7 @@ class Rig:
         """Set by `observe`."""
         self.gpu: IdleCheck | None = None
         """Set by `observe`; None without a GPU."""
+        self._ranks = 1
 
     def __enter__(self) -> Self:
         uuid = ""
@@ -100,6 +101,8 @@ class Rig:
             required=required,
         )
         self.hold(here.gpu)
+        device = "cuda" if here.gpu else "cpu"
+        self._ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
         return here
 
     def hold(self, gpu: Gpu | None) -> None:
@@ -119,8 +122,11 @@ class Rig:
         self.lock = self._held.enter_context(lock)
 
     def observe(self, here: Environment) -> None:
-        """Open the probes, and watch the GPU for other users."""
-        self.probes = open_probes(here.gpu, why=here.gpu_unavailable)
+        """Open the probes, lock the GPUs of further ranks, and watch the GPU for other users."""
+        others = nvml.gpus()[1 : self._ranks] if here.gpu and self._ranks > 1 else ()
+        for gpu in others if self._locks else ():
+            self._held.enter_context(GpuLock(gpu.uuid, wait_s=self._wait_s, waiting=self._say))
+        self.probes = open_probes(here.gpu, others, why=here.gpu_unavailable)
         for probe in self.probes:
             self._held.callback(probe.close)
         self.gpu = watch_over(self._held, here, wait_s=self._wait_s, say=self._say)

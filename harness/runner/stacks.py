@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from harness.messages import RANK_MARK
 from harness.records import EvidenceFile
 from harness.runner.launcher import Worker
 
@@ -72,6 +73,15 @@ def _stack(frames: Sequence[tuple[str, str, int]], *, holds_gil: bool = False) -
     return ThreadStack(tuple(named[:MAX_FRAMES]), (*own, *named, "")[0], holds_gil)
 
 
+def by_rank(text: str) -> dict[int, str]:
+    """The output of each rank, from that of all."""
+    lines: dict[int, str] = {}
+    for line in text.splitlines(keepends=True):
+        if mark := RANK_MARK.match(line):
+            lines[int(mark[1])] = lines.get(int(mark[1]), "") + line[mark.end() :]
+    return lines
+
+
 def waits_in(pid: int) -> str:
     """The function of the kernel in which a process's main thread waits; empty if it runs or that
     is unknown."""
@@ -81,8 +91,9 @@ def waits_in(pid: int) -> str:
         return ""
 
 
-def python_stacks(worker: Worker, log: Path) -> str:
-    """Ask the worker to write its Python stacks to its log; empty if it does not."""
+def python_stacks(worker: Worker, log: Path, ranks: int = 0) -> str:
+    """Ask the worker, or its program's ranks, to write their Python stacks to its log; empty
+    without an answer."""
     if not log.exists():  # somebody removed the run
         return ""
     before = log.stat().st_size
@@ -90,7 +101,9 @@ def python_stacks(worker: Worker, log: Path) -> str:
     deadline = time.monotonic() + PYTHON_S
     while time.monotonic() < deadline:
         time.sleep(POLL_S)
-        if written_stack(_since(log, before)).frames:
+        found = _since(log, before)
+        own = [*by_rank(found).values()] if ranks else [found]
+        if len(own) >= ranks and all(written_stack(text).frames for text in own):
             time.sleep(POLL_S)  # for the frames below it
             break
     return _since(log, before)

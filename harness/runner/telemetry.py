@@ -16,6 +16,12 @@ from harness.runner.launcher import Worker
 PROBE_INTERVAL_S = 0.05
 
 
+def of_case(probes: Sequence[Probe], case: Case) -> tuple[Probe, ...]:
+    """The probes of what a case uses: of the GPUs, one for each that it needs."""
+    gpus = max(1, case.program.needs_gpus("cuda") if case.program else 1)
+    return tuple(p for p in probes if not isinstance(p, NvmlProbe) or p.rank < gpus)
+
+
 class Recorder:
     """The readings during one worker's life."""
 
@@ -59,9 +65,9 @@ class Sampler:
         """`probes` are open, also if the case is measured without telemetry."""
         self._worker = worker
         self._is_program = case.program is not None
-        self._gpu = next((p for p in probes if isinstance(p, NvmlProbe)), None)
-        if self._gpu is not None:
-            self._gpu.attach(worker.pid)
+        self._gpus = [p for p in probes if isinstance(p, NvmlProbe)]
+        for gpu in self._gpus:
+            gpu.attach(worker.pid)
 
     def take(self) -> ActivitySample:
         """What the process has done up to now."""
@@ -75,7 +81,10 @@ class Sampler:
                 states.add(process.status())
                 io = process.io_counters()  # last: it may not be readable
                 io_bytes += io.read_chars + io.write_chars
-        utilisation, power = self._gpu.use_by_worker() if self._gpu else (None, None)
+        # A rank that waits for another one keeps its GPU busy, so the busiest GPU counts.
+        uses = [gpu.use_by_worker() for gpu in self._gpus]
+        utilisation = max((used for used, _ in uses if used is not None), default=None)
+        power = max((drawn for _, drawn in uses if drawn is not None), default=None)
         # The worker of a program only waits for its output.
         pids = [pid for pid in spent if (pid != self._worker.pid) is self._is_program]
         pid = max(pids, key=lambda pid: spent[pid], default=0)

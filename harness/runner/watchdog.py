@@ -34,11 +34,13 @@ from harness.records import (
     Outcome,
     OverSteps,
     Phase,
+    Rank,
 )
-from harness.runner import evidence, stacks
+from harness.runner import evidence, flight, ranks, stacks
 from harness.runner.launcher import Worker
 from harness.runner.silence import Activity, Pace, Silence, reason
-from harness.runner.telemetry import Recorder, Sampler
+from harness.runner.stacks import ThreadStack
+from harness.runner.telemetry import Recorder, Sampler, of_case
 
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
@@ -114,6 +116,7 @@ def watch(
         The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    probes = of_case(probes, case)
     sampler = Sampler(worker, case, probes)
     story = Story(worker.launched_at, case, process, sampler.take, observer)
     folder = evidence.Folder(run_folder, log, worker.first)
@@ -142,7 +145,7 @@ def watch(
         wall_s=ended_at - worker.launched_at,
         log=str(log.relative_to(run_folder)),
     )
-    return evidence.complete(found, case, folder)
+    return evidence.complete(ranks.completed(found, probes), case, folder)
 
 
 def _see_through(
@@ -177,33 +180,43 @@ def _see_through(
         samples = story.silence.samples or (sampler.take(),)
         frame, said = samples[-1].frame, [ending.detail]
         files: tuple[EvidenceFile, ...] = ()
+        behind: tuple[int, str] | None = None
         if ending.outcome is not None:
             pids = [p.pid for p in stacks.family(worker.pid)][: 1 + stacks.MAX_FAMILY]
             pids = pids[1:] if case.program else [worker.pid]
-            thread, files = _stacks(worker, pids, folder)
-            frame = frame or thread.frame
-        if ending.outcome is Outcome.HANG and story.silence.seen:
+            several = case.program.ranks if case.program else 0
+            collectives = flight.ask(folder.log, several)
+            python, files = _stacks(worker, pids, folder, several)
+            own = {r: stacks.written_stack(t) for r, t in stacks.by_rank(python).items()}
+            if several and story.silence.seen:
+                behind = ranks.stuck(story.rank_steps, own, collectives)
+            thread = own.get(behind[0], ThreadStack()) if behind else stacks.written_stack(python)
+            frame = thread.frame if behind else frame or thread.frame
+        if behind is not None:
+            said.append(f"rank {behind[0]} is behind: {behind[1]}")
+        elif ending.outcome is Outcome.HANG and story.silence.seen:
             said.append(reason(story.silence.seen, samples, thread.frames))
         said.append(f"last in {frame}" if frame else "its stacks could not be taken")
         found = replace(ending.evidence, frame=frame, activity=samples, files=files)
+        found = replace(found, rank=behind[0] if behind else None)
         words = filter(None, (*said, ending.advice))
         return replace(ending, detail="; ".join(words), evidence=found)
 
 
 def _stacks(
-    worker: Worker, pids: Sequence[int], folder: evidence.Folder
-) -> tuple[stacks.ThreadStack, tuple[EvidenceFile, ...]]:
-    """The main thread of a hanging worker, and the files with its Python stacks and the native
-    stacks of `pids`."""
+    worker: Worker, pids: Sequence[int], folder: evidence.Folder, several: int
+) -> tuple[str, tuple[EvidenceFile, ...]]:
+    """The Python stacks that a hanging worker, or each of `several` ranks, wrote, and the files
+    with them and the native stacks of `pids`."""
     native, native_file = stacks.native_stacks(pids)
-    python = stacks.python_stacks(worker, folder.log)
+    python = stacks.python_stacks(worker, folder.log, several)
     python_file = EvidenceFile(name="python stacks", note="not written by the process")
     if python:
         kept = replace(python_file, note="faulthandler")
         python_file = folder.write("python-stacks.txt", python, kept)
     if native:
         native_file = folder.write("native-stacks.txt", native, native_file)
-    return stacks.written_stack(python), (python_file, native_file)
+    return python, (python_file, native_file)
 
 
 def clock_problem(found: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
@@ -250,6 +263,8 @@ class Story:
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._stepped_at = launched_at
         self._last_step: int | None = None
+        self.rank_steps: tuple[int, ...] = ()
+        """Steps of each rank of a program, if it has several."""
         self._over_steps: list[OverSteps] = []
         self._pace = Pace(case.settings)
         self._observer = observer
@@ -276,6 +291,7 @@ class Story:
                 if message.steps > self._pace.steps or message.last_step != self._last_step:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
+                self.rank_steps = message.rank_steps
                 self._over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
@@ -374,11 +390,13 @@ class Story:
             answer = self.preliminary
             detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
         else:
+            left = enumerate(self.rank_steps)
             answer = Measurement(
                 case_id=self._case.case_id,
                 process=self._process,
                 outcome=ending.outcome or Outcome.CRASH,
                 lower_bound_s=ending.lower_bound_s,
+                ranks=tuple(Rank(rank=r, steps=n, ended="did not end") for r, n in left),
             )
             if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
                 built = self.built

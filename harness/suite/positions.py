@@ -264,6 +264,6 @@ def nearest(value: Scalar, valid: Sequence[Scalar]) -> str:
     else:
         by_text = {str(v).lower(): v for v in valid}
         close = [by_text[t] for t in get_close_matches(str(value).lower(), by_text, n=1)]
-    shown = ", ".join(show(v) for v in valid[:12])
-    shown += f" and {len(valid) - 12} more" if len(valid) > 12 else ""
+    shown = ", ".join(show(v) for v in valid[:16])
+    shown += f" and {len(valid) - 16} more" if len(valid) > 16 else ""
     return f"Did you mean {show(close[0])}? Valid: {shown}." if close else f"Valid: {shown}."

@@ -39,7 +39,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     if not words:
         yield Problem((*loc, "command"), "command is empty")
         return
-    used: set[str] = set()
+    used = {factor for factor in _factors(workload.world_size) if isinstance(factor, str)}
     problems: list[Problem] = []
     for place, text, whole in _texts(workload, words):
         problems += _check_fields(workload, (*loc, *place), text, used, whole=whole)
@@ -52,7 +52,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
             )
             text = f"{show(name)} is swept but does not reach the program"
             yield Problem((*loc, "axes", name), text, remedy, at_key=True)
-    for key in ("tokens", "flops", "gpus"):
+    for key in ("tokens", "flops", "gpus", "world_size"):
         yield from _check_product(workload, key, (*loc, key))
     yield from _check_metrics(workload, (*loc, "metrics"))
 
@@ -109,8 +109,10 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
         gpus=_product(workload.gpus, case) or 0,
+        world_size=_product(workload.world_size, case) or 0,
         carried=_carried(["", workload.cwd, *words]),
-        work_axes=tuple(n for n in case.axes if n in factors),
+        # The harness itself starts the ranks, so their number has an effect.
+        work_axes=tuple(n for n in case.axes if n in {*factors} - {*_factors(workload.world_size)}),
     )
 
 

@@ -216,7 +216,7 @@ class ReadingModel(Form):
         return self
 
 
-_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops", "gpus")
+_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops", "gpus", "world_size")
 
 
 class WorkloadModel(Form):
@@ -251,6 +251,10 @@ class WorkloadModel(Form):
     gpus: Product | None = None
     """GPUs that a program needs, likewise. With fewer on the machine the outcome is unsupported; a
     program that needs one also runs without."""
+    world_size: Product | None = None
+    """Ranks of a distributed program, likewise: the harness starts this many processes of the
+    command, with the variables of torchrun. On a GPU each needs one. Not with `gpus`, which is for
+    a command that starts its processes itself."""
     providers: Some[Name] = ["program"]
     """The implementations to measure. Optional for a program."""
     axes: dict[AxisName, Values] = {}
@@ -288,6 +292,12 @@ class WorkloadModel(Form):
                 raise wrong("goes with command, not with factory", key=foreign[0])
             if "providers" not in self.model_fields_set:
                 raise wrong("needs providers with a factory")
+        if self.gpus is not None and self.world_size is not None:
+            raise wrong(
+                "needs gpus or world_size, not both",
+                key="gpus",
+                remedy="Remove gpus: each of the world_size ranks needs a GPU.",
+            )
         return self
 
 

@@ -24,6 +24,9 @@ PEAKS = Peaks(launch_s=4e-6, sync_s=2e-5)
 REDUCE = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=0.6 * STEP_S)
 
 
+SENT = {"communication_s": REDUCE.time_s}
+
+
 def estimate(value: float) -> Estimate:
     return Estimate(value=value, low=value, high=value, processes=3, samples=30)
 
@@ -92,6 +95,8 @@ def test_a_share_of_the_wait_under_one_percent_is_no_evidence() -> None:
         ({"busy": 0.3, "where": {"host_by_range": {"enumerate(DataLoader)#x": 0.5}}}, Limit.HOST),
         ({"busy": 0.98, "kernels": (REDUCE,)}, Limit.COMMUNICATION),
         ({"busy": 0.98, "kernels": (REDUCE, Use(name="gemm", calls=1, time_s=0.01))}, Limit.GPU),
+        ({"busy": 0.98, "kernels": (REDUCE,), "where": {**SENT, "exposed_s": 0.0}}, Limit.GPU),
+        ({"busy": 0.98, "where": {**SENT, "exposed_s": 0.003}}, Limit.COMMUNICATION),
         ({"busy": 0.85}, Limit.BOTH),
         ({"busy": 0.97}, Limit.GPU),
         ({"busy": 0.97, "share": 0.3}, Limit.BELOW),

@@ -311,6 +311,19 @@ def test_tokens_computed_from_an_axis_without_effect_are_withdrawn(
             assert "without effect" in why
 
 
+@pytest.mark.parametrize("key", ["gpus", "world_size"])
+def test_an_axis_that_adds_gpus_adds_work_in_the_same_time(key: str) -> None:
+    """Each rank loses and takes what it did alone."""
+    cases = [
+        replace(c, program=replace(TRAIN, **{key: i}))  # type: ignore[arg-type]
+        for i, c in enumerate(LENGTHS, 1)
+    ]
+
+    found = summarise(run(cases, lambda c: reporting(c, LOSSES, flags_read={})))
+
+    assert all("tokens_per_s" in s.metrics for s in found)
+
+
 def test_axes_that_only_change_together_are_compared_together() -> None:
     rows = [case({"v2": a, "pack": b}) for a, b in ((1, 0), (0, 0), (1, 1), (0, 1))]
 

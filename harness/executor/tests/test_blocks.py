@@ -73,7 +73,7 @@ def test_cases_that_need_the_node_come_first_and_in_own_blocks() -> None:
     one, two, three, four, *_ = cases()
     several = replace(two, program=Program(argv=("x",), gpus=2))
     host_bound = replace(three, settings=replace(three.settings, exclusive=True))
-    ranks = replace(four, axes={"world_size": 2})
+    ranks = replace(four, program=Program(argv=("x",), world_size=2))
     of = [(one,), (several,), (host_bound,), (ranks,)]
     found = packed(of, {c.case_id: 1.0 for (c,) in of}, slots=1)
     assert [(b.alone, len(b.case_ids)) for b in found] == [(True, 3), (False, 1)]

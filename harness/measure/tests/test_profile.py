@@ -206,6 +206,16 @@ def test_overlapping_kernels_count_once_as_busy_time(trace: Trace) -> None:
     assert trace.busy_s() == pytest.approx((10 + 15 + 5 + 10) * 1e-6)
 
 
+def test_communication_is_exposed_while_no_other_kernel_runs(trace: Trace) -> None:
+    """The device also works from 20 to 30, 40 to 55, 60 to 65 and 70 to 80."""
+    sent = [kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(a)", 25, 50, 0)]
+    seen = Trace([*one_step(), *sent, *one_step(1000, 200)])
+
+    assert trace.communication() == (0.0, 0.0)
+    assert seen.communication() == pytest.approx((12.5e-6, 5e-6))  # half of the two steps' sum
+    assert seen.busy_s() == pytest.approx(trace.busy_s() + 5e-6)
+
+
 def test_idle_time_belongs_to_the_range_of_the_next_kernel(trace: Trace) -> None:
     idle = trace.gap_by_range()
 

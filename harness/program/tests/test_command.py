@@ -75,7 +75,7 @@ def test_the_last_of_quick_steps_are_reported_while_none_follows(
     (case,) = suite_of("", tmp_path, "progress: {step: '^step'}", LOSS).cases
     assert case.program
     order = MeasureOrder(case=case, process=0, launched_at=0.0)
-    session = command._Session(case.program, order, Mock(send=sent.append))
+    session = command._Session(case.program, order, Mock(send=sent.append), tmp_path)
     finder, now = StepReader(Steps(step="^step")), 0.0
     for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
         monkeypatch.setattr(clock, lambda: now)

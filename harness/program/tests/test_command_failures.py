@@ -135,22 +135,25 @@ for i in range(11, 23):
 
 
 @pytest.mark.parametrize(
-    ("seen", "needs", "said"),
+    ("key", "device", "seen", "needs", "said"),
     [
-        (1, 2, "needs 2 GPUs, this machine has 1"),
-        (0, 2, "this machine has 0"),
-        (0, 1, ""),
-        (2, 2, ""),
+        ("gpus", "", 1, 2, "needs 2 GPUs, this machine has 1"),
+        ("gpus", "", 0, 2, "this machine has 0"),
+        ("gpus", "", 0, 1, ""),
+        ("gpus", "", 2, 2, ""),
+        ("world_size", "cuda", 1, 2, "needs 2 GPUs, this machine has 1"),
+        ("world_size", "cpu", 0, 2, ""),
     ],
 )
 def test_a_program_that_needs_more_gpus_than_there_are_is_not_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: int, needs: int, said: str
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str, device: str, seen: int, needs: int,
+    said: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (case,) = suite_of("open('started', 'w')", tmp_path, "gpus: n", f"axes: {{n: {needs}}}").cases
+    (case,) = suite_of("open('started', 'w')", tmp_path, f"{key}: n", f"axes: {{n: {needs}}}").cases
 
-    m = answered(case)
+    m = answered(case, device=device)
 
     assert (m.outcome is Outcome.UNSUPPORTED, said in m.detail) == (bool(said), True), m.detail
     assert (tmp_path / "started").exists() is not bool(said)
@@ -231,6 +234,7 @@ def asked(*rows: str) -> Suite:
         (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
         (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),
         (("factory: a.b:c", "providers: [p]", "gpus: 2"), "goes with command, not with factory"),
+        (("command: x", "gpus: 1", "world_size: 2"), "needs gpus or world_size, not both"),
         (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "already gives tok"),
         (("command: x", "measure: {graph: true}"), "graph needs a factory"),
     ],

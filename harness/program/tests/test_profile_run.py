@@ -176,7 +176,7 @@ def test_a_count_that_takes_too_long_is_ended(
 ) -> None:
     start = process.start
 
-    def started(program: Program, where: Path, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+    def started(program: Program, where: Path, env: dict[str, str]) -> process.Processes:
         (Path(env[sitecustomize.VARIABLE]) / CLAIM).touch()
         return start(program, where, env)
 

@@ -20,6 +20,7 @@ from harness.records import (
     Outcome,
     PathRule,
     Profile,
+    Rank,
     Rule,
     Run,
     Use,
@@ -73,6 +74,30 @@ def recorded(
 
 def section(run: Run) -> dict[str, Any]:
     return profile_section(run, summarise(run))
+
+
+def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> None:
+    run, cases = recorded()
+    assert section(run)["ranks"] is None
+    sent = replace(GPU.breakdown, communication_s=0.02, exposed_s=0.005)  # type: ignore[type-var]
+    first = Rank(rank=0, step_s=0.071, gpu="GPU-5d1e0f4c-0000", gpu_power_w=612.3, steps=1200)
+    ranks = (first, Rank(rank=1, ended="killed by SIGKILL"))
+    has = [
+        replace(m, ranks=ranks, profile=replace(GPU, breakdown=sent))
+        if m.case_id == cases[0].case_id
+        else m
+        for m in run.measurements
+    ]
+
+    table = section(replace(run, measurements=tuple(has)))["ranks"]
+
+    assert [row[1:] for row in table.rows] == [
+        ("0", "GPU-5d1e0f4c", "1,200", "71 ms", "–", "–", "612 W", "–"),
+        ("1", "–", "–", "–", "–", "–", "–", "killed by SIGKILL"),
+    ]
+    (said,) = table.remarks
+    assert "20.0 ms (22.2 % of the profiled step" in said
+    assert said.endswith("other kernels run during 75 % of that time.")
 
 
 def test_the_wait_for_the_host_is_shown_with_its_range_and_function() -> None:

@@ -1,0 +1,153 @@
+"""The ranks of a distributed program: what each prints, its steps, and which failed first.
+
+The failure of one rank breaks the collectives of the others, which then fail too or wait for ever.
+So the first failure is awaited for a moment, and one that names a broken connection for longer: the
+rank that broke it may still be ending.
+"""
+
+import re
+import signal
+import statistics
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from harness.messages import signal_name
+from harness.program.process import Read, Tail
+from harness.program.reported import NotFinite, ReportedMetrics, StepReader
+from harness.program.steps import ProgramSteps
+from harness.records import MeasureSettings, Program, Rank
+
+SETTLE_S, SECONDARY_S = 0.3, 3.0
+"""Time to wait for an earlier failure of another rank; after a broken connection."""
+
+_SECONDARY = re.compile(
+    r"Connection (closed|reset) by peer|Broken pipe|Dist(Backend|Network|Store)Error"
+    r"|remote process exited|NCCL communicator was aborted|Timed out waiting .* for (recv|send)"
+)
+
+
+def how_ended(code: int) -> str:
+    """`killed by SIGKILL`, `exited with 1`."""
+    how = f"killed by {signal_name(code)}" if code < 0 else f"exited with {code}"
+    if 128 < code < 128 + signal.NSIG:
+        how += f" (a shell's code for {signal_name(128 - code)})"
+    return how
+
+
+class RankOutput:
+    """What one rank has printed; of a program without ranks, its only process."""
+
+    def __init__(
+        self, rank: int, program: Program, settings: MeasureSettings, folder: Path, began: float
+    ) -> None:
+        self.rank = rank
+        self.stdout, self.stderr = Tail(), Tail()
+        self.finder = StepReader(program.steps) if program.steps else None
+        self.metrics = ReportedMetrics(program, folder)
+        setup_steps = program.steps.setup_steps if program.steps else 0
+        self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
+        self.code: int | None = None
+        """Its exit code, if it ended by itself."""
+        self.not_finite: NotFinite | None = None
+        self.not_finite_at: int | None = None
+        """The program's own number of the step that reported NaN or infinity."""
+        self.failed_at: float | None = None
+
+    def follow(self, read: Read) -> None:
+        """Take in what a rank other than 0 prints; MissingMetric for a garbled line."""
+        steps = []
+        for line in read.lines:
+            step = self.finder.read(line) if self.finder else None
+            try:
+                self.metrics.read_line(line, read.at)
+            except NotFinite as error:
+                self.fails(read.at, error, step.count if step else None)
+                break
+            steps += [step] if step else []
+        self.series.add(steps, read.at)
+        self.series.log.take()
+
+    def ended(self, code: int, at: float) -> None:
+        self.code = code
+        if code:
+            self.failed_at = self.failed_at or at
+
+    def fails(self, at: float, error: NotFinite, own_step: int | None) -> None:
+        """It reported NaN or infinity."""
+        if self.not_finite is None:
+            self.not_finite, self.not_finite_at, self.failed_at = error, own_step, at
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether it failed because another rank did."""
+        by_signal = self.code is not None and self.code < 0 and self.code != -signal.SIGABRT
+        errors = self.stderr.text.decode(errors="replace")
+        return not (self.not_finite or by_signal) and bool(_SECONDARY.search(errors))
+
+    def is_first(self, now: float) -> bool:
+        """Whether no earlier failure will be seen, if this one is the first so far."""
+        wait_s = SECONDARY_S if self.is_secondary else SETTLE_S
+        return self.failed_at is not None and now - self.failed_at > wait_s
+
+    def after_step(self) -> str:
+        """The last finished step, by the program's own number if it prints one, for a detail."""
+        done, own = self.series.finished, self.series.last_step
+        if self.not_finite_at is not None:
+            return f", at its step {self.not_finite_at}"
+        if own is not None:
+            return f", after its step {own}"
+        return f", after step {done}" if done else ""
+
+
+def first_failed(outputs: Sequence[RankOutput]) -> RankOutput | None:
+    """The rank whose failure is not the consequence of another one's. NaN of one rank reaches the
+    others in its next step."""
+
+    def order(o: RankOutput) -> tuple[object, ...]:
+        steps = o.series.finished if o.not_finite else 0
+        return o.is_secondary, o.not_finite is None, steps, o.failed_at
+
+    return min((o for o in outputs if o.failed_at is not None), key=order, default=None)
+
+
+class StepTimes:
+    """The steps of all ranks: by their lines if every rank prints them, else by optimizers."""
+
+    def __init__(self, outputs: Sequence[RankOutput], folder: Path) -> None:
+        """`folder` is that of harness.program.startup.sitecustomize."""
+        self._outputs = outputs
+        self._files = [folder / str(o.rank) for o in outputs]
+
+    def counts(self) -> tuple[int, ...]:
+        if self._by_lines:
+            return tuple(o.series.finished for o in self._outputs)
+        return tuple(f.stat().st_size // 8 if f.exists() else 0 for f in self._files)
+
+    def records(self, since: float) -> tuple[Rank, ...]:
+        """The ranks, with their steps that ended after `since`, a time.monotonic; none of a single
+        process."""
+        if len(self._outputs) < 2:
+            return ()
+        found = []
+        for o, steps in zip(self._outputs, self.counts(), strict=True):
+            times = [time_s for end, time_s in self._steps(o) if end > since]
+            step_s = statistics.median(times) if times else None
+            ended = how_ended(o.code) if o.code else ""
+            found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
+        return tuple(found)
+
+    @property
+    def _by_lines(self) -> bool:
+        return all(o.series.finished for o in self._outputs)
+
+    def _steps(self, o: RankOutput) -> list[tuple[float, float]]:
+        """End and time of each step."""
+        if self._by_lines:
+            begins = zip(o.series.began_at, o.series.time_s, strict=True)
+            return [(began_at + time_s, time_s) for began_at, time_s in begins]
+        file = self._files[o.rank]
+        data = file.read_bytes() if file.exists() else b""
+        ends = [end for (end,) in struct.iter_unpack("=d", data[: len(data) // 8 * 8])]
+        return [(b, b - a) for a, b in pairwise(ends)]

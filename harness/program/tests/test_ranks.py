@@ -1,0 +1,143 @@
+"""A program of several ranks: how it is started, measured and ended, and which rank failed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness.records import Outcome
+from harness.runner import stacks, watchdog
+from harness.runner.launcher import Launcher
+from harness.tests.commands import LOSS, STEPS, measured
+from harness.tests.faulty import LeapingClock, evidence_of, file_of
+
+TWO = "world_size: 2"
+RANK = "rank = int(os.environ['RANK'])\n"
+GLOO = """
+import torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+
+def step(i):
+    dist.all_reduce(torch.ones(1))
+    print("step", i)
+
+"""
+
+
+def test_each_rank_has_the_variables_of_torchrun_and_its_output_its_number(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    program = """
+names = "OMP_NUM_THREADS WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR".split()
+print(*(os.environ[n] for n in names), int(os.environ["MASTER_PORT"]) > 0)
+for i in range(1, 13):
+    time.sleep(0.01); print("step", i, "loss", 1 / (i + rank))
+"""
+    m = measured(warm, tmp_path, RANK + program, STEPS, LOSS, TWO, "tokens: [n, 8]", "axes: {n: 2}")
+
+    assert m.outcome is Outcome.OK, m.detail
+    log = (tmp_path / m.log).read_text()
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    for rank in (0, 1):
+        assert f"[rank {rank}] {threads} 2 {rank} 2 127.0.0.1 True" in log
+    assert [(r.rank, r.steps, r.ended) for r in m.ranks] == [(0, 12, ""), (1, 12, "")]
+    assert all(r.step_s is not None and 0.005 < r.step_s < 1 for r in m.ranks)
+    assert len(m.warmup_s) + len(m.samples_s) == 11, "the samples are those of rank 0"
+    assert m.readings["loss"][-1] == pytest.approx(1 / 12)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "said"),
+    [
+        ("raise OSError('no data')", Outcome.CRASH, "rank 1 exited with 1, after its step 4: OS"),
+        ("raise MemoryError", Outcome.OUT_OF_MEMORY, "rank 1 exited with 1, after its step 4: Mem"),
+        ("print('step 5 loss nan'); hang()", Outcome.NON_FINITE, "rank 1: loss is nan"),
+        ("sys.exit(0)", Outcome.CRASH, "rank 0 exited with 1, after its step 4: Runtime"),
+    ],
+)
+def test_the_rank_that_fails_first_has_the_outcome_and_all_are_ended(
+    warm: Launcher, tmp_path: Path, fault: str, outcome: Outcome, said: str
+) -> None:
+    """The others fail later, as collectives do without a peer, or hang."""
+    program = f"""
+def hang():
+    import subprocess
+    subprocess.run(["sleep", "60"])
+for i in range(1, 5):
+    time.sleep(0.01); print("step", i, "loss", 1)
+if rank == 1:
+    time.sleep(0.1)
+    {fault}
+if rank == 0:
+    time.sleep({0.25 if "no data" in fault else 0})
+    raise RuntimeError("Connection closed by peer")
+hang()
+"""
+    m = measured(warm, tmp_path, RANK + program, STEPS, LOSS, f"world_size: {2 + (said[5] == '1')}")
+
+    assert m.outcome is outcome, m.detail
+    assert m.detail.startswith(said), m.detail
+    assert evidence_of(m).rank == int(said[5])
+    assert said[5] == "1" or m.detail.endswith("; rank 1 had ended, after its step 4")
+    if "no data" in fault:
+        kept = (tmp_path / file_of(m, "traceback").path).read_text()
+        assert kept.endswith("OSError: no data\n")
+    assert [r.steps for r in m.ranks] == [4, 4, 4][: len(m.ranks)]
+
+
+def test_a_rank_that_dies_before_there_are_enough_samples_is_not_overlooked(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    program = """
+for i in range(1, 1000):
+    if rank == 1 and i == 3: os._exit(3)
+    time.sleep(0.02); print("step", i)
+"""
+    m = measured(warm, tmp_path, RANK + program, STEPS[:-1] + ", until: sampled}", TWO)
+
+    assert m.detail.startswith("rank 1 exited with 3, after its step 2"), m.detail
+
+
+def test_the_collective_of_a_dead_rank_fails_in_its_peer_which_is_not_the_first_cause(
+    warm: Launcher, tmp_path: Path
+) -> None:
+    program = """
+for i in range(1, 100):
+    if rank == 1 and i == 13: os.kill(os.getpid(), 9)
+    step(i)
+"""
+    m = measured(warm, tmp_path, GLOO + program, STEPS, TWO)
+
+    assert m.outcome is Outcome.CRASH
+    assert m.detail == "rank 1 was killed by SIGKILL, after its step 12: step 12"
+    assert (evidence_of(m).rank, evidence_of(m).signal) == (1, "SIGKILL")
+    assert [r.steps for r in m.ranks] == [12, 12]
+    assert [r.ended for r in m.ranks][1] == "killed by SIGKILL"
+
+
+def test_a_hang_names_the_rank_that_does_not_reach_the_collective(
+    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = LeapingClock(tmp_path / "mark")
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(stacks, "NATIVE_S", 0.1)
+    program = f"""
+def read_data():
+    time.sleep(0.5)
+    os.close(os.open({str(clock.mark)!r}, os.O_CREAT))
+    time.sleep(1000)
+for i in range(1, 100):
+    if rank == 1 and i == 6: read_data()
+    step(i)
+"""
+    m = measured(warm, tmp_path, GLOO + program, STEPS, TWO, "measure: {timeout_s: 1000000}")
+
+    assert m.outcome is Outcome.HANG
+    assert "rank 1 is behind: the others wait in a collective" in m.detail, m.detail
+    assert evidence_of(m).rank == 1
+    assert evidence_of(m).frame.startswith("read_data (program.py:")
+    assert [(r.steps, r.ended) for r in m.ranks] == [(5, "did not end")] * 2
+    written = stacks.by_rank((tmp_path / file_of(m, "python stacks").path).read_text())
+    assert "in all_reduce" in written[0]
+    assert "in read_data" in written[1]

@@ -1,0 +1,129 @@
+"""The ranks of a program as the parent sees them: their GPUs, and the one that hangs."""
+
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from unittest.mock import Mock
+
+import pytest
+
+from harness.errors import ProbeError
+from harness.machine import gpu_lock, nvml
+from harness.machine.nvml import NvmlProbe
+from harness.machine.probes import open_probes
+from harness.records import Clock, EvidenceFile, Measurement, Outcome, Phase, Program, Rank
+from harness.runner import flight, ranks, rig, telemetry
+from harness.runner.flight import Collective
+from harness.runner.launcher import Worker
+from harness.runner.stacks import ThreadStack
+from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml
+from harness.tests.small_run import ENVIRONMENT
+from harness.tests.workers import make_case
+
+AT = 100.0
+GRADIENTS = ThreadStack(("_engine_run_backward (graph.py:865)", "backward (_tensor.py:1)"))
+DATA = ThreadStack(("read (data.py:7)",))
+ON = replace(make_case("two"), program=Program(argv=("x",), world_size=2))
+
+
+def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake, clock = FakeNvml(), SimpleNamespace(now=AT)
+    fake.names *= 2
+    fake.answers["nvmlDeviceGetUtilizationRates"] = lambda d: SimpleNamespace(gpu=(100, 30)[d])
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(nvml, "pynvml", fake)
+    monkeypatch.setattr(telemetry, "time", clock)
+    first, *others = nvml.gpus({})
+    probes = open_probes(first, others)
+    worker = cast("Worker", SimpleNamespace(pid=os.getpid(), launched_at=AT))
+    recorder = telemetry.Recorder(telemetry.of_case(probes, ON), worker)
+    for _ in range(40):
+        clock.now += telemetry.PROBE_INTERVAL_S
+        recorder.read_if_due()
+    seen = recorder.telemetry()
+    m = Measurement(
+        case_id="two", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,),
+        telemetry=seen, phases=(Phase(name="sampling", start_s=0.0, end_s=2.0),),
+        ranks=(Rank(rank=0), Rank(rank=1)),
+    )  # fmt: skip
+
+    found = ranks.completed(m, probes).ranks
+
+    assert [r.gpu for r in found] == [UUID, OTHER_UUID]
+    assert [r.gpu_utilisation for r in found] == [1.0, pytest.approx(0.3)]
+    assert [r.gpu_power_w for r in found] == [pytest.approx(117.915)] * 2
+    assert {r.peak_memory_bytes for r in found} == {3870097408}
+    assert set(seen.channels) > {"gpu_utilisation", "gpu1_utilisation", "gpu1_sm_clock_hz"}
+    fake.answers["nvmlDeviceGetUtilizationRates"] = lambda d: SimpleNamespace(gpu=(0, 100)[d])
+    assert telemetry.Sampler(worker, ON, probes).take().gpu_utilisation == 1.0, "rank 1 waits"
+    assert telemetry.of_case(probes, make_case("one")) == (probes[0], probes[-1])
+
+
+def test_a_run_with_ranks_locks_and_reads_their_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake, launcher = FakeNvml(), Mock()
+    fake.names *= 2
+    monkeypatch.setattr(nvml, "pynvml", fake)
+    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
+    monkeypatch.setattr(rig, "watch_over", Mock())
+    here = replace(ENVIRONMENT, gpu=nvml.gpus({})[0])
+    monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: here)
+
+    with rig.Rig(say=print) as own:
+        own.describe(launcher, command=(), repository=None, cases=[ON])
+        own.observe(here)
+
+        assert [p.uuid for p in own.probes if isinstance(p, NvmlProbe)] == [UUID, OTHER_UUID]
+        with pytest.raises(ProbeError):
+            gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path)
+    gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path).release()
+
+
+@pytest.mark.parametrize(
+    ("steps", "stacks", "numbers", "rank"),
+    [
+        ((5, 5), {0: GRADIENTS, 1: DATA}, (), 1),
+        ((5, 5), {0: DATA, 1: GRADIENTS}, (), 0),
+        ((5, 4), {0: DATA, 1: GRADIENTS}, (), 1),  # by the steps first
+        ((5, 4), {0: DATA, 1: GRADIENTS}, (36, 37), 0),  # by the flight recorder before them
+        ((5, 5), {0: GRADIENTS, 1: GRADIENTS}, (37, 37), None),
+        ((5, 5), {0: DATA, 1: DATA}, (), None),
+        ((), {}, (), None),
+    ],
+)
+def test_the_rank_for_which_the_others_wait_is_named(
+    steps: tuple[int, ...], stacks: dict[int, ThreadStack], numbers: tuple[int, ...],
+    rank: int | None,
+) -> None:  # fmt: skip
+    last = {r: Collective(n, "all_reduce", "started") for r, n in enumerate(numbers)}
+
+    found = ranks.stuck(steps, stacks, last)
+
+    assert (found[0] if found else None) == rank
+
+
+def test_the_flight_recorder_is_asked_read_and_kept(tmp_path: Path) -> None:
+    """A rank without NCCL has no pipe; what its dump holds beside plain data is not loaded."""
+    log = tmp_path / "case=1.0.log"
+    entry = {"collective_seq_id": 36, "profiling_name": "nccl:all_reduce", "state": "started"}
+    dump = Path(f"{flight.prefix(log)}1")
+    dump.write_bytes(pickle.dumps({"entries": [{**entry, "collective_seq_id": 35}, entry]}))
+    os.mkfifo(f"{dump}.pipe")
+    pipe = os.open(f"{dump}.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    found = flight.ask(log, 2)
+
+    assert found == {1: Collective(36, "all_reduce", "started")}
+    assert os.read(pipe, 9) == b"1"
+    os.close(pipe)
+    dump.write_bytes(pickle.dumps({"entries": [{**entry, "state": Path()}]}))
+    assert flight.last_collective(dump) is None
+    kept = flight.take(log, ON, lambda file, of: replace(of, path=file.name))
+    assert kept == [EvidenceFile(name="flight recorder of rank 1", path="case=1.0.flight-1")]
+    assert not Path(f"{dump}.pipe").exists()

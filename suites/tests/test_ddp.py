@@ -1,0 +1,50 @@
+"""The suite for data-parallel training, on the CPU: two ranks of a tiny model over gloo."""
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+from harness.analysis import verdict
+from harness.records import Decision, Outcome
+from harness.suite import load as suites
+from harness.tests import fake_runs
+from harness.tests.answers import answered
+
+FILE = Path(__file__).parents[1] / "ddp.yaml"
+SMALLER = {
+    "device: cuda": "device: cpu",
+    "requires: {gpus: 2}": "",
+    "--preset=125m": "--preset=tiny",
+    "--compile=on": "--compile=off",
+    "NSA_USE_TRITON: 1, ": "",
+    "2048": "32",
+    "batch: 32": "batch: 2",
+    "sample_s: 2": "sample_s: 0.05",
+    "warmup_s: 4": "warmup_s: 0.1",
+    "profile: true": "profile: false",
+}
+
+
+def test_the_suite_runs_to_its_verdict_on_two_ranks_of_a_tiny_model() -> None:
+    """The speed of one rank is planted: here two may share a core."""
+    text = FILE.read_text()
+    for shipped, small in SMALLER.items():
+        assert shipped in text
+        text = text.replace(shipped, small)
+    whole = suites.loads(text, "ddp.yaml")
+    one, two = whole.cases[:2]
+    assert (one.axes["world_size"], two.axes["world_size"]) == (1, 2)
+
+    m = answered(two, device="cpu")
+
+    assert m.outcome is Outcome.OK, m.detail
+    assert (m.tokens, [r.rank for r in m.ranks]) == (2 * 2 * 32, [0, 1])
+    assert all(r.step_s and r.steps for r in m.ranks), "by the optimizer: only rank 0 prints"
+    for share, decision in ((0.97, Decision.GO), (0.9, Decision.CONDITIONAL)):
+        step_s = share * statistics.median(m.kept_s)
+        alone = fake_runs.timed(one, step_s, cv=0.0, tokens=64)
+        made = [*alone, *(replace(m, process=p) for p in range(3))]
+        run = fake_runs.run([one, two], lambda _: [])
+        run = replace(run, measurements=tuple(made))
+        run = replace(run, suite=replace(whole, cases=(one, two), rules=whole.rules[:1]))
+        assert verdict.of_run(run)[-1].decision is decision
