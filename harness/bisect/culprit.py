@@ -10,6 +10,7 @@ from harness.analysis.statistics import hodges_lehmann
 from harness.bisect.search import BisectStage, CommitsConclusion, ExactSearch, NoisySearch, change
 from harness.records import COUNTERS, MAX_USES, Counters, Measurement, Use
 
+KERNEL = "kernel"
 SHOWN = 5
 """Kernels and operators that are named."""
 
@@ -58,7 +59,7 @@ def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
         why = next(filter(None, known), "a process was not profiled")
         return ProfileChange(calls=counters, unknown=why)
     uses = [
-        *_uses("kernel", one.kernels, other.kernels),
+        *_uses(KERNEL, one.kernels, other.kernels),
         *_uses("operator", one.operators, other.operators),
     ]
     uses.sort(key=lambda found: -found[0])
@@ -105,18 +106,30 @@ def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:
 def _uses(
     kind: str, before: Sequence[Use], after: Sequence[Use]
 ) -> Iterator[tuple[float, CallsChange]]:
-    """Each name with another number of calls, and its change in time."""
-    sides: list[dict[str, tuple[float, float]]] = [{}, {}]
-    floors = [-1.0, -1.0]
-    for i, uses in enumerate((before, after)):
-        for use in uses:
-            calls, time_s = sides[i].get(use.name, (0.0, 0.0))
-            sides[i][use.name] = (calls + use.calls, time_s + use.time_s)
-        if len(uses) >= MAX_USES:  # then it left out names that take less time than all of these
-            floors[i] = min(use.time_s for use in uses)
-    for name in {**sides[0], **sides[1]}:
-        (calls, time_s), (calls_b, time_b_s) = (side.get(name, (0.0, 0.0)) for side in sides)
-        floor = max(-1.0 if name in sides[i] else floors[i] for i in (0, 1))
-        if calls != calls_b and max(time_s, time_b_s) > floor:
+    """Each name with another number of calls, and its change in time.
+
+    A full record leaves out what takes less time. A kernel that takes longer than all in it did not
+    run; an operator may have, since the host's times scatter, and is compared only if both have it.
+    """
+    sides = [{(use.name, use.where): use for use in uses} for uses in (before, after)]
+    floors = [
+        -1.0
+        if len(uses) < MAX_USES
+        else min(use.time_s for use in uses)
+        if kind == KERNEL
+        else math.inf
+        for uses in (before, after)
+    ]
+    changes: dict[str, list[tuple[float, float]]] = {}
+    for key in {**sides[0], **sides[1]}:
+        uses = [side.get(key) for side in sides]
+        longest_s = max(use.time_s for use in uses if use)
+        if all(use or longest_s > floor for use, floor in zip(uses, floors, strict=True)):
+            sums = changes.setdefault(key[0], [(0.0, 0.0), (0.0, 0.0)])
+            for i, use in enumerate(uses):
+                if use:
+                    sums[i] = sums[i][0] + use.calls, sums[i][1] + use.time_s
+    for name, ((calls, time_s), (calls_b, time_b_s)) in changes.items():
+        if calls != calls_b:
             found = CallsChange(kind=kind, name=name, before=calls, after=calls_b)
             yield abs(time_b_s - time_s), found

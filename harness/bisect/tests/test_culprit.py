@@ -46,9 +46,9 @@ def test_names_that_came_went_or_ran_more_often_are_listed_by_their_time() -> No
 def test_only_the_names_with_the_most_time_are_listed_and_a_name_counts_in_all_ranges() -> None:
     many = [(f"k{n}", 1, float(n)) for n in range(1, 9)]
 
-    found = profile_change(
-        ran(("twice", 1, 1.0), ("twice", 1, 1.0)), ran(("twice", 2, 99.0), *many)
-    )
+    twice = tuple(Use(name="twice", where=where, calls=1, time_s=1.0) for where in "ab")
+    before = replace(ran(), profile=Profile(kernels=twice))
+    found = profile_change(before, ran(("twice", 2, 99.0), *many))
 
     assert [c.name for c in found.calls] == [f"k{n}" for n in range(8, 8 - SHOWN, -1)]
 
@@ -66,6 +66,20 @@ def test_a_name_may_be_among_those_that_a_full_record_left_out() -> None:
 
     assert [(c.name, c.after) for c in found.calls] == [("long", 1)]
     assert unsure.calls == (CallsChange(kind="kernel", name="k0", before=1, after=0),)
+
+
+def test_an_operator_that_a_full_record_left_out_is_not_called_gone() -> None:
+    """The host took 60 times as long for it in one process as in the other."""
+
+    def operators(*slow: tuple[str, str, float]) -> Measurement:
+        uses = [Use(name=f"o{n}", calls=1, time_s=1.0) for n in range(MAX_USES - len(slow))]
+        uses += [Use(name=n, where=where, calls=c, time_s=60.0) for n, where, c in slow]
+        return replace(ran(), profile=Profile(operators=tuple(uses)))
+
+    before = operators(("empty", "forward", 15), ("empty", "backward", 18), ("clone", "", 1))
+    found = profile_change(before, operators(("empty", "forward", 15), ("clone", "", 2)))
+
+    assert [(c.name, c.before, c.after) for c in found.calls] == [("clone", 1, 2)]
 
 
 @pytest.mark.parametrize("profile", [None, Profile(skipped="no GPU")])
