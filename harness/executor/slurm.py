@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from io import StringIO
 from math import ceil
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -73,7 +75,7 @@ class SlurmJob:
 
     def __init__(self, attempt: Attempt, executor: "SlurmExecutor", job_id: str) -> None:
         self.attempt, self.executor, self.job_id = attempt, executor, job_id
-        self.slot = _slot(job_id)
+        self.slot = f"Slurm job {job_id}"
 
     def poll(self) -> JobEnd | None:
         state = self.executor.states().get(self.job_id, GONE)
@@ -116,7 +118,7 @@ class SlurmExecutor:
         self._folder = blocks.resolve() / FOLDER
         self._job_name = f"harness-{blocks.resolve().parent.name}"
         running = [i for i, state in self.states(now=True).items() if state == "RUNNING"]
-        self._found = {_slot(job_id): job_id for job_id in running}
+        self._found = {f"Slurm job {i}": i for i in running}
         self._mine.update(running)
         self._end_others()
 
@@ -135,7 +137,11 @@ class SlurmExecutor:
             arrays = [fresh[i : i + MAX_ARRAY] for i in range(0, len(fresh), MAX_ARRAY)]
             for array in arrays:
                 at_once = max(1, self._profile.jobs // len(arrays))
-                jobs += self._patiently(lambda: self._submit(array, alone, at_once))  # noqa: B023
+                try:
+                    jobs += self._patiently(lambda: self._submit(array, alone, at_once))  # noqa: B023
+                except KeyboardInterrupt:  # nobody knows yet which jobs there are
+                    self.cancel_all()
+                    raise
         return jobs
 
     def _submit(self, array: Sequence[Attempt], alone: bool, at_once: int) -> list[SlurmJob]:
@@ -170,7 +176,8 @@ class SlurmExecutor:
         )
         folders = [str(a.folder.resolve()) for a in array]
         arguments = [a.arguments(folder) for a, folder in zip(array, folders, strict=True)]
-        made = slurm.map_array(measure, arguments, [f"{folder}.log" for folder in folders])
+        with redirect_stderr(StringIO()):  # what sbatch says is in the error, too
+            made = slurm.map_array(measure, arguments, [f"{folder}.log" for folder in folders])
         self._mine.update(job.job_id for job in made)
         self._asked_at = float("-inf")
         return [SlurmJob(a, self, job.job_id) for a, job in zip(array, made, strict=True)]
@@ -186,10 +193,9 @@ class SlurmExecutor:
 
     def status(self, job_id: str) -> int | None:
         """Exit status of the harness in a job that ended; None if it did not get that far."""
-        path = self._submitit.core.utils.JobPaths(self._folder, job_id).result_pickle
-        outcome, value = (
-            self._submitit.core.utils.pickle_load(path) if path.exists() else ("", None)
-        )
+        files = self._submitit.core.utils
+        path = files.JobPaths(self._folder, job_id).result_pickle
+        outcome, value = files.pickle_load(path) if path.exists() else ("", None)
         return value if outcome == "success" else None
 
     def cancel_all(self) -> None:
@@ -221,7 +227,7 @@ class SlurmExecutor:
         Raises:
             HarnessError: Slurm refuses it, or the controller is away for too long.
         """
-        refused, since = 0, time.monotonic()
+        refused, since = 0, 0.0
         while True:
             try:
                 return do()
@@ -229,26 +235,26 @@ class SlurmExecutor:
                 subprocess.CalledProcessError,
                 self._submitit.core.utils.FailedJobError,
             ) as error:
-                said = getattr(error, "stderr", "") or str(error)
-                problem = said.strip().splitlines()[-1]
+                said = (getattr(error, "stderr", "") or "").strip() or str(error)
+                problem = said.splitlines()[-1]
             if not subprocess.run(
                 ["scontrol", "ping"], capture_output=True, check=False
             ).returncode:
                 refused += 1
                 if refused > 1:
-                    raise HarnessError(f"Slurm refuses: {problem}", "See the profile file.")
+                    raise HarnessError(
+                        f"Slurm refuses a command: {problem}", "Correct the profile file."
+                    )
                 continue
+            if not since:
+                self._say(f"{problem}; jobs that run go on, and this waits")
+                since = time.monotonic()
             if time.monotonic() - since > CONTROLLER_S:
                 raise HarnessError(
                     f"Slurm's controller did not answer for {CONTROLLER_S / 60:.0f} min: {problem}",
                     "Its jobs go on. When it is back: harness run --resume RUN",
                 )
-            self._say(f"{problem}; jobs that run go on, and this waits")
             time.sleep(CONTROLLER_POLL_S)
-
-
-def _slot(job_id: str) -> str:
-    return f"Slurm job {job_id}"
 
 
 def _output(command: Sequence[str]) -> str:

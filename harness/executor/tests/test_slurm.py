@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_a_block_alone_gets_a_whole_node_and_a_refusal_its_status() -> None:
         executor(partition="none").start(attempts(1))
 
 
-def test_it_waits_for_a_controller_that_does_not_answer(
+def test_it_waits_for_a_controller_and_cancels_what_an_interrupt_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slurm, "CONTROLLER_POLL_S", 0.01)
@@ -160,8 +161,15 @@ def test_it_waits_for_a_controller_that_does_not_answer(
     made.recover(tmp_path)
     assert [*made.slots()][:2] == ["Slurm job 7", "Slurm 1"]  # it measures, and can go on
     assert Path("scancel-got").read_text() == "8\n"
+
+    monkeypatch.setattr(slurm, "CANCEL_S", 0)
+    monkeypatch.setattr(made, "_submit", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        made.start(attempts(1))
+    assert "--name=harness-" in Path("scancel-got").read_text()
+
     Path("up").unlink()
-    monkeypatch.setattr(slurm, "CONTROLLER_S", 0)
+    monkeypatch.setattr(slurm, "CONTROLLER_S", -1)
     with pytest.raises(HarnessError, match="did not answer"):
         made.states(now=True)
 
