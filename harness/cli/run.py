@@ -20,9 +20,10 @@ from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
-from harness.executor import coordinator
+from harness.executor import coordinator, slurm
 from harness.executor import hosts as executors
 from harness.executor.coordinator import Coordinator, Dealt
+from harness.executor.jobs import Executor
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
 from harness.records import CaseSummary, Check, Decision, Environment, Run, Stop, Suite, Verdict
@@ -45,6 +46,7 @@ class ExecutorName(StrEnum):
 
     LOCAL = "local"
     SSH = "ssh"
+    SLURM = "slurm"
 
 
 def run(
@@ -103,6 +105,14 @@ def run(
             metavar="FILE", help="For ssh: a host a line; see harness/executor/README.md."
         ),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile-file",
+            metavar="FILE",
+            help="For slurm: partition, limits, gres; see harness/executor/README.md.",
+        ),
+    ] = None,
 ) -> None:
     """Measure a suite, store every sample, write a report and give the suite's verdict.
 
@@ -120,8 +130,12 @@ def run(
         )
     if dry_run and budget_min:
         raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
-    if hosts and executor is not ExecutorName.SSH:
-        raise HarnessError("--hosts applies to --executor ssh only", "Remove it, or add that.")
+    files = {ExecutorName.SSH: ("--hosts", hosts), ExecutorName.SLURM: ("--profile-file", profile)}
+    for name, (option, file) in files.items():
+        if file and executor is not name:
+            raise HarnessError(
+                f"{option} applies to --executor {name} only", "Remove it, or add that."
+            )
     if resume is not None and (only or overrides or dry_run or executor):
         raise HarnessError(
             "--resume continues the recorded plan; --filter, --set, --executor and --dry-run do "
@@ -159,10 +173,15 @@ def run(
             raise HarnessError("--budget does not apply with --executor", "Remove one.")
         given = [word for value in overrides or () for word in ("--set", value)]
         given += [*["--trace"][:trace], *["--no-self-test"][self_test:]]
-        file = str(hosts.resolve()) if hosts else ""
-        how = Dealt(executor=executor, file=file, suite=suite, options=tuple(given))
+        named = str(file.resolve()) if (file := hosts or profile) else ""
+        how = Dealt(executor=executor, file=named, suite=suite, options=tuple(given))
     if how is not None:
-        gpus, device = executors.of(how.executor, how.file, chosen.device), ""
+        device = ""
+        gpus: Executor = (
+            slurm.of(how.file, say)
+            if how.executor == ExecutorName.SLURM
+            else executors.of(how.executor, how.file, chosen.device)
+        )
         if how.executor == ExecutorName.LOCAL:
             device = _device(chosen)
         expected = _expected(chosen, store_root, device)

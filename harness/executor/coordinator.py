@@ -43,9 +43,9 @@ class Dealt:
     """What a run over several GPUs needs beside its suite."""
 
     executor: str
-    """local or ssh."""
+    """local, ssh or slurm."""
     file: str = ""
-    """The hosts of ssh."""
+    """The hosts of ssh, the profile of slurm."""
     suite: str
     """As the user named it."""
     options: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.errors import StoreError
 from harness.executor.blocks import units
 from harness.machine import drift
-from harness.records import Case, Measurement, Outcome, Run
+from harness.records import Case, Measurement, Outcome, Run, SelfTest
 from harness.runner.run import Agenda
 from harness.store import reader
 from harness.store.lines import MeasuredIn
@@ -32,7 +32,8 @@ class Merge:
             recorded: The run as it is stored now.
         """
         self._writer, self._agenda, self._recorded = writer, agenda, recorded
-        self._units = units(agenda.suite)
+        self._units = {unit[0].case_id: unit for unit in units(agenda.suite)}
+        """By their first case."""
         self._known = {e.card: e for e in recorded.environments}
 
     @property
@@ -42,7 +43,8 @@ class Merge:
 
     def left(self, case_ids: Collection[str] | None = None) -> list[tuple[Case, ...]]:
         """The units of these cases, or of all, that are not measured."""
-        asked = [u for u in self._units if case_ids is None or u[0].case_id in case_ids]
+        ids = self._units if case_ids is None else case_ids
+        asked = [self._units[i] for i in ids if i in self._units]
         return [u for u in asked if any(self._agenda.left_of(c.case_id) for c in u)]
 
     def take(self, folder: Path) -> str:
@@ -53,10 +55,10 @@ class Merge:
         if why := self._unlike(run):
             return why
         within = Agenda(run.suite, recorded=run.measurements)
-        ids = {c.case_id for c in run.suite.cases}
-        for unit in self.left(ids):
-            if not any(within.left_of(c.case_id) for c in unit):
-                self._enter(run, unit)
+        ids = [c.case_id for c in run.suite.cases]
+        left = (u for u in self.left(ids) if not any(within.left_of(c.case_id) for c in u))
+        if done := [case for unit in left for case in unit]:
+            self._enter(run, done)
         if run.ended_at and not self.left(ids):
             shutil.rmtree(folder)
         return ""
@@ -79,40 +81,44 @@ class Merge:
                 self._enter(runs[of.index(max(of))], unit)
             for case in unit:
                 for process in self._agenda.left_of(case.case_id)[:1]:
-                    self._append(
-                        Measurement(
-                            case_id=case.case_id,
-                            process=process,
-                            outcome=Outcome.INVALID_ENVIRONMENT,
-                            detail=why,
-                        )
+                    none = Measurement(
+                        case_id=case.case_id,
+                        process=process,
+                        outcome=Outcome.INVALID_ENVIRONMENT,
+                        detail=why,
                     )
+                    self._writer.append(none)
+                    self._agenda.ended(none)
 
-    def _enter(self, run: Run, unit: Sequence[Case]) -> None:
+    def _enter(self, run: Run, cases: Sequence[Case]) -> None:
         # The command of the whole run says which cases were asked for, that of a block does not.
         here = replace(run.environment, command=self._recorded.environment.command)
+        first: list[MeasuredIn | SelfTest] = []
         if here.card not in self._known:
-            self._writer.append(MeasuredIn(environment=here))
-            if run.self_test:
-                self._writer.append(run.self_test)
-            self._known[here.card] = here
-        for m in (m for c in unit for m in run.of(c.case_id)):
-            if m.process in self._agenda.left_of(m.case_id):
-                self._copy(Path(run.folder), m)
-                self._append(replace(m, card=here.card))
+            first = [MeasuredIn(environment=here), *([run.self_test] if run.self_test else [])]
+        new = [
+            replace(m, card=here.card)
+            for case in cases
+            for m in run.of(case.case_id)
+            if m.process in self._agenda.left_of(case.case_id)
+        ]
+        self._copy(Path(run.folder), new)
+        # At once: a sync for each takes longer than all else.
+        self._writer.append(*first, *new)
+        self._known[here.card] = here
+        for m in new:
+            self._agenda.ended(m)
 
-    def _append(self, measurement: Measurement) -> None:
-        self._writer.append(measurement)
-        self._agenda.ended(measurement)
-
-    def _copy(self, folder: Path, m: Measurement) -> None:
-        """Bring the files that a measurement names, and those beside its log."""
-        named = [f.path for f in m.evidence.files if f.path] if m.evidence else []
-        beside = (folder / m.log).parent.glob(f"{Path(m.log).stem}.*") if m.log else ()
-        for file in {*beside, *(folder / name for name in named)}:
-            target = self._writer.folder / file.relative_to(folder)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
+    def _copy(self, folder: Path, new: Sequence[Measurement]) -> None:
+        """Bring the files that measurements name, and those beside their logs."""
+        there = [*(folder / reader.LOG_FOLDER).glob("*")]  # once: listing is slow
+        for m in new:
+            log = f"{Path(m.log).stem}."
+            named = [folder / f.path for f in m.evidence.files if f.path] if m.evidence else []
+            for file in {*named, *(f for f in there if m.log and f.name.startswith(log))}:
+                target = self._writer.folder / file.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(file, target)
 
 
 def run_in(folder: Path) -> Run | None:

@@ -60,6 +60,9 @@ class Budget:
     clock: Callable[[], float] = time.monotonic
 
 
+SIGNAL_S = 0.2
+
+
 class Agenda:
     """The processes of a run that are left."""
 
@@ -187,6 +190,10 @@ def run_suite(
         while step := agenda.next():
             case, process = step
             measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
+            if measurement.evidence and measurement.evidence.signal == "SIGTERM":
+                # Slurm sends it to all processes of a job: the one to this process may be on its
+                # way, and then this is no crash.
+                time.sleep(SIGNAL_S)
             writer.append(measurement)
             agenda.ended(measurement)
             finished += 1

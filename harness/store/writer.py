@@ -42,15 +42,15 @@ class RunWriter:
         self._recorded = recorded
         self._began_at = began_at
 
-    def append(self, line: Measurement | SelfTest | lines.MeasuredIn) -> None:
-        """Record one measurement, or what precedes it: the self-test, the environment of a card; it
-        is on the disk when this returns.
+    def append(self, *found: Measurement | SelfTest | lines.MeasuredIn) -> None:
+        """Record measurements, and what precedes them: the self-test, the environment of a card;
+        all or none of these are on the disk when this returns.
 
         Raises:
             StoreError: It cannot be written, or contains a NaN. Earlier lines stay.
         """
-        self._write(line)
-        self._recorded += isinstance(line, Measurement)
+        self._write(*found)
+        self._recorded += sum(isinstance(line, Measurement) for line in found)
 
     def finish(self, *, wall_s: float | None = None, stopped: Stop | None = None) -> None:
         """Mark the run complete and close it.
@@ -99,9 +99,9 @@ class RunWriter:
             raise self._cannot_write(path, error) from error
         return path
 
-    def _write(self, line: lines.Line) -> None:
+    def _write(self, *found: lines.Line) -> None:
         try:
-            append_synced(self._fd, lines.encode(line))
+            append_synced(self._fd, b"".join(map(lines.encode, found)))
             if not os.fstat(self._fd).st_nlink:
                 raise FileNotFoundError
         except OSError as error:

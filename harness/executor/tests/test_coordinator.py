@@ -151,9 +151,10 @@ def test_a_coordinator_that_is_killed_while_it_merges_is_resumed(
     left, whole = iter(range(entered)), writer.RunWriter.append
 
     def append(self: writer.RunWriter, *found: Any) -> None:
-        if self.folder.parent == tmp_path and next(left, None) is None:
-            raise SystemExit
-        whole(self, *found)
+        for line in found:
+            if self.folder.parent == tmp_path and next(left, None) is None:
+                raise SystemExit
+            whole(self, line)
 
     monkeypatch.setattr(writer.RunWriter, "append", append)
     with pytest.raises(SystemExit):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +19,7 @@ import pytest
 from harness.errors import HarnessError, StoreError
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.tests.test_gpu_idle import FREE, HELD, Meter, impatient  # noqa: F401  a fixture
-from harness.records import Case, Clock, Measurement, Outcome, Suite
+from harness.records import Case, Clock, Evidence, Measurement, Outcome, Suite
 from harness.runner import launcher
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
@@ -83,6 +84,25 @@ def test_a_failed_case_is_not_measured_again(planned: Planned) -> None:
 
     assert planned.run(suite) == [("raises", 0, Outcome.CRASH), ("good", 0, Outcome.OK)]
     assert planned.observer.totals == [4, 2, 2]
+
+
+def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = Measurement(
+        case_id="a", process=0, outcome=Outcome.CRASH, evidence=Evidence(signal="SIGTERM")
+    )
+    monkeypatch.setattr(running, "watch", lambda *_, **__: ended)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    late = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGTERM))
+    late.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            planned.run(suite_of("a"))
+    finally:
+        late.join()
+        signal.signal(signal.SIGTERM, before)
+    assert not planned.outcomes
 
 
 def test_a_resumed_run_does_only_what_is_left(planned: Planned) -> None:

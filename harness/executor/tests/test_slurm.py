@@ -1,0 +1,180 @@
+"""Jobs of a real Slurm, which ci/slurm.sh starts; a profile file is read without one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from harness.errors import HarnessError
+from harness.executor import slurm
+from harness.executor.jobs import Attempt, CaseBlock
+from harness.store import reader
+
+pytest.importorskip("submitit")
+RIG = os.environ.get("HARNESS_TEST_SLURM", "")
+needs_slurm = pytest.mark.skipif(
+    not RIG, reason="no Slurm: ci/slurm.sh start FOLDER, then set HARNESS_TEST_SLURM=FOLDER"
+)
+SCRIPT = Path(__file__).parents[3] / "ci/slurm.sh"
+SUITE = r"""
+schema: 1
+title: Two cases
+subject: Two Cases
+question: Do both end?
+device: cpu
+workloads:
+  - name: wait
+    command: "{python} wait.py {length_s}"
+    axes: {length_s: [0.01, 0.02]}
+    progress: 'step (?P<step>\d+)'
+    measure: {processes: 1, profile: false, telemetry: false}
+"""
+PROGRAM = """
+import pathlib, sys, time
+for step in range(1, 15):
+    time.sleep(float(sys.argv[1]))
+    print("step", step, flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.1)
+"""
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    ends_at = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < ends_at
+        time.sleep(0.1)
+
+
+def output(*command: object) -> str:
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+
+
+def states(*options: str) -> dict[str, str]:
+    lines = output("squeue", "-h", "--array", "--format=%i %T", *options).splitlines()
+    return dict(line.split() for line in lines)
+
+
+@pytest.fixture(autouse=True)
+def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("SLURM_CONF", f"{RIG}/slurm.conf")
+    monkeypatch.chdir(tmp_path)
+    yield
+    if RIG:
+        subprocess.run(["scancel", "--user=root", "--quiet"], check=False)
+
+
+def run(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "harness", "run", *arguments, "--no-report", "--store", "st"]
+    with Path("output").open("a") as said:
+        return subprocess.Popen(command, stdout=said, stderr=said)
+
+
+def measuring() -> list[str]:
+    """Ids of the jobs whose programs wait for the file `go`."""
+    logs = [log for log in Path("st").glob("*/blocks/*/*/logs/*.log") if "14" in log.read_text()]
+    return [Path(f"{log.parents[2]}.slot").read_text().split()[-1] for log in logs]
+
+
+@needs_slurm
+def test_a_run_survives_the_end_of_the_controller_of_a_job_and_of_the_coordinator() -> None:
+    Path("s.yaml").write_text(SUITE)
+    Path("wait.py").write_text(PROGRAM)
+    Path("profile.yaml").write_text("jobs: 2\npartition: low\ntime_min: 5\n")
+    profile = ("--profile-file", "profile.yaml", "--no-self-test")
+    coordinator = run("s.yaml", "--executor", "slurm", *profile)
+    wait_for(lambda: len(measuring()) == 2)
+    kept, lost = measuring()
+    os.kill(int(Path(RIG, "slurmctld.pid").read_text()), signal.SIGKILL)
+    output(SCRIPT, "controller", RIG)
+    output("scancel", lost)
+    wait_for(lambda: {*measuring()} - {kept, lost})  # the second try
+    (second,) = {*measuring()} - {kept, lost}
+    coordinator.kill()
+    coordinator.wait()
+
+    slots, at = [*Path("st").glob("*/blocks/*.slot")], time.time()
+    resumed = run("--resume", "latest")
+    wait_for(lambda: sum(slot.stat().st_mtime > at for slot in slots) == 2)  # it has both jobs
+    Path("go").touch()
+
+    assert resumed.wait(60) == 0
+    assert f"is tried again: Slurm job {lost}: CANCELLED" in Path("output").read_text()
+    assert [m.outcome for m in reader.load(Path("st"), "latest").measurements] == ["ok", "ok"]
+    assert {states("--states=all")[job] for job in (kept, second)} == {"COMPLETED"}
+
+
+def executor(**profile: object) -> slurm.SlurmExecutor:
+    form = slurm.SlurmProfile.model_validate({"gres": "none", "jobs": 2, **profile})
+    made = slurm.SlurmExecutor(form, print)
+    made.recover(Path("RUN/blocks"))
+    return made
+
+
+def attempts(count: int, *, alone: bool = False) -> list[Attempt]:
+    block = CaseBlock(name="b", case_ids=("a",), expected_s=1.0, limit_s=60.0, alone=alone)
+    return [Attempt(block=block, folder=Path(f"b{i}"), suite="none.yaml") for i in range(count)]
+
+
+@needs_slurm
+def test_a_lost_job_has_slurms_state_and_a_cancelled_array_leaves_none() -> None:
+    first, second = executor(setup=["sleep 100"]).start(attempts(2))
+    assert first.job_id.partition("_")[0] == second.job_id.partition("_")[0]  # one array
+    wait_for(lambda: [*states().values()].count("RUNNING") == 2)
+    output("scancel", first.job_id)
+    wait_for(first.poll)
+    assert (end := first.poll())
+    assert (end.lost, end.status, end.detail) == (True, None, f"{first.slot}: CANCELLED")
+    assert second.poll() is None
+    second.cancel()
+    assert not states()
+
+
+@needs_slurm
+def test_a_block_alone_gets_a_whole_node_and_a_refusal_its_status() -> None:
+    (job,) = executor(setup=["echo $SLURM_JOB_GPUS > gpus"]).start(attempts(1, alone=True))
+    wait_for(job.poll)
+    assert Path("gpus").read_text() == "0,1\n"
+    assert (end := job.poll())
+    assert end.status == 2
+    assert "exit status 2: error: " in end.detail
+    with pytest.raises(HarnessError, match="Slurm refuses"):
+        executor(partition="none").start(attempts(1))
+
+
+def test_it_waits_for_a_controller_and_cancels_what_an_interrupt_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "CONTROLLER_POLL_S", 0.01)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("srun", "scontrol", "squeue", "scancel"):
+        jobs = "echo 7 RUNNING; echo 8 PENDING" if name == "squeue" else f"echo $* > {name}-got"
+        Path(name).write_text(f"#!/bin/sh\n[ -e {tmp_path}/up ] || exit 1\n{jobs}\n")
+        Path(name).chmod(0o755)
+    made = slurm.SlurmExecutor(slurm.SlurmProfile(), lambda _: Path("up").touch())
+    made.recover(tmp_path)
+    assert [*made.slots()][:2] == ["Slurm job 7", "Slurm 1"]  # it measures, and can go on
+    assert Path("scancel-got").read_text() == "8\n"
+
+    monkeypatch.setattr(slurm, "CANCEL_S", 0)
+    monkeypatch.setattr(made, "_submit", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        made.start(attempts(1))
+    assert "--name=harness-" in Path("scancel-got").read_text()
+
+    Path("up").unlink()
+    monkeypatch.setattr(slurm, "CONTROLLER_S", -1)
+    with pytest.raises(HarnessError, match="did not answer"):
+        made.states(now=True)
+
+
+def test_an_unknown_key_of_a_profile_is_one_message() -> None:
+    Path("profile.yaml").write_text("partition: gpu\ntime_mins: 5\n")
+    with pytest.raises(HarnessError, match=r"profile.yaml:2:1: unknown key 'time_mins'"):
+        slurm.of("profile.yaml", print)
