@@ -133,7 +133,10 @@ class StepTimes:
         found = []
         for o, steps in zip(self._outputs, self.counts(), strict=True):
             times = [time_s for end, time_s in self._steps(o) if end > since]
-            step_s = statistics.median(times) if times else None
+            # A host launches steps ahead of its GPU: only the mean of their times is that of a step.
+            step_s = statistics.fmean(times) if times else None
+            # An optimizer whose calls ceased was captured in a CUDA graph, which calls no hook.
+            steps = steps if times or self._by_lines else 0
             ended = how_ended(o.code) if o.code else ""
             found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
         return tuple(found)

@@ -1,11 +1,14 @@
 """A program of several ranks: how it is started, measured and ended, and which rank failed."""
 
 import os
+import struct
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from harness.records import Outcome
+from harness.program.ranks import RankOutput, StepTimes
+from harness.records import MeasureSettings, Outcome, Program
 from harness.runner import stacks, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests.commands import LOSS, STEPS, measured
@@ -141,3 +144,21 @@ for i in range(1, 100):
     written = stacks.by_rank((tmp_path / file_of(m, "python stacks").path).read_text())
     assert "in all_reduce" in written[0]
     assert "in read_data" in written[1]
+
+
+def test_steps_of_optimizers_that_run_ahead_of_their_gpu_last_what_they_do_on_average(
+    tmp_path: Path,
+) -> None:
+    """One rank launches 19 steps and waits for all 20, the other waits for each of its 200. A third
+    made its calls of the optimizer before the samples: it captured them."""
+    program, settings = Program(argv=("x",), world_size=3), MeasureSettings()
+    outputs = [RankOutput(rank, program, settings, tmp_path, 0.0) for rank in range(3)]
+    ahead, behind = ([0.001] * 19 + [0.181]) * 10, [0.01] * 200
+    for rank, took in enumerate((ahead, behind, [-0.1] * 12)):
+        (tmp_path / str(rank)).write_bytes(struct.pack(f"={len(took)}d", *accumulate(took)))
+
+    first, second, captured = StepTimes(outputs, tmp_path).records(0.0)
+
+    assert (first.step_s, second.step_s) == (pytest.approx(0.01, rel=0.01), pytest.approx(0.01))
+    assert (first.steps, second.steps) == (200, 200)
+    assert (captured.steps, captured.step_s) == (None, None)
