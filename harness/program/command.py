@@ -42,6 +42,11 @@ _OUT_OF_MEMORY = re.compile(
     r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|\bMemoryError\b"
     r"|std::bad_alloc|can't allocate memory|Cannot allocate memory"
 )
+_NOT_FINITE = re.compile(
+    r"\b(loss|gradient|norm)( of ranks? (?P<rank>\d+)[\d, ]*)? (is|became) [+-]?(nan|inf)\b",
+    re.IGNORECASE,
+)
+"""In the last two lines of a program that stops itself: what nsa.train says, and its remedy."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -165,8 +170,9 @@ class _Session:
         alive = finder is None or not self.warm
         for line in read.lines:
             self.lines += 1
-            step = finder.read(line) if finder else None
+            step = None
             try:
+                step = finder.read(line) if finder else None
                 self.unfinished |= self.metrics.read_line(line, read.at)
             except NotFinite as error:
                 self.series.add(steps, read.at)
@@ -300,6 +306,13 @@ class _Session:
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(errors):
             return self.failed(Outcome.OUT_OF_MEMORY, detail)
+        for line in errors.splitlines()[-2:]:
+            if said := _NOT_FINITE.search(line):
+                if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
+                    self.first = self.outputs[rank]  # all may fail by one message
+                return self.failed(
+                    Outcome.NON_FINITE, f"{line[:LAST_BYTES].removeprefix('error: ')}; {how}"
+                )
         if _DISK_FULL.search(errors):
             return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
         return self.failed(Outcome.CRASH, detail)

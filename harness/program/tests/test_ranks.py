@@ -89,6 +89,27 @@ hang()
     assert [r.steps for r in m.ranks] == [4, 4, 4][: len(m.ranks)]
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [  # every rank of nsa.train knows the losses of all
+        (
+            "sys.exit('error: the loss of rank 1 is nan at step 5\\n  Lower --lr.')",
+            "the loss of rank 1 is",
+        ),
+        ("print('step 2 took', 'nan' if rank else 1); time.sleep(60)", "rank 1: step_s is nan"),
+    ],
+)
+def test_the_rank_that_has_nan_has_the_outcome(
+    warm: Launcher, tmp_path: Path, end: str, said: str
+) -> None:
+    progress = r"progress: {step: 'step (?P<step>\d+) took (?P<step_s>\S+)'}"
+    m = measured(warm, tmp_path, f"{RANK}print('step 1 took 1')\n{end}", progress, TWO)
+
+    assert m.outcome is Outcome.NON_FINITE, m.detail
+    assert m.detail.startswith(said), m.detail
+    assert evidence_of(m).rank == 1
+
+
 def test_a_rank_that_dies_before_there_are_enough_samples_is_not_overlooked(
     warm: Launcher, tmp_path: Path
 ) -> None:
