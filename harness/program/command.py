@@ -26,7 +26,14 @@ from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signa
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
 from harness.program.ranks import RankOutput, StepTimes, first_failed
-from harness.program.reported import MissingMetric, NotFinite, Step, StepReader, Value
+from harness.program.reported import (
+    NOT_FINITE,
+    MissingMetric,
+    NotFinite,
+    Step,
+    StepReader,
+    Value,
+)
 from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
@@ -42,11 +49,6 @@ _OUT_OF_MEMORY = re.compile(
     r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|\bMemoryError\b"
     r"|std::bad_alloc|can't allocate memory|Cannot allocate memory"
 )
-_NOT_FINITE = re.compile(
-    r"\b(loss|gradient|norm)( of ranks? (?P<rank>\d+)[\d, ]*)? (is|became) [+-]?(nan|inf)\b",
-    re.IGNORECASE,
-)
-"""In the last two lines of a program that stops itself: what nsa.train says, and its remedy."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -306,8 +308,8 @@ class _Session:
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(errors):
             return self.failed(Outcome.OUT_OF_MEMORY, detail)
-        for line in errors.splitlines()[-2:]:
-            if said := _NOT_FINITE.search(line):
+        for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy
+            if said := NOT_FINITE.search(line):
                 if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
                     self.first = self.outputs[rank]  # all may fail by one message
                 return self.failed(

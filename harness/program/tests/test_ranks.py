@@ -103,7 +103,8 @@ def test_the_rank_that_has_nan_has_the_outcome(
     warm: Launcher, tmp_path: Path, end: str, said: str
 ) -> None:
     progress = r"progress: {step: 'step (?P<step>\d+) took (?P<step_s>\S+)'}"
-    m = measured(warm, tmp_path, f"{RANK}print('step 1 took 1')\n{end}", progress, TWO)
+    program = f"{RANK}print('step 1 took 1 loss 1')\n{end}"
+    m = measured(warm, tmp_path, program, progress, LOSS, TWO)
 
     assert m.outcome is Outcome.NON_FINITE, m.detail
     assert m.detail.startswith(said), m.detail
