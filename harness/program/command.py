@@ -72,11 +72,11 @@ def _measure(session: "_Session") -> Measurement:
     order = session.order
     try:
         session.run()
-    except NotFinite as error:
+    except (NotFinite, MissingMetric) as error:
+        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.CRASH
         failed = session.first or session.own
-        return session.failed(Outcome.NON_FINITE, f"{error}{failed.after_step()}")
-    except MissingMetric as error:
-        return session.failed(Outcome.CRASH, f"{error}{session.own.after_step()}")
+        which = f"rank {failed.rank}: " if session.program.ranks else ""
+        return session.failed(outcome, f"{which}{error}{failed.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
         process.kill(session.processes)
@@ -147,10 +147,14 @@ class _Session:
         for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
             output = self.outputs[read.rank]
             (output.stderr if read.from_stderr else output.stdout).add(read)
-            if output is self.own:
-                self._take(read, output.finder)
-            else:
-                output.follow(read)
+            try:
+                if output is self.own:
+                    self._take(read, output.finder)
+                else:
+                    output.follow(read)
+            except MissingMetric:
+                self.first = output
+                raise
             for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
                 if at is not None and one.code is None:
                     one.ended(each.returncode, at)
@@ -268,12 +272,11 @@ class _Session:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
         failed = self.first or self.own
         code = failed.code if self.program.ranks else self.processes[0].returncode
-        which = f"rank {failed.rank}: " if failed.not_finite and self.program.ranks else ""
         return Measurement(
             case_id=self.order.case.case_id,
             process=self.order.process,
             outcome=outcome,
-            detail=which + detail,
+            detail=detail,
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
