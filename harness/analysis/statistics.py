@@ -27,6 +27,8 @@ from harness.records import Estimate, Measurement, Phase, Telemetry
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+_Bad = Callable[[float, float], bool]
+"""Whether a reading is bad, from it and the clock of its GPU below which one is."""
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -345,12 +347,6 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     return [] if channel in LAG_S and len(found) < MIN_READINGS else found
 
 
-def gpu_readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> list[float]:
-    """The readings of a channel `gpu_*` of the GPUs of all ranks, one GPU after the other."""
-    names = _of_gpus(measurement.telemetry, channel) if measurement.telemetry else ()
-    return [x for name in names for x in readings(measurement, name, phases)]
-
-
 def between(telemetry: Telemetry, channel: str, start_s: float, end_s: float) -> list[float]:
     """The readings of a channel in a time, without failed ones."""
     values = telemetry.channels.get(channel, ())
@@ -387,18 +383,20 @@ def unfit(
         return {}
     begins = np.asarray(measurement.samples_at_s)
     ends = begins + np.asarray(measurement.host_samples_s)
-    reasons: tuple[tuple[str, str, float, Callable[[float, float], bool]], ...] = (
+    reasons: tuple[tuple[str, str, float, _Bad], ...] = (
         ("throttled", "gpu_throttle_reasons", 0.0, lambda mask, _: int(mask) & _THROTTLED > 0),
         ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count, _: count > 0),
-        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz, usual: hertz < CLOCK_DROP * usual),
+        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz, slow_hz: hertz < slow_hz),
     )
     found: dict[str, tuple[int, ...]] = {}
     taken = np.zeros(len(begins), dtype=bool)
     for reason, channel, reach_s, is_bad in reasons:
         hit = np.zeros(len(begins), dtype=bool)
-        for name in _of_gpus(telemetry, channel):
-            usual = median_clock_hz(telemetry, phases, name) or 0.0
-            for start, end in _windows(telemetry, name, reach_s, is_bad, usual):
+        for name in telemetry.channels:
+            if re.sub(r"^gpu\d+_", "gpu_", name) != channel:
+                continue
+            slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases, name) or 0.0)
+            for start, end in _windows(telemetry, name, reach_s, is_bad, slow_hz):
                 hit |= (begins < end) & (ends > start)
         hit &= ~taken
         taken |= hit
@@ -418,17 +416,8 @@ def median_clock_hz(
     return float(np.median(inside)) if inside else None
 
 
-def _of_gpus(telemetry: Telemetry, channel: str) -> list[str]:
-    """The names of a channel `gpu_*` for the GPU of each rank of a program."""
-    return [n for n in telemetry.channels if re.sub(r"^gpu\d+_", "gpu_", n) == channel]
-
-
 def _windows(
-    telemetry: Telemetry,
-    channel: str,
-    reach_s: float,
-    is_bad: Callable[[float, float], bool],
-    usual: float,
+    telemetry: Telemetry, channel: str, reach_s: float, is_bad: _Bad, slow_hz: float
 ) -> list[tuple[float, float]]:
     """The times that the bad readings of a channel cover."""
     t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
@@ -438,5 +427,5 @@ def _windows(
             t_s[i + 1] if i < last else float("inf"),
         )
         for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
-        if value is not None and is_bad(value, usual)
+        if value is not None and is_bad(value, slow_hz)
     ]

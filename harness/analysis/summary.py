@@ -18,7 +18,6 @@ from harness.analysis.statistics import (
     POWER_CAP,
     THROTTLE,
     TIMED,
-    gpu_readings,
     median_clock_hz,
     readings,
 )
@@ -459,14 +458,12 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
-    masks = [
-        int(x) for m in evidence for x in gpu_readings(m, "gpu_throttle_reasons", ("sampling",))
-    ]
+    masks = [int(x) for m in evidence for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
     for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
         if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
             named = ", ".join(r for bit, r in reasons.items() if any(mask & bit for mask in hit))
             yield f"GPU {kind} in {len(hit)} of {len(masks)} readings: {named}"
-    foreign = [x for m in evidence for x in gpu_readings(m, "gpu_foreign_processes", TIMED)]
+    foreign = [x for m in evidence for x in readings(m, "gpu_foreign_processes", TIMED)]
     if shared := sum(x > 0 for x in foreign):
         yield f"other processes on the GPU in {shared} of {len(foreign)} readings"
     for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):

@@ -92,7 +92,11 @@ class IdleCheck:
             wait_s: Longest wait before the first process; at least FREE_S.
         """
         self._limit_s = max(wait_s, FREE_S)
-        self._gpus = [(meter, _level_bytes(meter())) for meter in meters]
+        # Without a list of processes, only the memory in use shows that others are there.
+        self._gpus = [
+            (meter, (before.used_bytes if before.processes == {} else None) or 0.0)
+            for meter, before in ((meter, meter()) for meter in meters)
+        ]
 
     def problem(self, gpus: int = 1) -> tuple[str, tuple[str, ...]]:
         """Wait until this many GPUs are free.
@@ -114,13 +118,6 @@ class IdleCheck:
                 waited, self._limit_s = self._limit_s, AGAIN_S
                 return f"{why}, after {waited:g} s of waiting", holders
             time.sleep(POLL_S)
-
-
-def _level_bytes(before: GpuUse) -> float:
-    """The memory that is in use though nobody uses the GPU."""
-    # Without a list of processes, only the memory in use shows that others are there.
-    known = before.processes is not None and not before.processes
-    return (before.used_bytes if known else None) or 0.0
 
 
 def _judge(use: GpuUse, level_bytes: float, name: str) -> tuple[str, tuple[str, ...]]:

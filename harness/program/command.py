@@ -26,14 +26,7 @@ from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signa
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
 from harness.program.ranks import RankOutput, StepTimes, first_failed
-from harness.program.reported import (
-    NOT_FINITE,
-    MissingMetric,
-    NotFinite,
-    Step,
-    StepReader,
-    Value,
-)
+from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, StepReader, Value
 from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar

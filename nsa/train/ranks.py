@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ def start_ranks(command: Sequence[str], world_size: int) -> int:
     Returns:
         The status of the rank that failed: 128 and its number if a signal ended it. 0 if none did.
     """
-    libc = ctypes.CDLL(None)
+    die = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     with TemporaryDirectory(prefix="nsa-ranks-") as folder:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -39,13 +40,7 @@ def start_ranks(command: Sequence[str], world_size: int) -> int:
             for rank in range(world_size):
                 launch = Launch(rank=rank, world_size=world_size, local_rank=rank)
                 environ = rank_environ(launch, port, Path(folder))
-                ranks.append(
-                    Popen(
-                        command,
-                        env=environ,
-                        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
-                    )
-                )
+                ranks.append(Popen(command, env=environ, preexec_fn=die))
             return _status(ranks)
         except KeyboardInterrupt:
             _end(ranks)
