@@ -67,7 +67,8 @@ class HostJob:
 
     def __init__(self, attempt: Attempt, place: HostSlot, gpus: str) -> None:
         self.attempt, self.place, self.slot = attempt, place, place.name
-        self.ended = self.dead = False
+        self.ended, self.dead = False, ""
+        """The second: the host that does not answer, or the slot whose job hung."""
         self._ends_at = time.monotonic() + attempt.block.limit_s
         store, answer, variables = str(attempt.folder.resolve()), "", f"CUDA_VISIBLE_DEVICES={gpus}"
         if place.host:
@@ -75,7 +76,7 @@ class HostJob:
             store = f"{REMOTE}/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
             # It stays while it is unfinished, for the next start on this host.
             answer = (
-                f"tar -C {store} -cf - . ; grep -qs {END} {store}/*/run.jsonl && rm -rf {store}"
+                f"tar -C {store} -cf - . && grep -qs {END} {store}/*/run.jsonl && rm -rf {store}"
             )
             variables += " CUDA_DEVICE_ORDER=PCI_BUS_ID"
         script = SCRIPT.format(
@@ -101,14 +102,17 @@ class HostJob:
         status = self._process.poll()
         if status is None and time.monotonic() < self._ends_at:
             return None
-        self.dead = status is None or (bool(self.place.host) and status == NO_CONNECTION)
+        if status is None:
+            self.dead = self.slot
+        elif self.place.host and status == NO_CONNECTION:
+            self.dead = self.place.host
         self.cancel()
         if status is None:
             what = f"no end after {self.attempt.block.limit_s / 60:.0f} min"
         else:
             what = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         detail = ": ".join([self.slot, what, *last_words(self._log)])
-        return JobEnd(detail=detail, lost=self.dead, status=status)
+        return JobEnd(detail=detail, lost=bool(self.dead), status=status)
 
     def cancel(self) -> None:
         if self.ended:
@@ -118,7 +122,7 @@ class HostJob:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         try:
-            self._process.wait(0 if self.dead else 2 * GRACE_S)
+            self._process.wait(2 * GRACE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -146,16 +150,24 @@ class HostExecutor:
         return [place.name for place in self._alive()]
 
     def start(self, waiting: Sequence[Attempt]) -> Sequence[HostJob]:
+        running, alive = [j for j in self._jobs if not j.ended], self._alive()
+        used, nodes = {j.place for j in running}, {j.place.host for j in running}
+        closed = {j.place.host for j in running if j.attempt.block.alone}
+        free = [p for p in alive if p not in used and p.host not in closed]
         started = []
         for attempt in waiting:
-            alive, alone = self._alive(), attempt.block.alone
-            fit = [p for p in alive if p.name != attempt.avoid] or alive
-            fit = [p for p in alive if p.name == attempt.slot] if attempt.slot else fit
-            if place := next((p for p in fit if self._is_free(p, alone)), None):
+            if not free:  # of a thousand slots, each with jobs that wait
+                break
+            alone = attempt.block.alone
+            fit = [p for p in free if p.name != attempt.avoid or len(alive) == 1]
+            fit = [p for p in free if p.name == attempt.slot] if attempt.slot else fit
+            if place := next((p for p in fit if not (alone and p.host in nodes)), None):
                 of_host = [p.gpu for p in self._places if p.host == place.host]
                 gpus = ",".join(of_host) if alone else place.gpu
                 started.append(HostJob(attempt, place, gpus))
-                self._jobs.append(started[-1])
+                nodes.add(place.host)
+                free = [p for p in free if p != place and not (alone and p.host == place.host)]
+        self._jobs += started
         return started
 
     def recover(self, blocks: Path) -> None:
@@ -164,12 +176,8 @@ class HostExecutor:
             _unpack(tar)
 
     def _alive(self) -> list[HostSlot]:
-        dead = {job.place.host for job in self._jobs if job.dead}
-        return [place for place in self._places if place.host not in dead]
-
-    def _is_free(self, place: HostSlot, alone: bool) -> bool:
-        there = [j for j in self._jobs if not j.ended and j.place.host == place.host]
-        return not any(alone or j.attempt.block.alone or j.place == place for j in there)
+        dead = {job.dead for job in self._jobs if job.dead}
+        return [place for place in self._places if not dead & {place.host, place.name}]
 
 
 def _unpack(path: Path) -> None:
