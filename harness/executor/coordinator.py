@@ -135,9 +135,8 @@ class Coordinator:
             finally:
                 self._cancel()
         self._writing.finish(stopped=self.stop)
-        # An attempt that is still there measured what did not enter the run.
-        if not self._agenda.stop and not any(map(run_in, self._attempts())):
-            shutil.rmtree(self._folder)
+        if not self._agenda.stop and not self._merge.lost:  # else the logs say why
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def stop(self) -> Stop | None:
@@ -169,7 +168,8 @@ class Coordinator:
 
     def _attempts(self) -> list[Path]:
         """The folders of all attempts on the disk."""
-        return sorted(path for path in self._folder.glob("b*-*") if path.is_dir())
+        found = (path for path in self._folder.glob("b*-*") if path.is_dir())
+        return sorted(found, key=lambda path: (len(path.name), path.name))  # b999-0, b1000-0
 
     def _wait(self, block: CaseBlock, folder: str, **where: Any) -> None:
         path = self._folder / folder
@@ -181,6 +181,11 @@ class Coordinator:
 
     def _turn(self) -> None:
         """Start what can start, and see what has ended."""
+        for attempt in [
+            a for a in self._waiting if a.slot and a.slot not in self._executor.slots()
+        ]:
+            self._waiting.remove(attempt)
+            self._afresh(attempt)
         for job in self._executor.start(self._waiting):
             self._waiting.remove(job.attempt)
             self._starts[job.attempt.block.name] += 1
@@ -217,18 +222,27 @@ class Coordinator:
             return
         if again := self._starts[block.name] < STARTS:
             run = run_in(attempt.folder)
-            if run and run.measurements and not (end.lost or unlike):
-                self._waiting.append(replace(attempt, slot=job.slot))
+            goes_on = not (end.lost or unlike or end.status == REFUSED)
+            attempt = replace(attempt, slot=job.slot)
+            if goes_on and run and run.measurements:
+                self._waiting.append(attempt)
             else:
-                (rest,) = packed([[c for g in left for c in g]], self._expected_s, slots=1)
-                tries = [p for p in self._attempts() if p.name.startswith(f"{block.name}-")]
-                folder = f"{block.name}-{len(tries)}"  # a folder belongs to one GPU
-                self._wait(replace(rest, name=block.name), folder, avoid=job.slot)
+                self._afresh(attempt)
         elif end.status == REFUSED and not self._merge.begun:
             raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
         else:
-            self._merge.give_up(left, self._attempts(), f"lost after {STARTS} tries: {why}")
+            self._merge.give_up(left, self._attempts(), f"{STARTS} tries: {why}")
         self._say(f"block {block.name} {'is tried again' if again else 'is lost'}: {why}")
+
+    def _afresh(self, attempt: Attempt) -> None:
+        """Let another slot try what is left of a block."""
+        name = attempt.block.name
+        left = self._merge.left(attempt.block.case_ids)
+        (rest,) = packed([[c for unit in left for c in unit]], self._expected_s, slots=1)
+        tries = sum(path.is_dir() for path in self._folder.glob(f"{name}-*"))
+        # A folder belongs to one GPU.
+        self._wait(replace(rest, name=name), f"{name}-{tries}", avoid=attempt.slot)
+        self._waiting.insert(0, self._waiting.pop())  # it would end last
 
     def _cancel(self) -> None:
         """End all jobs, and merge what they finished."""

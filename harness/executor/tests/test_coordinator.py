@@ -99,6 +99,7 @@ def test_a_lost_host_keeps_its_finished_units_and_the_rest_is_measured_elsewhere
     run, _ = deal(tmp_path, nodes)
     assert complete(run)
     assert nodes.jobs[-1].attempt.avoid == "GPU-1"
+    assert not Path(run.folder, dealing.BLOCKS).exists()
     assert cards(run) == {"a": {"GPU-0"}, "b": {"GPU-0"}, "c": {"GPU-0"}, "d": {"GPU-1"}}
 
 
@@ -111,6 +112,7 @@ def test_a_block_that_is_lost_twice_is_reported_with_its_host(tmp_path: Path) ->
     lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
     # The better attempt is kept: unit d is whole, and c has both cases once.
     assert [m.case_id for m in lost] == ["c/nsa", "c/dense"]
+    assert Path(run.folder, dealing.BLOCKS).exists()  # with the logs of the jobs
     assert all("node7" in m.detail for m in lost)
     assert run.ended_at
     assert len(run.measurements) == 8 + 6 + 2
@@ -198,6 +200,44 @@ def test_a_gpu_of_another_model_is_refused(
     assert "A100" in one.rows[1].ended
     lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
     assert [len(lost), complete(run)] == ([0, True] if asked == 1 else [4, False])
+
+
+def test_a_block_of_another_suite_is_refused(tmp_path: Path) -> None:
+    asked = suite()
+    changed = [replace(c, allow={Outcome.HANG: "slow"}) for c in asked.cases]
+    nodes = FakeNodes(asked, GPUS)
+
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        edited = attempt.folder.name == "b001-0"
+        nodes.whole = replace(asked, cases=tuple(changed)) if edited else asked
+        return DONE
+
+    nodes.plan = plan
+    run, one = deal(tmp_path, nodes)
+    assert complete(run)
+    assert "the suite changed" in one.rows[1].ended
+
+
+def test_a_block_does_not_wait_for_a_slot_that_died(tmp_path: Path) -> None:
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        if attempt.folder.name != "b001-0":
+            return DONE
+        nodes.gpus = GPUS[:1]
+        return 6, JobEnd(detail="SIGKILL")
+
+    nodes = FakeNodes(suite(), GPUS, plan)
+    assert complete(deal(tmp_path, nodes)[0])
+    assert nodes.started[-1] == ("b001", "GPU-0")
+
+
+def test_a_resumption_that_is_refused_starts_afresh(tmp_path: Path) -> None:
+    gone = JobEnd(detail="error: no run in /tmp", status=2)
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(6, SystemExit())))
+    with pytest.raises(SystemExit):
+        deal(tmp_path, nodes)
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(0, gone)))
+    assert complete(deal(tmp_path, nodes, resume=True)[0])
+    assert nodes.started[-1] == ("b001", "GPU-0")
 
 
 def test_a_suite_that_every_slot_refuses_ends_the_run(tmp_path: Path) -> None:
