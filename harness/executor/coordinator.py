@@ -165,6 +165,7 @@ class Coordinator:
         for block in packed(fresh, self._expected_s, slots=len(slots), first=first + 1):
             self._wait(block, f"{block.name}-0")
         self._waiting.sort(key=lambda attempt: not attempt.block.alone)
+        self._say(f"{self._writing.run_id}: blocks: {len(self._waiting)}, slots: {len(slots)}")
 
     def _attempts(self) -> list[Path]:
         """The folders of all attempts on the disk."""
@@ -193,7 +194,7 @@ class Coordinator:
             self._jobs[id(job)] = job, time.monotonic()
         if not self._jobs:
             raise HarnessError(
-                f"no slot is left for {len(self._waiting)} blocks of the run",
+                f"no slot is left; blocks that wait for one: {len(self._waiting)}",
                 f"Repair a host, then: harness run --resume {self._writing.folder}",
             )
         ended = [(job, end) for job, _ in self._jobs.values() if (end := job.poll())]
@@ -219,6 +220,8 @@ class Coordinator:
         )
         self.rows.append(row)
         if not left:
+            number = len(self._waiting) + len(self._jobs)
+            self._say(f"block {block.name} is measured; blocks left: {number}")
             return
         if again := self._starts[block.name] < STARTS:
             run = run_in(attempt.folder)

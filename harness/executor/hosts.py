@@ -6,6 +6,7 @@ after Ctrl-C, a killed coordinator or a lost connection. By ssh it answers with 
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,7 +194,7 @@ def of(name: str, file: str, device: str) -> HostExecutor:
     harness/executor/README.md.
 
     Raises:
-        HarnessError: The file is absent, or has a wrong line or no host.
+        HarnessError: The file is absent, or has a wrong line or no host; or there is no ssh.
     """
     if name == "local":
         with suppress(ProbeError):
@@ -201,15 +202,19 @@ def of(name: str, file: str, device: str) -> HostExecutor:
             return HostExecutor([HostSlot(gpu=gpu) for gpu in gpus or [""]])
         return HostExecutor([HostSlot()])
     try:
+        if not file:
+            raise ValueError("it is not named")
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         places = [slot for line in lines for slot in _host(line)]
         if not places:
             raise ValueError("it names no host")
     except (OSError, ValueError) as error:
         raise HarnessError(
-            f"the hosts of ssh cannot be read from {file or 'no file'}: {error}",
+            f"cannot read the hosts file{file and f' {file}'}: {error}",
             "Give --hosts FILE with lines such as: node1 gpus=4 folder=/srv/bench",
         ) from None
+    if not shutil.which(SSH[0]):
+        raise HarnessError("ssh was not found on PATH", "Install OpenSSH's client.")
     return HostExecutor(places)
 
 

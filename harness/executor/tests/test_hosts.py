@@ -210,12 +210,17 @@ def test_the_gpus_of_the_node_are_slots_by_uuid(monkeypatch: pytest.MonkeyPatch)
     assert hosts.of("local", "", "any").slots() == ["cpu"]
 
 
-def test_a_hosts_file_names_gpus_folder_and_command(tmp_path: Path) -> None:
+def test_a_hosts_file_names_gpus_folder_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "hosts"
     file.write_text("# rented\na gpus=2\nb gpus=GPU-7 folder=/srv harness='x -m y'\nc gpus=0\nd\n")
     found = hosts.of("ssh", str(file), "any")
     assert found.slots() == ["a GPU 0", "a GPU 1", "b GPU GPU-7", "c", "d GPU 0"]
     assert (found._places[2].folder, found._places[2].harness) == ("/srv", "x -m y")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(HarnessError, match="ssh was not found"):
+        hosts.of("ssh", str(file), "any")
 
 
 @pytest.mark.parametrize("text", ["", "a gpu=1", "a folder=", "-oProxyCommand=x"])
