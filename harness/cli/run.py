@@ -197,7 +197,6 @@ def run(
                 one.run()
             except KeyboardInterrupt:
                 raise _interrupted(writer.folder) from None
-        err.print(console.blocks(one.rows))
         _finish(writer.folder, one.stop, store_root, reports if report else None, as_json)
     with ExitStack() as held:
         rig, launcher, here = take(

@@ -52,17 +52,6 @@ class Dealt:
     """Of the user, for every block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRow:
-    """How one job of a block went."""
-
-    block: str
-    slot: str
-    cases: int
-    minutes: float
-    ended: str
-
-
 def dealt(run: Run) -> Dealt | None:
     """How an unfinished run was started; None if no executor did."""
     path = Path(run.folder, BLOCKS, PLAN)
@@ -118,7 +107,6 @@ class Coordinator:
         self._jobs: dict[int, tuple[Job, float]] = {}
         """With the time of the start, by identity."""
         self._starts = Counter[str]()
-        self.rows: list[BlockRow] = []
 
     def run(self) -> None:
         """Measure what is left, and finish the run. No job is left, however this returns.
@@ -211,19 +199,12 @@ class Coordinator:
         unlike = self._merge.take(attempt.folder)
         left = self._merge.left(block.case_ids)
         why = unlike or end.detail or f"{job.slot}: the job ended before its cases"
-        row = BlockRow(
-            block=block.name,
-            slot=job.slot,
-            cases=sum(map(len, before)) - sum(map(len, left)),
-            minutes=minutes,
-            ended=why if left else "measured" + ", second try" * (self._starts[block.name] > 1),
-        )
-        self.rows.append(row)
+        cases = sum(map(len, before)) - sum(map(len, left))
+        said = f"block {block.name} on {job.slot}: cases measured: {cases}, {minutes:.1f} min"
         if not left:
-            number = len(self._waiting) + len(self._jobs)
-            self._say(f"block {block.name} is measured; blocks left: {number}")
-            return
-        if again := self._starts[block.name] < STARTS:
+            pass
+        elif self._starts[block.name] < STARTS:
+            said += f"; tried again: {why}"
             run = run_in(attempt.folder)
             goes_on = not (end.lost or unlike or end.status == REFUSED)
             attempt = replace(attempt, slot=job.slot)
@@ -234,8 +215,11 @@ class Coordinator:
         elif end.status == REFUSED and not self._merge.begun:
             raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
         else:
-            self._merge.give_up(left, self._attempts(), f"{STARTS} tries: {why}")
-        self._say(f"block {block.name} {'is tried again' if again else 'is lost'}: {why}")
+            busy = [job.attempt.folder for job, _ in self._jobs.values()]
+            ended = [folder for folder in self._attempts() if folder not in busy]
+            self._merge.give_up(left, ended, f"{STARTS} tries: {why}")
+            said += f"; lost: {why}"
+        self._say(f"{said}; blocks left: {len(self._waiting) + len(self._jobs)}")
 
     def _afresh(self, attempt: Attempt) -> None:
         """Let another slot try what is left of a block."""
@@ -250,9 +234,8 @@ class Coordinator:
     def _cancel(self) -> None:
         """End all jobs, and merge what they finished."""
         jobs = [job for job, _ in self._jobs.values()]
-        if jobs:
-            with ThreadPoolExecutor(len(jobs)) as pool:  # each may take seconds
-                list(pool.map(lambda job: job.cancel(), jobs))
+        with ThreadPoolExecutor(256) as pool:  # each may take seconds
+            list(pool.map(lambda job: job.cancel(), jobs))
         for job in jobs:
             self._merge.take(job.attempt.folder)
 

@@ -108,7 +108,7 @@ def test_a_run_survives_the_end_of_the_controller_of_a_job_and_of_the_coordinato
     Path("go").touch()
 
     assert resumed.wait(600) == 0
-    assert f"is tried again: Slurm job {lost}: CANCELLED" in Path("output").read_text()
+    assert f"; tried again: Slurm job {lost}: CANCELLED" in Path("output").read_text()
     assert [m.outcome for m in reader.load(Path("st"), "latest").measurements] == ["ok", "ok"]
     assert {states("--states=all")[job] for job in (kept, second)} == {"COMPLETED"}
 
