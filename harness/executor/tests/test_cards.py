@@ -55,6 +55,9 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
     assert card(one, same) == [None, None]
     assert all(card(one, swapped))
+    here = replace(on("GPU-0", "GPU-0"), environment=HERE[0])  # by an executor, with one slot
+    plain = [replace(m, card="") for m in here.measurements]
+    assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
     alone = replace(one, run_id="y", environment=HERE[0])
     assert all(card(one, alone))
     found = compare.runs(one, alone, calibrations=None)
