@@ -195,9 +195,10 @@ def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an
 def test_an_unknown_key_of_a_profile_and_a_machine_without_slurm_are_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with monkeypatch.context() as bare, pytest.raises(HarnessError, match="squeue"):
+    with monkeypatch.context() as bare:
         bare.setenv("PATH", "")
-        slurm.of("", print)
+        with pytest.raises(HarnessError, match="squeue"):
+            slurm.of("", print)
     Path("profile.yaml").write_text("partition: gpu\ntime_mins: 5\n")
     with pytest.raises(HarnessError, match=r"profile.yaml:2:1: unknown key 'time_mins'"):
         slurm.of("profile.yaml", print)
