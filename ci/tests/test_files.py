@@ -56,7 +56,10 @@ def scripts(path: Path) -> list[str]:
     ("schema", "files"),
     [
         ("vendor.github-workflows", WORKFLOWS),
-        ("vendor.gitlab-ci", ["--data-transform", "gitlab-ci", GITLAB]),
+        (
+            "vendor.gitlab-ci",
+            ["--data-transform", "gitlab-ci", GITLAB, ROOT / "ci/nightly.gitlab.yml"],
+        ),
     ],
 )
 def test_the_files_match_the_schemas_of_github_and_gitlab(

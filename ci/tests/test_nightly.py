@@ -1,10 +1,10 @@
-"""The scripts of the nightly workflow, line by line, in a repository with a remote."""
+"""The scripts of the nightly workflows, line by line, in a repository with a remote."""
 
 from pathlib import Path
 
 import pytest
 
-from ci.tests.test_files import NIGHTLY, ROOT, bash, jobs, load, triggers
+from ci.tests.test_files import GITLAB, NIGHTLY, ROOT, bash, jobs, load, triggers
 from harness.tests.gate_repositories import commit, git, write
 
 ENV = {name: str(value) for name, value in load(ROOT / NIGHTLY)["env"].items()}
@@ -19,8 +19,15 @@ class Night:
         self.folder, self.clone = folder, folder / "clone"
         self.clone.mkdir()
         git(self.clone, "init", "--quiet", "--initial-branch=main")
-        commit(self.clone, {"nsa/ops.py": "", "reports/README.md": "none\n"})
+        script = (ROOT / "ci/nightly.sh").read_text()
+        commit(
+            self.clone, {"nsa/ops.py": "", "reports/README.md": "none\n", "ci/nightly.sh": script}
+        )
+        git(self.clone, "update-index", "--chmod=+x", "ci/nightly.sh")
+        git(self.clone, "commit", "--quiet", "--message", "It can be executed")
+        git(self.clone, "reset", "--quiet", "--hard")
         git(folder, "clone", "--quiet", "--bare", "clone", "remote.git")
+        git(folder / "remote.git", "config", "receive.advertisePushOptions", "true")
         git(self.clone, "remote", "add", "origin", "../remote.git")
         for name in ("harness", "gh"):
             end = f'[ "$1 $2" != "run {SUITES[1]}" ] || exit {status}\n' * (name == "harness")
@@ -33,6 +40,14 @@ class Night:
         env = ENV | {"PATH": f"{self.folder}:/usr/bin:/bin", "HOME": str(self.folder)} | given
         env |= {"GITHUB_REF_NAME": "main", "GITHUB_OUTPUT": str(self.folder / "out")}
         return bash(script, cwd=self.clone, env=env).returncode
+
+    def carry_out_on_gitlab(self, job: str, **given: str) -> int:
+        """Run the whole script of a job; its first steps if it would install."""
+        file = load(ROOT / "ci/nightly.gitlab.yml")
+        script = [line for line in file[job]["script"] if "venv" not in line and "pip" not in line]
+        env = file["variables"] | {"NIGHTLY_REMOTE": str(self.folder / "remote.git")} | given
+        env |= {"PATH": f"{self.folder}:/usr/bin:/bin", "CI_DEFAULT_BRANCH": "main"}
+        return bash("\n".join(script), cwd=self.clone, env=env).returncode
 
     def code(self) -> str:
         """The commit to measure, or nothing."""
@@ -95,3 +110,28 @@ def test_it_runs_by_schedule_and_later_steps_need_new_code() -> None:
     assert set(triggers(ROOT / NIGHTLY)) == {"schedule", "workflow_dispatch"}
     assert conditions == [None, None, *["${{ steps.code.outputs.code != '' }}"] * 3]
     assert (publish["if"], publish["needs"]) == ("needs.measure.outputs.code != ''", "measure")
+
+
+def test_gitlab_measures_new_code_once_and_opens_a_merge_request(tmp_path: Path) -> None:
+    night = Night(tmp_path)
+    code = git(night.clone, "rev-parse", "HEAD")
+
+    assert night.carry_out_on_gitlab("nightly-measure") == 0
+    assert (night.clone / "nightly.env").read_text() == f"CODE={code}\n"
+    assert [call.split()[2] for call in night.calls("harness run")] == SUITES
+    assert night.carry_out_on_gitlab("nightly-publish", CODE=code) == 0
+    assert "nightly" not in git(night.clone, "ls-remote", "origin"), "no report changed"
+    write(night.clone, REPORT)
+    assert night.carry_out_on_gitlab("nightly-publish", CODE=code) == 0
+    assert f"refs/heads/nightly/{code}" in git(night.clone, "ls-remote", "origin")
+    assert night.carry_out_on_gitlab("nightly-measure") == 0
+    assert (night.clone / "nightly.env").read_text() == "CODE=\n"
+    assert len(night.calls("harness run")) == len(SUITES), "not a second time"
+
+
+def test_gitlab_measures_the_same_and_its_token_is_not_for_the_gpu_runner() -> None:
+    file = load(ROOT / "ci/nightly.gitlab.yml")
+
+    assert file["variables"]["NIGHTLY_SUITES"].split() == SUITES
+    assert file["nightly-measure"]["variables"]["NIGHTLY_TOKEN"] == ""
+    assert "GATE_RUNNER_TAG" in load(GITLAB)["variables"]

@@ -120,7 +120,8 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
     reported = {r.metric for r in s.case.program.readings} if s.case.program else set()
     kept = {n: e for n, e in s.metrics.items() if n not in OF_WORK or n in reported}
     note = f"tokens/s and MFU are withdrawn: they follow {axis}, which has no effect"
-    return replace(s, tokens=None, flops=None, metrics=kept, notes=(*s.notes, note))
+    notes = (*s.notes, note)
+    return replace(s, tokens=None, flops=None, withdrawn=axis, metrics=kept, notes=notes)
 
 
 def spreads(run: Run) -> tuple[Spread, ...]:
@@ -160,8 +161,8 @@ def why_absent(
     if metric in COUNTERS:
         return counters.exact_counters(ok).absent.get(metric, "")
     precision = precision_of(summary.case.axes, summary.effective, environment)
-    if metric in OF_WORK and summary.case.program and summary.case.program.work_axes:
-        return "the work of a step follows an axis without effect"
+    if metric in OF_WORK and summary.withdrawn:
+        return f"the work of a step follows {summary.withdrawn}, which has no effect"
     if metric == "tokens_per_s":
         return "the workload does not count tokens"
     if metric == "roofline_share":

@@ -49,6 +49,8 @@ class CaseSummary:
     """Roofline bound of one step by the machine's measured peaks; None if unknown."""
     roofline_by: str = ""
     """The term that sets it: compute, bandwidth or launches."""
+    withdrawn: str = ""
+    """An axis without effect that its work follows: tokens and FLOPs are left out."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
     apart_s: tuple[float, ...] = ()

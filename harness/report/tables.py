@@ -426,16 +426,13 @@ def _count(s: CaseSummary) -> str:
 def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
     """Why metrics are missing from cases that ended ok."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
+    ranks = {s.case.case_id for s in ok if s.case.program and s.case.program.world_size}
     named = [m for m in METRICS.values() if m.of_case and not m.counted and m.name not in _DETAILS]
     reasons = (
-        (
-            _TITLES[m.name],
-            why_absent(s, run.of(s.case.case_id), run.environment, m.name),
-            s.case.case_id,
-        )
+        (_TITLES[m.name], why_absent(s, run.of(i), run.environment, m.name), i)
         for m in named
-        for s in ok
-        if m.name not in s.metrics
+        for i, s in ((s.case.case_id, s) for s in ok)
+        if m.name not in s.metrics and (m.name != "tokens_per_s_per_gpu" or i in ranks)
     )
     return unavailable(reasons, len(ok))
 

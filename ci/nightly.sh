@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# What the nightly workflows run on the GPU runner.
+#
+#   ci/nightly.sh code SUBJECT       the newest commit of code; nothing if a commit SUBJECT names it
+#   ci/nightly.sh measure SUITE...   each suite, its report, and the list of reports
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+code() {
+  local found
+  found=$(git log -1 --format=%H -- . ':!reports' ':!*.md')
+  # On all branches: a request that is still open counts.
+  [ -n "$(git log -1 --format=%H --all --fixed-strings --grep="$1 $found")" ] || echo "$found"
+}
+
+measure() {
+  local suite status
+  for suite in "$@"; do
+    status=0
+    harness run "$suite" --wait-for-gpu=3600 || status=$?
+    case "$status" in
+      0 | 1 | 3) ;; # 1 and 3 are verdicts, which the reports state
+      *)
+        echo "harness run $suite ended with exit status $status; nothing is published" >&2
+        exit "$status"
+        ;;
+    esac
+  done
+  harness index reports
+}
+
+"$@"
