@@ -47,6 +47,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 KillWait=2
+BatchStartTimeout=600
+MessageTimeout=60
+UnkillableStepTimeout=600
 GresTypes=gpu
 NodeName=$host NodeAddr=127.0.0.1 CPUs=2 RealMemory=2048 Gres=gpu:2
 PartitionName=low Nodes=$host Default=YES DefMemPerCPU=500

@@ -66,6 +66,7 @@ def states(*options: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("SLURM_CONF", f"{RIG}/slurm.conf")
+    monkeypatch.setattr(slurm, "CONTROLLER_POLL_S", 0.01)
     monkeypatch.chdir(tmp_path)
     yield
     if RIG:
@@ -159,7 +160,6 @@ def test_a_block_alone_gets_a_whole_node_and_a_refusal_its_status() -> None:
 def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "CONTROLLER_POLL_S", 0.01)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     does = {
         "squeue": "echo 7 RUNNING node7; echo 8 PENDING",
