@@ -14,6 +14,7 @@ reports/studies/README.md has the coverage.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,8 @@ from harness.records import Estimate, Measurement, Phase, Telemetry
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+_Bad = Callable[[float, float], bool]
+"""Whether a reading is bad, from it and the clock of its GPU below which one is."""
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -375,23 +378,26 @@ def unfit(
     measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
 ) -> Mapping[str, tuple[int, ...]]:
     """Reason -> indices of the samples to discard; each sample is under its first reason. The clock
-    is compared with its median while the process sampled."""
+    of each GPU is compared with its median while the process sampled."""
     if telemetry is None or not measurement.samples_at_s:
         return {}
     begins = np.asarray(measurement.samples_at_s)
     ends = begins + np.asarray(measurement.host_samples_s)
-    slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases) or 0.0)
-    reasons: tuple[tuple[str, str, float, Callable[[float], bool]], ...] = (
-        ("throttled", "gpu_throttle_reasons", 0.0, lambda mask: bool(int(mask) & _THROTTLED)),
-        ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count: count > 0),
-        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz: hertz < slow_hz),
+    reasons: tuple[tuple[str, str, float, _Bad], ...] = (
+        ("throttled", "gpu_throttle_reasons", 0.0, lambda mask, _: int(mask) & _THROTTLED > 0),
+        ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count, _: count > 0),
+        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz, slow_hz: hertz < slow_hz),
     )
     found: dict[str, tuple[int, ...]] = {}
     taken = np.zeros(len(begins), dtype=bool)
     for reason, channel, reach_s, is_bad in reasons:
         hit = np.zeros(len(begins), dtype=bool)
-        for start, end in _windows(telemetry, channel, reach_s, is_bad):
-            hit |= (begins < end) & (ends > start)
+        for name in telemetry.channels:
+            if re.sub(r"^gpu\d+_", "gpu_", name) != channel:
+                continue
+            slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases, name) or 0.0)
+            for start, end in _windows(telemetry, name, reach_s, is_bad, slow_hz):
+                hit |= (begins < end) & (ends > start)
         hit &= ~taken
         taken |= hit
         if hit.any():
@@ -399,17 +405,19 @@ def unfit(
     return found
 
 
-def median_clock_hz(telemetry: Telemetry | None, phases: Sequence[Phase]) -> float | None:
-    """Median SM clock while a process sampled; None if it was not read."""
+def median_clock_hz(
+    telemetry: Telemetry | None, phases: Sequence[Phase], channel: str = "gpu_sm_clock_hz"
+) -> float | None:
+    """Median SM clock, or other channel, while a process sampled; None if it was not read."""
     sampling = next((p for p in phases if p.name == "sampling"), None)
     if telemetry is None or sampling is None:
         return None
-    inside = between(telemetry, "gpu_sm_clock_hz", sampling.start_s, sampling.end_s)
+    inside = between(telemetry, channel, sampling.start_s, sampling.end_s)
     return float(np.median(inside)) if inside else None
 
 
 def _windows(
-    telemetry: Telemetry, channel: str, reach_s: float, is_bad: Callable[[float], bool]
+    telemetry: Telemetry, channel: str, reach_s: float, is_bad: _Bad, slow_hz: float
 ) -> list[tuple[float, float]]:
     """The times that the bad readings of a channel cover."""
     t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
@@ -419,5 +427,5 @@ def _windows(
             t_s[i + 1] if i < last else float("inf"),
         )
         for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
-        if value is not None and is_bad(value)
+        if value is not None and is_bad(value, slow_hz)
     ]

@@ -1,4 +1,4 @@
-"""Whether only we use the GPU, and whether it runs at its own speed; read before every process.
+"""Whether only we use the GPUs, and whether they run at their own speed; read before every process.
 
 A worker is killed with everything it started; here the harness verifies that its memory is free
 again. If another process uses the GPU, or it is throttled, the next case is not started: its
@@ -16,7 +16,7 @@ import pynvml
 
 from harness.errors import ProbeError
 from harness.machine import nvml
-from harness.records import Case, Environment, Evidence, Measurement, Outcome
+from harness.records import Case, Environment, Evidence, Gpu, Measurement, Outcome
 
 FREE_S = 10.0
 """Longest wait for a free GPU: the driver frees the memory of a dead process with a delay."""
@@ -82,31 +82,35 @@ def _describe(pid: int, used_bytes: int | None) -> str:
 
 
 class IdleCheck:
-    """Waits before each process of a run until no other process uses the GPU."""
+    """Waits before each process of a run until no other process uses its GPUs."""
 
-    def __init__(self, meter: GpuMeter, *, wait_s: float = 0.0) -> None:
+    def __init__(self, *meters: GpuMeter, wait_s: float = 0.0) -> None:
         """Read the use before any worker starts.
 
         Args:
-            meter: Reads the GPU.
+            meters: Read the GPU, and those of further ranks.
             wait_s: Longest wait before the first process; at least FREE_S.
         """
-        self._meter = meter
         self._limit_s = max(wait_s, FREE_S)
-        before = meter()
         # Without a list of processes, only the memory in use shows that others are there.
-        known = before.processes is not None and not before.processes
-        self._level_bytes = (before.used_bytes if known else None) or 0.0
+        self._gpus = [
+            (meter, (before.used_bytes if before.processes == {} else None) or 0.0)
+            for meter, before in ((meter, meter()) for meter in meters)
+        ]
 
-    def problem(self) -> tuple[str, tuple[str, ...]]:
-        """Wait until the GPU is free.
+    def problem(self, gpus: int = 1) -> tuple[str, tuple[str, ...]]:
+        """Wait until this many GPUs are free.
 
         Returns:
-            Why it is not fit to measure on, and the processes that use it; both empty if it is.
+            Why one is not fit to measure on, and the processes that use it; both empty if all are.
         """
         deadline = time.monotonic() + self._limit_s
         while True:
-            why, holders = self._judge(self._meter())
+            for rank, (meter, level_bytes) in enumerate(self._gpus[:gpus]):
+                name = f"the GPU of rank {rank}" if gpus > 1 else "the GPU"
+                why, holders = _judge(meter(), level_bytes, name)
+                if why:
+                    break
             if not why:
                 self._limit_s = FREE_S
                 return "", ()
@@ -115,34 +119,40 @@ class IdleCheck:
                 return f"{why}, after {waited:g} s of waiting", holders
             time.sleep(POLL_S)
 
-    def _judge(self, use: GpuUse) -> tuple[str, tuple[str, ...]]:
-        holders = tuple(use.processes.values()) if use.processes else ()
-        if holders:
-            return f"the GPU is shared: {'; '.join(holders)}", holders
-        if use.used_bytes is not None and use.used_bytes > self._level_bytes + SLACK_BYTES:
-            more = (use.used_bytes - self._level_bytes) / 1e9
-            who = "an unknown process (NVML lists none here)"
-            return f"{more:.1f} GB of the GPU are in use with no worker of ours: {who}", (who,)
-        if use.throttled_by:
-            return f"the GPU is throttled at the start: {', '.join(use.throttled_by)}", ()
-        return "", ()
+
+def _judge(use: GpuUse, level_bytes: float, name: str) -> tuple[str, tuple[str, ...]]:
+    holders = tuple(use.processes.values()) if use.processes else ()
+    if holders:
+        return f"{name} is shared: {'; '.join(holders)}", holders
+    if use.used_bytes is not None and use.used_bytes > level_bytes + SLACK_BYTES:
+        more = (use.used_bytes - level_bytes) / 1e9
+        who = "an unknown process (NVML lists none here)"
+        return f"{more:.1f} GB of {name} are in use with no worker of ours: {who}", (who,)
+    if use.throttled_by:
+        return f"{name} is throttled at the start: {', '.join(use.throttled_by)}", ()
+    return "", ()
 
 
 def watch_over(
-    held: ExitStack, here: Environment, *, wait_s: float, say: Callable[[str], None]
+    held: ExitStack,
+    here: Environment,
+    others: Sequence[Gpu] = (),
+    *,
+    wait_s: float,
+    say: Callable[[str], None],
 ) -> IdleCheck | None:
-    """The check of the run's GPU, until `held` is closed.
+    """The check of the run's GPU and those of further ranks, until `held` is closed.
 
     None without a GPU, and with a note to `say` if NVML cannot read it.
     """
     if here.gpu is None:
         return None
     try:
-        meter = held.enter_context(nvml_meter(here.gpu.uuid))
+        meters = [held.enter_context(nvml_meter(gpu.uuid)) for gpu in (here.gpu, *others)]
     except ProbeError as error:
         say(f"cannot check whether others use the GPU: {error}")
         return None
-    return IdleCheck(meter, wait_s=wait_s)
+    return IdleCheck(*meters, wait_s=wait_s)
 
 
 def refused(case: Case, process: int, why: str, holders: tuple[str, ...]) -> Measurement:

@@ -26,7 +26,7 @@ from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signa
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
 from harness.program.ranks import RankOutput, StepTimes, first_failed
-from harness.program.reported import MissingMetric, NotFinite, Step, StepReader, Value
+from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, StepReader, Value
 from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
@@ -65,11 +65,11 @@ def _measure(session: "_Session") -> Measurement:
     order = session.order
     try:
         session.run()
-    except NotFinite as error:
+    except (NotFinite, MissingMetric) as error:
+        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.CRASH
         failed = session.first or session.own
-        return session.failed(Outcome.NON_FINITE, f"{error}{failed.after_step()}")
-    except MissingMetric as error:
-        return session.failed(Outcome.CRASH, f"{error}{session.own.after_step()}")
+        which = f"rank {failed.rank}: " if session.program.ranks else ""
+        return session.failed(outcome, f"{which}{error}{failed.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
         process.kill(session.processes)
@@ -140,10 +140,14 @@ class _Session:
         for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
             output = self.outputs[read.rank]
             (output.stderr if read.from_stderr else output.stdout).add(read)
-            if output is self.own:
-                self._take(read, output.finder)
-            else:
-                output.follow(read)
+            try:
+                if output is self.own:
+                    self._take(read, output.finder)
+                else:
+                    output.follow(read)
+            except MissingMetric:
+                self.first = output
+                raise
             for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
                 if at is not None and one.code is None:
                     one.ended(each.returncode, at)
@@ -165,8 +169,9 @@ class _Session:
         alive = finder is None or not self.warm
         for line in read.lines:
             self.lines += 1
-            step = finder.read(line) if finder else None
+            step = None
             try:
+                step = finder.read(line) if finder else None
                 self.unfinished |= self.metrics.read_line(line, read.at)
             except NotFinite as error:
                 self.series.add(steps, read.at)
@@ -260,12 +265,11 @@ class _Session:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
         failed = self.first or self.own
         code = failed.code if self.program.ranks else self.processes[0].returncode
-        which = f"rank {failed.rank}: " if failed.not_finite and self.program.ranks else ""
         return Measurement(
             case_id=self.order.case.case_id,
             process=self.order.process,
             outcome=outcome,
-            detail=which + detail,
+            detail=detail,
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
@@ -300,6 +304,13 @@ class _Session:
             return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
         if _OUT_OF_MEMORY.search(errors):
             return self.failed(Outcome.OUT_OF_MEMORY, detail)
+        for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy
+            if said := NOT_FINITE.search(line):
+                if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
+                    self.first = self.outputs[rank]  # all may fail by one message
+                return self.failed(
+                    Outcome.NON_FINITE, f"{line[:LAST_BYTES].removeprefix('error: ')}; {how}"
+                )
         if _DISK_FULL.search(errors):
             return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
         return self.failed(Outcome.CRASH, detail)

@@ -59,8 +59,9 @@ class RankOutput:
         """Take in what a rank other than 0 prints; MissingMetric for a garbled line."""
         steps = []
         for line in read.lines:
-            step = self.finder.read(line) if self.finder else None
+            step = None
             try:
+                step = self.finder.read(line) if self.finder else None
                 self.metrics.read_line(line, read.at)
             except NotFinite as error:
                 self.fails(read.at, error, step.count if step else None)
@@ -133,7 +134,10 @@ class StepTimes:
         found = []
         for o, steps in zip(self._outputs, self.counts(), strict=True):
             times = [time_s for end, time_s in self._steps(o) if end > since]
-            step_s = statistics.median(times) if times else None
+            # A host launches steps ahead of its GPU, so only their mean time is that of a step.
+            step_s = statistics.fmean(times) if times else None
+            # An optimizer whose calls ceased was captured in a CUDA graph, which calls no hook.
+            steps = steps if times or self._by_lines else 0
             ended = how_ended(o.code) if o.code else ""
             found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
         return tuple(found)

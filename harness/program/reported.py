@@ -14,6 +14,12 @@ from harness.records import MetricSource, Program, Steps
 
 MAY_OVERFLOW = "grad_norm"
 """The one metric that may be NaN or infinite: a step of fp16 that overflowed is left out."""
+NOT_FINITE = re.compile(
+    r"\b(loss|gradient|norm)( of ranks? (?P<rank>\d+)[\d, ]*)?"
+    r" (is|became) (?P<nan>[+-]?(nan|inf))\b",
+    re.IGNORECASE,
+)
+"""How a program says why it stops itself."""
 MAX_READINGS = 10_000
 """Newest readings kept of a metric."""
 _SHOWN = 120
@@ -109,7 +115,9 @@ class ReportedMetrics:
 def _in_line(source: MetricSource, line: str) -> Any:
     """The metric's value in a line; None if it has none."""
     if source.line:
-        found = re.search(source.line, line)
+        found, said = re.search(source.line, line), NOT_FINITE.search(line)
+        if found and said and said.start() < found.start("value") < said.start("nan"):
+            return None  # a word of this sentence
         return found["value"] if found else None
     text = line.strip()
     if not text.startswith(source.prefix or "{"):

@@ -93,7 +93,7 @@ class Rank:
     steps: int | None = None
     """Steps that it finished, by its lines or its optimizer; None if it showed none."""
     step_s: float | None = None
-    """Median step by its own clock. Under DDP all ranks wait for the slowest, so it is alike."""
+    """Mean step by its own clock. Under DDP all ranks wait for the slowest, so it is alike."""
     peak_memory_bytes: int | None = None
     """Largest memory in use on its GPU, by NVML."""
     gpu_utilisation: float | None = None

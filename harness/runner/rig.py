@@ -122,14 +122,14 @@ class Rig:
         self.lock = self._held.enter_context(lock)
 
     def observe(self, here: Environment) -> None:
-        """Open the probes, lock the GPUs of further ranks, and watch the GPU for other users."""
+        """Open the probes, lock the GPUs of further ranks, and watch them for other users."""
         others = nvml.gpus()[1 : self._ranks] if here.gpu and self._ranks > 1 else ()
         for gpu in others if self._locks else ():
             self._held.enter_context(GpuLock(gpu.uuid, wait_s=self._wait_s, waiting=self._say))
         self.probes = open_probes(here.gpu, others, why=here.gpu_unavailable)
         for probe in self.probes:
             self._held.callback(probe.close)
-        self.gpu = watch_over(self._held, here, wait_s=self._wait_s, say=self._say)
+        self.gpu = watch_over(self._held, here, others, wait_s=self._wait_s, say=self._say)
 
     def measures(self, run_id: str) -> None:
         """Write into the lock file which run uses the GPU."""

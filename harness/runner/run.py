@@ -33,6 +33,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.runner.launcher import Launcher
+from harness.runner.telemetry import gpus_of
 from harness.runner.watchdog import RunObserver, watch
 
 
@@ -210,9 +211,9 @@ def run_one(
     observer: RunObserver,
     gpu: IdleCheck | None,
 ) -> Measurement:
-    """Measure one case in one fresh process, if the GPU is free; stores nothing and leaves no
+    """Measure one case in one fresh process, if its GPUs are free; stores nothing and leaves no
     worker."""
-    why, holders = gpu.problem() if gpu else ("", ())
+    why, holders = gpu.problem(gpus_of(case)) if gpu else ("", ())
     if why:
         return gpu_idle.refused(case, process, why, holders)
     observer.started(case, process)

@@ -16,9 +16,14 @@ from harness.runner.launcher import Worker
 PROBE_INTERVAL_S = 0.05
 
 
+def gpus_of(case: Case) -> int:
+    """The GPUs of a node with GPUs that a case uses, at least one."""
+    return max(1, case.program.needs_gpus("cuda") if case.program else 1)
+
+
 def of_case(probes: Sequence[Probe], case: Case) -> tuple[Probe, ...]:
     """The probes of what a case uses: of the GPUs, one for each that it needs."""
-    gpus = max(1, case.program.needs_gpus("cuda") if case.program else 1)
+    gpus = gpus_of(case)
     return tuple(p for p in probes if not isinstance(p, NvmlProbe) or p.rank < gpus)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from nsa.config import Routes
+from nsa.config import OFF, Routes
 from nsa.flags import Flags, Launch, c_compiler
 from nsa.train.devices import training_device
 
@@ -67,15 +67,14 @@ def fast_settings(
     if "compile" not in settings:
         found["compile"] = ("on", FAST) if compiler else ("off", "no C compiler is found")
     if "cuda_graph" not in settings:
-        select = (routes or flags.routes()).select
-        why = ""
-        if launch.world_size > 1:
-            why = "several ranks use it only with --cuda-graph"
-        elif precision == "fp16":
+        chosen, why = routes or flags.routes(), ""
+        if precision == "fp16":
             why = "not in fp16, whose loss scale decides about each step"
         elif attention == "nsa" and flags.prefill == "token":
             why = "not token by token"
-        elif attention == "nsa" and select in WAITING:
-            why = f"route {select} waits for the device"
+        elif attention == "nsa" and chosen.select in WAITING:
+            why = f"route {chosen.select} waits for the device"
+        elif attention == "nsa" and launch.world_size > 1 and chosen.compress == OFF:
+            why = "not without the compress branch on several ranks"
         found["cuda_graph"] = (not why, why or FAST)
     return found

@@ -201,9 +201,9 @@ class Trainer:
         self.steps_done += 1
         return loss
 
-    def _learn(self, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    def _learn(self, batches: Iterable[Tensor], *, counts: bool = True) -> tuple[Tensor, Tensor]:
         """One optimiser step on batches on the device, at the rate that is set: its loss and
-        gradient norm."""
+        gradient norm. Hooks of the optimiser hear of it only if it counts."""
         self._seen = self._nothing_seen()
         accum = self.config.accum
         losses = []
@@ -214,7 +214,7 @@ class Trainer:
                 self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):
-            norm = self._update()
+            norm = self._update(counts)
         return torch.stack(losses).mean(), norm
 
     def _replay(self, batches: list[Tensor], rate: float) -> Tensor:
@@ -244,7 +244,7 @@ class Trainer:
         return out
 
     def _recorded(self, batches: Iterable[Tensor]) -> Tensor:
-        return torch.stack(self._learn(batches))
+        return torch.stack(self._learn(batches, counts=False))
 
     def _forget(self, kept: dict[Tensor, dict[str, Tensor]]) -> None:
         """Give the optimiser the state from before the warm-up, and allow its capture."""
@@ -393,10 +393,13 @@ class Trainer:
             else:
                 group["lr"] = rate
 
-    def _update(self) -> Tensor:
+    def _update(self, counts: bool) -> Tensor:
         self._scaler.unscale_(self._optimiser)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-        self._scaler.step(self._optimiser)
+        if counts:
+            self._scaler.step(self._optimiser)
+        else:  # not in fp16
+            type(self._optimiser).step.__wrapped__(self._optimiser)  # type: ignore[attr-defined]
         self._scaler.update()
         self._optimiser.zero_grad(set_to_none=True)
         return norm

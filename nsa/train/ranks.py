@@ -1,11 +1,13 @@
 """The ranks of one node: how they start and end together, and which of them says why."""
 
+import ctypes
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryDirectory
@@ -17,14 +19,17 @@ from nsa.flags import Launch, error_folder, rank_environ
 POLL_S = 0.05
 END_S = 10.0
 """How long a rank has to end before it is killed."""
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def start_ranks(command: Sequence[str], world_size: int) -> int:
-    """Run a command as every rank, with the variables of torchrun; one that fails ends the others.
+    """Run a command as every rank, with the variables of torchrun; one that fails ends the others,
+    and so does the death of this process.
 
     Returns:
         The status of the rank that failed: 128 and its number if a signal ended it. 0 if none did.
     """
+    die = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     with TemporaryDirectory(prefix="nsa-ranks-") as folder:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -34,7 +39,8 @@ def start_ranks(command: Sequence[str], world_size: int) -> int:
         try:
             for rank in range(world_size):
                 launch = Launch(rank=rank, world_size=world_size, local_rank=rank)
-                ranks.append(Popen(command, env=rank_environ(launch, port, Path(folder))))
+                environ = rank_environ(launch, port, Path(folder))
+                ranks.append(Popen(command, env=environ, preexec_fn=die))
             return _status(ranks)
         except KeyboardInterrupt:
             _end(ranks)

@@ -61,11 +61,26 @@ REASONS, CLOCK = "gpu_throttle_reasons", "gpu_sm_clock_hz"
             {REASONS: (0x0, 0x8, *[0x0] * 9), CLOCK: (2e9, 1e9, *[2e9] * 9)},
             {"throttled": (0, 1, 2, 3)},
         ),
+        # The other ranks wait for the GPU of rank 1; each clock has its own median.
+        (
+            {CLOCK: (2e9,) * 11, "gpu1_sm_clock_hz": (*[1.2e9] * 8, 0.9e9, 1.2e9, 1.2e9)},
+            {"clock_dropped": (14, 15, 16, 17)},
+        ),
+        ({REASONS: (0,) * 11, "gpu1_throttle_reasons": (0x8, *[0] * 10)}, {"throttled": (0, 1)}),
         ({REASONS: (None,) * 11}, {}),
         ({REASONS: (0x4,) * 11}, {}),  # the power cap
         ({}, {}),
     ],
-    ids=["throttled", "clock", "both", "failed", "power-cap", "unavailable"],
+    ids=[
+        "throttled",
+        "clock",
+        "both",
+        "rank-1-clock",
+        "rank-1-throttled",
+        "failed",
+        "power-cap",
+        "unavailable",
+    ],
 )
 def test_only_samples_around_a_bad_reading_are_discarded(
     channels: dict[str, tuple[float, ...]], found: dict[str, tuple[int, ...]]

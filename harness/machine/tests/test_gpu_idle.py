@@ -48,6 +48,14 @@ def test_a_shared_gpu_is_an_invalid_environment(before: GpuUse, now: GpuUse, sai
     assert bool(said) == bool(why)
 
 
+@pytest.mark.usefixtures("impatient")
+def test_each_gpu_of_a_case_must_be_free_and_no_other() -> None:
+    check = IdleCheck(Meter(FREE), Meter(FREE, replace(FREE, used_bytes=2e9)))
+
+    assert check.problem() == ("", ())
+    assert check.problem(2)[0].startswith("1.5 GB of the GPU of rank 1 are in use")
+
+
 def test_memory_that_is_freed_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_idle, "POLL_S", 0.001)
 

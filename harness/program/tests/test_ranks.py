@@ -1,11 +1,14 @@
 """A program of several ranks: how it is started, measured and ended, and which rank failed."""
 
 import os
+import struct
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from harness.records import Outcome
+from harness.program.ranks import RankOutput, StepTimes
+from harness.records import MeasureSettings, Outcome, Program
 from harness.runner import stacks, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests.commands import LOSS, STEPS, measured
@@ -53,6 +56,7 @@ for i in range(1, 13):
         ("raise OSError('no data')", Outcome.CRASH, "rank 1 exited with 1, after its step 4: OS"),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "rank 1 exited with 1, after its step 4: Mem"),
         ("print('step 5 loss nan'); hang()", Outcome.NON_FINITE, "rank 1: loss is nan"),
+        ("print('step 5 loss x'); hang()", Outcome.CRASH, "rank 1: loss: 'x' is not a number"),
         ("sys.exit(0)", Outcome.CRASH, "rank 0 exited with 1, after its step 4: Runtime"),
     ],
 )
@@ -84,6 +88,28 @@ hang()
         kept = (tmp_path / file_of(m, "traceback").path).read_text()
         assert kept.endswith("OSError: no data\n")
     assert [r.steps for r in m.ranks] == [4, 4, 4][: len(m.ranks)]
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [  # every rank of nsa.train knows the losses of all
+        (
+            "sys.exit('error: the loss of rank 1 is nan at step 5\\n  Lower --lr.')",
+            "the loss of rank 1 is",
+        ),
+        ("print('step 2 took', 'nan' if rank else 1); time.sleep(60)", "rank 1: step_s is nan"),
+    ],
+)
+def test_the_rank_that_has_nan_has_the_outcome(
+    warm: Launcher, tmp_path: Path, end: str, said: str
+) -> None:
+    progress = r"progress: {step: 'step (?P<step>\d+) took (?P<step_s>\S+)'}"
+    program = f"{RANK}print('step 1 took 1 loss 1')\n{end}"
+    m = measured(warm, tmp_path, program, progress, LOSS, TWO)
+
+    assert m.outcome is Outcome.NON_FINITE, m.detail
+    assert m.detail.startswith(said), m.detail
+    assert evidence_of(m).rank == 1
 
 
 def test_a_rank_that_dies_before_there_are_enough_samples_is_not_overlooked(
@@ -141,3 +167,21 @@ for i in range(1, 100):
     written = stacks.by_rank((tmp_path / file_of(m, "python stacks").path).read_text())
     assert "in all_reduce" in written[0]
     assert "in read_data" in written[1]
+
+
+def test_steps_of_optimizers_that_run_ahead_of_their_gpu_last_what_they_do_on_average(
+    tmp_path: Path,
+) -> None:
+    """One rank launches 19 steps and waits for all 20, the other waits for each of its 200. A third
+    made its calls of the optimizer before the samples: it captured them."""
+    program, settings = Program(argv=("x",), world_size=3), MeasureSettings()
+    outputs = [RankOutput(rank, program, settings, tmp_path, 0.0) for rank in range(3)]
+    ahead, behind = ([0.001] * 19 + [0.181]) * 10, [0.01] * 200
+    for rank, took in enumerate((ahead, behind, [-0.1] * 12)):
+        (tmp_path / str(rank)).write_bytes(struct.pack(f"={len(took)}d", *accumulate(took)))
+
+    first, second, captured = StepTimes(outputs, tmp_path).records(0.0)
+
+    assert [first.step_s, second.step_s] == pytest.approx([0.01, 0.01], rel=0.01)
+    assert (first.steps, second.steps) == (200, 200)
+    assert (captured.steps, captured.step_s) == (None, None)

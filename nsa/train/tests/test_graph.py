@@ -112,14 +112,15 @@ def test_ddp_takes_more_steps_before_a_capture_that_its_watchdog_may_disturb(
     assert step.call_count == restore.after + 1
 
 
-def test_the_hooks_of_the_optimiser_see_each_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hooks_of_the_optimiser_see_each_step_and_no_warm_up_or_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graphs_without_a_gpu(monkeypatch)
     seen: list[object] = []
     with Trainer(tiny(cuda_graph=True)) as trainer:
         trainer._optimiser.register_step_post_hook(lambda optimiser, *_: seen.append(optimiser))
-        setattr(trainer, "_graph", lambda _: torch.zeros(2))  # noqa: B010
-        for _ in range(3):
-            trainer.step()
+        for step in range(3):
+            trainer.step(replay=step != 1)
     assert seen == [trainer._optimiser] * 3
 
 

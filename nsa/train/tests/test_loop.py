@@ -286,8 +286,8 @@ def test_a_gradient_that_is_not_finite_stops_the_training(monkeypatch: pytest.Mo
     with Trainer(tiny(steps=9)) as trainer:
         honest = trainer._update
 
-        def update() -> torch.Tensor:
-            norm = honest()
+        def update(counts: bool) -> torch.Tensor:
+            norm = honest(counts)
             return norm * math.inf if trainer.steps_done == 2 else norm
 
         monkeypatch.setattr(trainer, "_update", update)

@@ -3,6 +3,7 @@
 import signal
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 import torch
@@ -39,6 +40,17 @@ def test_what_ends_one_rank_ends_the_others(
     assert ended == status
     assert capfd.readouterr().err.startswith(message)
     assert not Path("/proc", (tmp_path / "pid").read_text()).exists()
+
+
+def test_ranks_end_with_a_launcher_that_is_killed() -> None:
+    start = "from nsa.train.ranks import start_ranks; import sys"
+    rank = "import time; print('up', flush=True); time.sleep(5); print('still there')"
+    code = f"{start}; start_ranks([sys.executable, '-ISc', {rank!r}], 1)"
+    with Popen([sys.executable, "-c", code], stdout=PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "up\n"
+        launcher.kill()
+        assert launcher.stdout.read() == ""
 
 
 def test_of_ranks_that_fail_together_one_says_why(
