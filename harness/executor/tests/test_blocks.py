@@ -69,9 +69,7 @@ def test_links_join_to_one_unit_and_early_rules_come_first() -> None:
         pytest.param(LEAST_S / 4, 2, [4] * 2, id="no-slot-without-one"),
     ],
 )
-def test_blocks_keep_units_whole_and_all_slots_busy(
-    unit_s: float, slots: int, sizes: list[int]
-) -> None:
+def test_blocks_keep_units_whole(unit_s: float, slots: int, sizes: list[int]) -> None:
     of = units(suite(rules=(replace(RULE, match=ON, against=OFF),)))
     found = packed(of, {c.case_id: unit_s / 6 for c in cases()}, slots=slots)  # 3 processes each
     assert [len(b.case_ids) for b in found] == sizes

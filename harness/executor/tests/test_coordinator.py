@@ -203,12 +203,11 @@ def test_a_gpu_of_another_model_is_refused(
 
 def test_a_block_of_another_suite_is_refused(tmp_path: Path) -> None:
     asked = suite()
-    changed = [replace(c, allow={Outcome.HANG: "slow"}) for c in asked.cases]
+    changed = replace(asked, cases=tuple(replace(c, env={"X": "1"}) for c in asked.cases))
     nodes = FakeNodes(asked, GPUS)
 
     def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
-        edited = attempt.folder.name == "b001-0"
-        nodes.whole = replace(asked, cases=tuple(changed)) if edited else asked
+        nodes.whole = changed if attempt.folder.name == "b001-0" else asked
         return DONE
 
     nodes.plan = plan
@@ -230,11 +229,9 @@ def test_a_block_does_not_wait_for_a_slot_that_died(tmp_path: Path) -> None:
 
 
 def test_a_resumption_that_is_refused_starts_afresh(tmp_path: Path) -> None:
-    gone = JobEnd(detail="error: no run in /tmp", status=2)
-    nodes = FakeNodes(suite(), GPUS, planned(b001=(6, SystemExit())))
     with pytest.raises(SystemExit):
-        deal(tmp_path, nodes)
-    nodes = FakeNodes(suite(), GPUS, planned(b001=(0, gone)))
+        deal(tmp_path, FakeNodes(suite(), GPUS, planned(b001=(6, SystemExit()))))
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(0, JobEnd(status=2))))
     assert complete(deal(tmp_path, nodes, resume=True)[0])
     assert nodes.started[-1] == ("b001", "GPU-0")
 

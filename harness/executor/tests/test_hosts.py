@@ -210,9 +210,7 @@ def test_the_gpus_of_the_node_are_slots_by_uuid(monkeypatch: pytest.MonkeyPatch)
     assert hosts.of("local", "", "any").slots() == ["cpu"]
 
 
-def test_a_hosts_file_names_gpus_folder_and_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hosts_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "hosts"
     file.write_text("# rented\na gpus=2\nb gpus=GPU-7 folder=/srv harness='x -m y'\nc gpus=0\nd\n")
     found = hosts.of("ssh", str(file), "any")

@@ -192,9 +192,7 @@ def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an
         made.states(now=True)
 
 
-def test_an_unknown_key_of_a_profile_and_a_machine_without_slurm_are_one_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_profile_or_no_slurm_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as bare:
         bare.setenv("PATH", "")
         with pytest.raises(HarnessError, match="squeue"):
