@@ -11,7 +11,7 @@ set -euo pipefail
 PATH="$PATH:/usr/sbin:/sbin"
 
 install() {
-  command -v slurmctld slurmd sbatch munged > /dev/null && return
+  type slurmctld slurmd sbatch munged &> /dev/null && return
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq
   apt-get install -qq -y --no-install-recommends slurm-wlm munge > /dev/null
@@ -47,6 +47,9 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
 KillWait=2
+BatchStartTimeout=600
+MessageTimeout=60
+UnkillableStepTimeout=600
 GresTypes=gpu
 NodeName=$host NodeAddr=127.0.0.1 CPUs=2 RealMemory=2048 Gres=gpu:2
 PartitionName=low Nodes=$host Default=YES DefMemPerCPU=500
@@ -62,7 +65,7 @@ start() {
     --pid-file="$1/munge/pid" --log-file="$1/munge/log" --seed-file="$1/munge/seed"
   controller "$1"
   slurmd -f "$1/slurm.conf"
-  for _ in $(seq 100); do
+  for _ in $(seq 600); do
     [ "$(SLURM_CONF=$1/slurm.conf sinfo -h -o %T 2> /dev/null)" = idle ] && return
     sleep 0.1
   done
@@ -74,7 +77,7 @@ stop() {
   local file
   for file in "$1"/slurmd.pid "$1"/slurmctld.pid "$1"/munge/pid; do
     [ ! -s "$file" ] || kill "$(cat "$file")" 2> /dev/null || continue
-    for _ in $(seq 50); do # each removes its file
+    for _ in $(seq 600); do # each removes its file
       [ -s "$file" ] || break
       sleep 0.1
     done

@@ -16,7 +16,6 @@ from rich.text import Text
 from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.overhead import ExpectedTime
-from harness.executor.coordinator import BlockRow
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
@@ -215,15 +214,6 @@ def plan(
         Text(f"Expected times: {'; '.join(_sources(expected))}"),
         Text("No workload was started; it may still decline a case when it runs."),
     )
-
-
-def blocks(done: Sequence[BlockRow]) -> RenderableType:
-    """The jobs of a run on several GPUs."""
-    found = table("block", "slot", "cases", "minutes", "ended", right=("cases", "minutes"))
-    for row in done:
-        cells = row.block, row.slot, str(row.cases), f"{row.minutes:.1f}", row.ended
-        found.add_row(*map(escape, cells))
-    return found
 
 
 def _span(low_s: float, high_s: float) -> str:

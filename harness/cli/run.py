@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -23,7 +23,7 @@ from harness.errors import HarnessError, ProbeError
 from harness.executor import coordinator, slurm
 from harness.executor import hosts as executors
 from harness.executor.coordinator import Coordinator, Dealt
-from harness.executor.jobs import Executor
+from harness.executor.jobs import SET, Executor
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
 from harness.records import CaseSummary, Check, Decision, Environment, Run, Stop, Suite, Verdict
@@ -168,11 +168,14 @@ def run(
     if report:
         render.check_writable(reports)
     how = coordinator.dealt(before) if before else None
-    if executor and suite and before is None:
-        if budget_min:
-            raise HarnessError("--budget does not apply with --executor", "Remove one.")
-        given = [word for value in overrides or () for word in ("--set", value)]
-        given += [*["--trace"][:trace], *["--no-self-test"][self_test:]]
+    if budget_min and (executor or how):
+        raise HarnessError("--budget does not apply to a run with --executor", "Remove it.")
+    given = [*["--trace"][:trace], *["--no-self-test"][self_test:]]
+    given += [f"--wait-for-gpu={wait_for_gpu}"] if wait_for_gpu else []
+    if how is not None:
+        how = replace(how, options=(*how.options, *given))
+    elif executor and suite:
+        given += [f"{SET}{value}" for value in overrides or ()]
         named = str(file.resolve()) if (file := hosts or profile) else ""
         how = Dealt(executor=executor, file=named, suite=suite, options=tuple(given))
     if how is not None:
@@ -194,7 +197,6 @@ def run(
                 one.run()
             except KeyboardInterrupt:
                 raise _interrupted(writer.folder) from None
-        err.print(console.blocks(one.rows))
         _finish(writer.folder, one.stop, store_root, reports if report else None, as_json)
     with ExitStack() as held:
         rig, launcher, here = take(

@@ -12,6 +12,9 @@ from harness.analysis.suspects import sides
 from harness.executor.jobs import BLOCK_S, CaseBlock
 from harness.records import Case, Suite
 
+PER_SLOT, LEAST_S, MOST_CASES = 4, 300.0, 200
+"""Blocks that a slot measures one after the other, so that all slots end at about the same time;
+the time that is worth the start of a block; and cases that fit into one command."""
 START_S, SLACK = 600.0, 2.0
 """How much longer than the time limits of its processes a job may take: for start, self-test and
 the processes that only count."""
@@ -64,7 +67,8 @@ def is_alone(case: Case) -> bool:
 def packed(
     groups: Sequence[Sequence[Case]], expected_s: Mapping[str, float], *, slots: int, first: int = 0
 ) -> list[CaseBlock]:
-    """Blocks of whole units: about as many as slots, and none over BLOCK_S, unless one unit is.
+    """Blocks of whole units: several a slot if that leaves LEAST_S for each, and none over BLOCK_S
+    or MOST_CASES, unless one unit is.
 
     Those that need a node alone come first: one after the other, before the others fill the node.
 
@@ -74,11 +78,14 @@ def packed(
         first: Number of the first block.
     """
     known = [(g, sum(expected_s[c.case_id] * c.settings.processes for c in g)) for g in groups]
-    goal_s = min(BLOCK_S, sum(t for _, t in known) / max(1, slots)) * (1 + 1e-9)
+    slot_s = sum(t for _, t in known) / max(1, slots)
+    goal_s = min(BLOCK_S, slot_s, max(LEAST_S, slot_s / PER_SLOT)) * (1 + 1e-9)
     found: list[tuple[list[Case], float, bool]] = []
     for members, time_s in sorted(known, key=lambda unit: not any(map(is_alone, unit[0]))):
         alone = any(map(is_alone, members))
-        if not found or found[-1][2] is not alone or found[-1][1] + time_s > goal_s:
+        cases, before_s, like = found[-1] if found else ([], 0.0, not alone)
+        full = before_s + time_s > goal_s or len(cases) + len(members) > MOST_CASES
+        if like is not alone or full:
             found.append(([], 0.0, alone))
         cases, before_s, _ = found[-1]
         found[-1] = ([*cases, *members], before_s + time_s, alone)

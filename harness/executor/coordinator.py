@@ -52,17 +52,6 @@ class Dealt:
     """Of the user, for every block."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRow:
-    """How one job of a block went."""
-
-    block: str
-    slot: str
-    cases: int
-    minutes: float
-    ended: str
-
-
 def dealt(run: Run) -> Dealt | None:
     """How an unfinished run was started; None if no executor did."""
     path = Path(run.folder, BLOCKS, PLAN)
@@ -118,7 +107,6 @@ class Coordinator:
         self._jobs: dict[int, tuple[Job, float]] = {}
         """With the time of the start, by identity."""
         self._starts = Counter[str]()
-        self.rows: list[BlockRow] = []
 
     def run(self) -> None:
         """Measure what is left, and finish the run. No job is left, however this returns.
@@ -135,9 +123,8 @@ class Coordinator:
             finally:
                 self._cancel()
         self._writing.finish(stopped=self.stop)
-        # An attempt that is still there measured what did not enter the run.
-        if not self._agenda.stop and not any(map(run_in, self._attempts())):
-            shutil.rmtree(self._folder)
+        if not self._agenda.stop and not self._merge.lost:  # else the logs say why
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def stop(self) -> Stop | None:
@@ -166,10 +153,12 @@ class Coordinator:
         for block in packed(fresh, self._expected_s, slots=len(slots), first=first + 1):
             self._wait(block, f"{block.name}-0")
         self._waiting.sort(key=lambda attempt: not attempt.block.alone)
+        self._say(f"{self._writing.run_id}: blocks: {len(self._waiting)}, slots: {len(slots)}")
 
     def _attempts(self) -> list[Path]:
         """The folders of all attempts on the disk."""
-        return sorted(path for path in self._folder.glob("b*-*") if path.is_dir())
+        found = (path for path in self._folder.glob("b*-*") if path.is_dir())
+        return sorted(found, key=lambda path: (len(path.name), path.name))  # b999-0, b1000-0
 
     def _wait(self, block: CaseBlock, folder: str, **where: Any) -> None:
         path = self._folder / folder
@@ -181,6 +170,11 @@ class Coordinator:
 
     def _turn(self) -> None:
         """Start what can start, and see what has ended."""
+        for attempt in [
+            a for a in self._waiting if a.slot and a.slot not in self._executor.slots()
+        ]:
+            self._waiting.remove(attempt)
+            self._afresh(attempt)
         for job in self._executor.start(self._waiting):
             self._waiting.remove(job.attempt)
             self._starts[job.attempt.block.name] += 1
@@ -188,7 +182,7 @@ class Coordinator:
             self._jobs[id(job)] = job, time.monotonic()
         if not self._jobs:
             raise HarnessError(
-                f"no slot is left for {len(self._waiting)} blocks of the run",
+                f"no slot is left; blocks that wait for one: {len(self._waiting)}",
                 f"Repair a host, then: harness run --resume {self._writing.folder}",
             )
         ended = [(job, end) for job, _ in self._jobs.values() if (end := job.poll())]
@@ -205,37 +199,43 @@ class Coordinator:
         unlike = self._merge.take(attempt.folder)
         left = self._merge.left(block.case_ids)
         why = unlike or end.detail or f"{job.slot}: the job ended before its cases"
-        row = BlockRow(
-            block=block.name,
-            slot=job.slot,
-            cases=sum(map(len, before)) - sum(map(len, left)),
-            minutes=minutes,
-            ended=why if left else "measured" + ", second try" * (self._starts[block.name] > 1),
-        )
-        self.rows.append(row)
+        cases = sum(map(len, before)) - sum(map(len, left))
+        said = f"block {block.name} on {job.slot}: cases measured: {cases}, {minutes:.1f} min"
         if not left:
-            return
-        if again := self._starts[block.name] < STARTS:
+            pass
+        elif self._starts[block.name] < STARTS:
+            said += f"; tried again: {why}"
             run = run_in(attempt.folder)
-            if run and run.measurements and not (end.lost or unlike):
-                self._waiting.append(replace(attempt, slot=job.slot))
+            goes_on = not (end.lost or unlike or end.status == REFUSED)
+            attempt = replace(attempt, slot=job.slot)
+            if goes_on and run and run.measurements:
+                self._waiting.append(attempt)
             else:
-                (rest,) = packed([[c for g in left for c in g]], self._expected_s, slots=1)
-                tries = [p for p in self._attempts() if p.name.startswith(f"{block.name}-")]
-                folder = f"{block.name}-{len(tries)}"  # a folder belongs to one GPU
-                self._wait(replace(rest, name=block.name), folder, avoid=job.slot)
+                self._afresh(attempt)
         elif end.status == REFUSED and not self._merge.begun:
             raise HarnessError(f"block {block.name} was refused twice: {end.detail}")
         else:
-            self._merge.give_up(left, self._attempts(), f"lost after {STARTS} tries: {why}")
-        self._say(f"block {block.name} {'is tried again' if again else 'is lost'}: {why}")
+            busy = [job.attempt.folder for job, _ in self._jobs.values()]
+            ended = [folder for folder in self._attempts() if folder not in busy]
+            self._merge.give_up(left, ended, f"{STARTS} tries: {why}")
+            said += f"; lost: {why}"
+        self._say(f"{said}; blocks left: {len(self._waiting) + len(self._jobs)}")
+
+    def _afresh(self, attempt: Attempt) -> None:
+        """Let another slot try what is left of a block."""
+        name = attempt.block.name
+        left = self._merge.left(attempt.block.case_ids)
+        (rest,) = packed([[c for unit in left for c in unit]], self._expected_s, slots=1)
+        tries = sum(path.is_dir() for path in self._folder.glob(f"{name}-*"))
+        # A folder belongs to one GPU.
+        self._wait(replace(rest, name=name), f"{name}-{tries}", avoid=attempt.slot)
+        self._waiting.insert(0, self._waiting.pop())  # it would end last
 
     def _cancel(self) -> None:
         """End all jobs, and merge what they finished."""
         jobs = [job for job, _ in self._jobs.values()]
-        if jobs:
-            with ThreadPoolExecutor(len(jobs)) as pool:  # each may take seconds
-                list(pool.map(lambda job: job.cancel(), jobs))
+        with ThreadPoolExecutor(256) as pool:  # each may take seconds
+            list(pool.map(lambda job: job.cancel(), jobs))
         for job in jobs:
             self._merge.take(job.attempt.folder)
 

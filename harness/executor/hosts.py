@@ -6,6 +6,7 @@ after Ctrl-C, a killed coordinator or a lost connection. By ssh it answers with 
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,7 +68,8 @@ class HostJob:
 
     def __init__(self, attempt: Attempt, place: HostSlot, gpus: str) -> None:
         self.attempt, self.place, self.slot = attempt, place, place.name
-        self.ended = self.dead = False
+        self.ended, self.dead = False, ""
+        """The second: the host that does not answer, or the slot whose job hung."""
         self._ends_at = time.monotonic() + attempt.block.limit_s
         store, answer, variables = str(attempt.folder.resolve()), "", f"CUDA_VISIBLE_DEVICES={gpus}"
         if place.host:
@@ -75,7 +77,7 @@ class HostJob:
             store = f"{REMOTE}/harness-{attempt.folder.parents[1].name}-{attempt.folder.name}"
             # It stays while it is unfinished, for the next start on this host.
             answer = (
-                f"tar -C {store} -cf - . ; grep -qs {END} {store}/*/run.jsonl && rm -rf {store}"
+                f"tar -C {store} -cf - . && grep -qs {END} {store}/*/run.jsonl && rm -rf {store}"
             )
             variables += " CUDA_DEVICE_ORDER=PCI_BUS_ID"
         script = SCRIPT.format(
@@ -101,14 +103,17 @@ class HostJob:
         status = self._process.poll()
         if status is None and time.monotonic() < self._ends_at:
             return None
-        self.dead = status is None or (bool(self.place.host) and status == NO_CONNECTION)
+        if status is None:
+            self.dead = self.slot
+        elif self.place.host and status == NO_CONNECTION:
+            self.dead = self.place.host
         self.cancel()
         if status is None:
             what = f"no end after {self.attempt.block.limit_s / 60:.0f} min"
         else:
             what = f"exit status {status}" if status >= 0 else signal.Signals(-status).name
         detail = ": ".join([self.slot, what, *last_words(self._log)])
-        return JobEnd(detail=detail, lost=self.dead, status=status)
+        return JobEnd(detail=detail, lost=bool(self.dead), status=status)
 
     def cancel(self) -> None:
         if self.ended:
@@ -118,7 +123,7 @@ class HostJob:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
         try:
-            self._process.wait(0 if self.dead else 2 * GRACE_S)
+            self._process.wait(2 * GRACE_S)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -146,16 +151,24 @@ class HostExecutor:
         return [place.name for place in self._alive()]
 
     def start(self, waiting: Sequence[Attempt]) -> Sequence[HostJob]:
+        running, alive = [j for j in self._jobs if not j.ended], self._alive()
+        used, nodes = {j.place for j in running}, {j.place.host for j in running}
+        closed = {j.place.host for j in running if j.attempt.block.alone}
+        free = [p for p in alive if p not in used and p.host not in closed]
         started = []
         for attempt in waiting:
-            alive, alone = self._alive(), attempt.block.alone
-            fit = [p for p in alive if p.name != attempt.avoid] or alive
-            fit = [p for p in alive if p.name == attempt.slot] if attempt.slot else fit
-            if place := next((p for p in fit if self._is_free(p, alone)), None):
+            if not free:  # of a thousand slots, each with jobs that wait
+                break
+            alone = attempt.block.alone
+            fit = [p for p in free if p.name != attempt.avoid or len(alive) == 1]
+            fit = [p for p in free if p.name == attempt.slot] if attempt.slot else fit
+            if place := next((p for p in fit if not (alone and p.host in nodes)), None):
                 of_host = [p.gpu for p in self._places if p.host == place.host]
                 gpus = ",".join(of_host) if alone else place.gpu
                 started.append(HostJob(attempt, place, gpus))
-                self._jobs.append(started[-1])
+                nodes.add(place.host)
+                free = [p for p in free if p != place and not (alone and p.host == place.host)]
+        self._jobs += started
         return started
 
     def recover(self, blocks: Path) -> None:
@@ -164,12 +177,8 @@ class HostExecutor:
             _unpack(tar)
 
     def _alive(self) -> list[HostSlot]:
-        dead = {job.place.host for job in self._jobs if job.dead}
-        return [place for place in self._places if place.host not in dead]
-
-    def _is_free(self, place: HostSlot, alone: bool) -> bool:
-        there = [j for j in self._jobs if not j.ended and j.place.host == place.host]
-        return not any(alone or j.attempt.block.alone or j.place == place for j in there)
+        dead = {job.dead for job in self._jobs if job.dead}
+        return [place for place in self._places if not dead & {place.host, place.name}]
 
 
 def _unpack(path: Path) -> None:
@@ -185,7 +194,7 @@ def of(name: str, file: str, device: str) -> HostExecutor:
     harness/executor/README.md.
 
     Raises:
-        HarnessError: The file is absent, or has a wrong line or no host.
+        HarnessError: The file is absent, or has a wrong line or no host; or there is no ssh.
     """
     if name == "local":
         with suppress(ProbeError):
@@ -193,15 +202,19 @@ def of(name: str, file: str, device: str) -> HostExecutor:
             return HostExecutor([HostSlot(gpu=gpu) for gpu in gpus or [""]])
         return HostExecutor([HostSlot()])
     try:
+        if not file:
+            raise ValueError("it is not named")
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         places = [slot for line in lines for slot in _host(line)]
         if not places:
             raise ValueError("it names no host")
     except (OSError, ValueError) as error:
         raise HarnessError(
-            f"the hosts of ssh cannot be read from {file or 'no file'}: {error}",
+            f"cannot read the hosts file{file and f' {file}'}: {error}",
             "Give --hosts FILE with lines such as: node1 gpus=4 folder=/srv/bench",
         ) from None
+    if not shutil.which(SSH[0]):
+        raise HarnessError("ssh was not found on PATH", "Install OpenSSH's client.")
     return HostExecutor(places)
 
 

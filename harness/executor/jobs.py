@@ -13,6 +13,7 @@ from typing import Protocol
 
 from harness.store.reader import RUN_FILE
 
+SET = "--set="
 BLOCK_S = 50 * 60.0
 """Expected time that a block may fill, unless one unit alone takes longer."""
 
@@ -42,7 +43,7 @@ class Attempt:
     suite: str
     """As the user named it, relative to the folder of the command."""
     options: tuple[str, ...] = ()
-    """Of the user: --set NAME=VALUE, ..."""
+    """Of the user, one word each: --set=NAME=VALUE, --trace, ..."""
     slot: str = ""
     """The only slot that may run it, since a part of its cases was measured there; empty: any."""
     avoid: str = ""
@@ -50,13 +51,14 @@ class Attempt:
 
     def arguments(self, store: str) -> tuple[str, ...]:
         """What follows `harness`, with `folder` as the node of the job names it."""
-        shared = ("--store", store, "--no-report", "--no-abort", "--wait-for-gpu", "60")
+        shared = ("--store", store, "--no-report", "--no-abort", "--wait-for-gpu=60")
         if any(self.folder.glob(f"*/{RUN_FILE}")):
-            return ("run", "--resume", "latest", *shared)
+            again = [word for word in self.options if not word.startswith(SET)]
+            return ("run", "--resume", "latest", *shared, *again)
         # A pattern that matches this id alone: without `[` it would match any longer id, too.
         exact = (f"[{i[0]}]{glob.escape(i[1:])}" for i in self.block.case_ids)
         filters = (word for pattern in exact for word in ("--filter", pattern))
-        return ("run", self.suite, *filters, *self.options, *shared)
+        return ("run", self.suite, *filters, *shared, *self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ from harness.store.writer import RunWriter
 
 CHOOSE_A_GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables of a slot: another run of the suite need not have them to be like it."""
+LOST = "lost after "
+"""How the detail of a case begins that no job measured."""
 
 
 class Merge:
@@ -34,7 +36,10 @@ class Merge:
         self._writer, self._agenda, self._recorded = writer, agenda, recorded
         self._units = {unit[0].case_id: unit for unit in units(agenda.suite)}
         """By their first case."""
+        self._cases = {c.case_id: c for c in agenda.suite.cases}
         self._known = {e.card: e for e in recorded.environments}
+        self.lost = any(m.detail.startswith(LOST) for m in recorded.measurements)
+        """Whether any case was given up."""
 
     @property
     def begun(self) -> bool:
@@ -60,11 +65,14 @@ class Merge:
         if done := [case for unit in left for case in unit]:
             self._enter(run, done)
         if run.ended_at and not self.left(ids):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         return ""
 
     def _unlike(self, run: Run) -> str:
-        """How a run differs in device, driver or code from what has entered; empty if not."""
+        """How a run differs in suite, device, driver or code from what has entered; empty if
+        not."""
+        if other := [c.case_id for c in run.suite.cases if c != self._cases.get(c.case_id)]:
+            return f"the suite changed: {other[0]} is another case than in the run"
         for first in [*self._known.values()][:1]:
             try:
                 drift.require_alike(replace(self._recorded, environment=first), run.environment)
@@ -74,6 +82,7 @@ class Merge:
 
     def give_up(self, lost: Sequence[Sequence[Case]], folders: Sequence[Path], why: str) -> None:
         """Join what the best attempt has of each unit, and record the rest as lost."""
+        self.lost = True
         runs = [run for folder in folders if (run := run_in(folder)) and not self._unlike(run)]
         for unit in lost:
             of = [sum(len(run.of(c.case_id)) for c in unit) for run in runs]
@@ -85,7 +94,7 @@ class Merge:
                         case_id=case.case_id,
                         process=process,
                         outcome=Outcome.INVALID_ENVIRONMENT,
-                        detail=why,
+                        detail=LOST + why,
                     )
                     self._writer.append(none)
                     self._agenda.ended(none)

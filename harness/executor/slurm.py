@@ -5,6 +5,7 @@ started again finds them by it.
 """
 
 import getpass
+import shutil
 import subprocess
 import sys
 import threading
@@ -36,12 +37,15 @@ CANCEL_S = 60.0
 """Slurm kills what does not end within KillWait, 30 s by default."""
 CONTROLLER_S, CONTROLLER_POLL_S = 30 * units.MINUTE_S, 2.0
 """How long a controller that does not answer is waited for."""
+GONE = "unknown to Slurm"
 ENDED = {
+    GONE,
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
 }
-GONE = "unknown to Slurm"
-
+NOT_THE_NODE = ("CANCELLED", "PREEMPTED")
+"""States that say nothing about the node of a job."""
+REFUSALS = 3
 
 Answer = TypeVar("Answer")
 
@@ -79,9 +83,11 @@ class SlurmJob:
 
     def poll(self) -> JobEnd | None:
         state = self.executor.states().get(self.job_id, GONE)
-        if state not in {*ENDED, GONE}:
+        if state not in ENDED:
             return None
         status = self.executor.status(self.job_id)
+        if state in NOT_THE_NODE:
+            self.executor.nodes.pop(self.job_id, None)
         words = [state if status is None or state != "COMPLETED" else f"exit status {status}"]
         if state in ("COMPLETED", "FAILED"):
             words += last_words(Path(f"{self.attempt.folder}.log"))
@@ -94,7 +100,7 @@ class SlurmJob:
 class SlurmExecutor:
     """Submits blocks; see harness.executor.jobs.Executor."""
 
-    name, resumes = "slurm", True
+    resumes = True
 
     def __init__(self, profile: SlurmProfile, say: Callable[[str], None]) -> None:
         try:
@@ -104,9 +110,16 @@ class SlurmExecutor:
                 "--executor slurm needs submitit, which is not installed",
                 "Install it: pip install 'nsa-harness[slurm]'",
             ) from None
+        if not shutil.which("squeue"):
+            raise HarnessError(
+                "squeue, a command of Slurm, was not found on PATH",
+                "Start the run on a node of the cluster, such as its login node.",
+            )
         self._submitit, self._profile, self._say = submitit, profile, say
         self._folder, self._job_name = Path(), ""
         self._states: Mapping[str, str] = {}
+        self.nodes: dict[str, str] = {}
+        """Job id -> its node."""
         self._asked_at = float("-inf")
         self._mine: set[str] = set()
         self._found: dict[str, str] = {}
@@ -132,20 +145,34 @@ class SlurmExecutor:
             self._mine.difference_update(self._found.values())
             self._found.clear()
             self._end_others()
-        for alone in (True, False):
-            fresh = [a for a in waiting if not a.slot and a.block.alone is alone]
-            arrays = [fresh[i : i + MAX_ARRAY] for i in range(0, len(fresh), MAX_ARRAY)]
-            for array in arrays:
-                at_once = max(1, self._profile.jobs // len(arrays))
-                try:
-                    jobs += self._patiently(lambda: self._submit(array, alone, at_once))  # noqa: B023
-                except KeyboardInterrupt:  # nobody knows yet which jobs there are
-                    self.cancel_all()
-                    raise
+        fresh = [a for a in waiting if not a.slot]
+        if fresh and (live := {i for i in self._mine if self.states().get(i, GONE) not in ENDED}):
+            fresh = fresh[: max(0, self._profile.jobs - len(live))]
+        alike: dict[tuple[bool, str], list[Attempt]] = {}
+        for a in fresh:
+            node = self.nodes.get(a.avoid.rpartition(" ")[-1], "")
+            alike.setdefault((a.block.alone, node), []).append(a)
+        arrays = [
+            (of[i : i + MAX_ARRAY], node)
+            for (_, node), of in alike.items()
+            for i in range(0, len(of), MAX_ARRAY)
+        ]
+        for array, node in arrays:
+            at_once = max(1, self._profile.jobs // len(arrays))
+            avoid = iter([node])  # once: there may be no other
+            try:
+                jobs += self._patiently(lambda: self._submit(array, next(avoid, ""), at_once))  # noqa: B023
+            except KeyboardInterrupt:  # nobody knows yet which jobs there are
+                self.cancel_all()
+                raise
         return jobs
 
-    def _submit(self, array: Sequence[Attempt], alone: bool, at_once: int) -> list[SlurmJob]:
-        given = self._profile
+    def _submit(self, array: Sequence[Attempt], avoid: str, at_once: int) -> list[SlurmJob]:
+        given, alone = self._profile, array[0].block.alone
+        # A job that Slurm restarts by itself would not know what is measured.
+        others = {"no-requeue": True, **given.sbatch}
+        if avoid:
+            others["exclude"] = f"{others.get('exclude', avoid)},{avoid}"
         if long := [a.block for a in array if a.block.expected_s > given.time_min * units.MINUTE_S]:
             self._say(
                 f"warning: block {long[0].name} may take {long[0].expected_s / 60:.0f} min, "
@@ -170,8 +197,7 @@ class SlurmExecutor:
             time=min(given.time_min, ceil(limit_s / units.MINUTE_S)),
             signal_delay_s=0,  # Slurm ends a job with SIGTERM, as Ctrl-C does, without another
             array_parallelism=at_once,
-            # A job that Slurm restarts by itself would not know what is measured.
-            additional_parameters={"no-requeue": True, **given.sbatch},
+            additional_parameters=others,
             **{name: value for name, value in asked.items() if value is not None},
         )
         folders = [str(a.folder.resolve()) for a in array]
@@ -185,9 +211,11 @@ class SlurmExecutor:
     def states(self, *, now: bool = False) -> Mapping[str, str]:
         """Job id -> Slurm's word for its state, of all jobs of this run that Slurm knows."""
         if now or time.monotonic() - self._asked_at > ASK_S + ASK_ONE_S * len(self._mine):
-            ask = ["squeue", *self._ours(), "--states=all", "--array", "-h", "-o", "%i %T"]
+            ask = ["squeue", *self._ours(), "--states=all", "--array", "-h", "-o", "%i %T %N"]
             lines = self._patiently(lambda: _output(ask)).splitlines()
-            self._states = dict(line.split() for line in lines)
+            found = [line.split() for line in lines]
+            self._states = {job_id: state for job_id, state, *_ in found}
+            self.nodes.update((job_id, node) for job_id, _, *nodes in found for node in nodes)
             self._asked_at = time.monotonic()
         return self._states
 
@@ -225,34 +253,30 @@ class SlurmExecutor:
         """Do what needs the controller, and wait while that does not answer.
 
         Raises:
-            HarnessError: Slurm refuses it, or the controller is away for too long.
+            HarnessError: Slurm refuses a job, or the controller is away for too long.
         """
         refused, since = 0, 0.0
         while True:
+            answers = False
             try:
                 return do()
-            except (
-                subprocess.CalledProcessError,
-                self._submitit.core.utils.FailedJobError,
-            ) as error:
-                said = (getattr(error, "stderr", "") or "").strip() or str(error)
-                problem = said.splitlines()[-1]
-            if not subprocess.run(
-                ["scontrol", "ping"], capture_output=True, check=False
-            ).returncode:
-                refused += 1
-                if refused > 1:
-                    raise HarnessError(
-                        f"Slurm refuses a command: {problem}", "Correct the profile file."
-                    )
-                continue
-            if not since:
+            except subprocess.CalledProcessError as error:  # squeue, scancel: not by the profile
+                said = error.stderr.strip() or str(error)
+            except self._submitit.core.utils.FailedJobError as error:
+                said = str(error)
+                ping = subprocess.run(["scontrol", "ping"], capture_output=True, check=False)
+                answers = ping.returncode == 0
+            problem = said.splitlines()[-1]
+            refused += answers
+            if refused >= REFUSALS:
+                raise HarnessError(f"Slurm refuses a job: {problem}", "Correct the profile file.")
+            if not (answers or since):
                 self._say(f"{problem}; jobs that run go on, and this waits")
                 since = time.monotonic()
-            if time.monotonic() - since > CONTROLLER_S:
+            if since and time.monotonic() - since > CONTROLLER_S:
                 raise HarnessError(
-                    f"Slurm's controller did not answer for {CONTROLLER_S / 60:.0f} min: {problem}",
-                    "Its jobs go on. When it is back: harness run --resume RUN",
+                    f"Slurm did not answer for {CONTROLLER_S / 60:.0f} min: {problem}",
+                    f"When it is back: harness run --resume {self._folder.parents[1]}",
                 )
             time.sleep(CONTROLLER_POLL_S)
 

@@ -223,7 +223,9 @@ def _times(
     builds = {"build_cv": 0.0} if _code(a) and _code(a) == _code(b) else {}
     own = {c: calibration.thresholds(stored, c, builds) for c in sides}
     day_cv = calibration.day_cv(stored)
-    measured_on = [{c: {m.card for m in run.of(c)} for c in sides} for run in (a, b)]
+    measured_on = [
+        {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
+    ]
     one = files.device_id(a.environment) == files.device_id(b.environment) and (
         measured_on[0] == measured_on[1]  # with several GPUs, also the same one for every case
     )

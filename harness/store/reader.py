@@ -189,9 +189,10 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
     here = joined(cards) if cards else started.environment
+    kind, where = ("GPUs", f"{here.card}, on ") if here.gpu else ("hosts", "")
     several = (
-        f"{len(cards)} GPUs measured this run: {here.card}, on {here.hostname}. Cases of "
-        "different GPUs are not compared with each other.",
+        f"{len(cards)} {kind} measured this run: {where}{here.hostname}. Cases of different {kind} "
+        "are not compared with each other.",
     )[: len(cards) > 1]
     run = Run(
         run_id=started.run_id,

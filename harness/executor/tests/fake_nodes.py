@@ -78,7 +78,6 @@ class FakeNodes:
     resumes: bool = True
     started: list[tuple[str, str]] = field(default_factory=list)
     jobs: list[FakeJob] = field(default_factory=list)
-    name: str = "local"
 
     def slots(self) -> Sequence[str]:
         return self.gpus

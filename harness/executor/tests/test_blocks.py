@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from harness.executor.blocks import packed, units
+import pytest
+
+from harness.executor.blocks import LEAST_S, MOST_CASES, packed, units
 from harness.executor.jobs import BLOCK_S
 from harness.records import Case, Gap, Match, Program, Rule, Suite, Suspect, Suspects
 from harness.tests import fake_runs
@@ -57,16 +59,27 @@ def test_links_join_to_one_unit_and_early_rules_come_first() -> None:
     assert first.axes["gc"] == "on"
 
 
-def test_blocks_keep_units_whole_and_under_their_limit() -> None:
+@pytest.mark.parametrize(
+    ("unit_s", "slots", "sizes"),
+    [
+        pytest.param(BLOCK_S * 0.9, 1, [2] * 4, id="under-the-limit"),
+        pytest.param(BLOCK_S * 2, 4, [2] * 4, id="never-smaller-than-a-unit"),
+        pytest.param(LEAST_S * 2, 1, [2] * 4, id="several-a-slot"),
+        pytest.param(LEAST_S / 2, 1, [4] * 2, id="worth-a-start"),
+        pytest.param(LEAST_S / 4, 2, [4] * 2, id="no-slot-without-one"),
+    ],
+)
+def test_blocks_keep_units_whole(unit_s: float, slots: int, sizes: list[int]) -> None:
     of = units(suite(rules=(replace(RULE, match=ON, against=OFF),)))
-    each_s = BLOCK_S / 15  # 2 cases of 3 processes: a unit is 2/5 of a block
-    found = packed(of, {c.case_id: each_s for c in cases()}, slots=1)
-    assert [len(b.case_ids) for b in found] == [4, 4]
-    assert all(b.expected_s <= BLOCK_S < b.limit_s for b in found)
-    assert [b.name for b in found] == ["b000", "b001"]
-    # More slots make smaller blocks, never smaller than a unit.
-    spread = packed(of, {c.case_id: each_s for c in cases()}, slots=40)
-    assert [len(b.case_ids) for b in spread] == [2] * 4
+    found = packed(of, {c.case_id: unit_s / 6 for c in cases()}, slots=slots)  # 3 processes each
+    assert [len(b.case_ids) for b in found] == sizes
+    assert [b.name for b in found] == [f"b{i:03d}" for i in range(len(found))]
+
+
+def test_the_cases_of_a_block_fit_into_a_command() -> None:
+    many = fake_runs.sweep(seq_len=range(MOST_CASES + 1))
+    found = packed([(c,) for c in many], {c.case_id: 0.01 for c in many}, slots=1)
+    assert [len(b.case_ids) for b in found] == [MOST_CASES, 1]
 
 
 def test_cases_that_need_the_node_come_first_and_in_own_blocks() -> None:

@@ -55,6 +55,9 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
     assert card(one, same) == [None, None]
     assert all(card(one, swapped))
+    here = replace(on("GPU-0", "GPU-0"), environment=HERE[0])  # by an executor, with one slot
+    plain = [replace(m, card="") for m in here.measurements]
+    assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
     alone = replace(one, run_id="y", environment=HERE[0])
     assert all(card(one, alone))
     found = compare.runs(one, alone, calibrations=None)
@@ -75,7 +78,8 @@ def test_several_machines_are_never_taken_for_one_of_them() -> None:
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNodes:
     """Two GPUs that `--executor local` finds."""
     (tmp_path / "s.yaml").write_text(SUITE)
-    found = FakeNodes(load.load(str(tmp_path / "s.yaml")), ["GPU-0", "GPU-1"])
+    whole = load.load(str(tmp_path / "s.yaml"), overrides=["measure.min_samples=3"])
+    found = FakeNodes(whole, ["GPU-0", "GPU-1"])
     monkeypatch.setattr(hosts, "of", lambda *_: found)
     return found
 
@@ -89,18 +93,20 @@ def test_the_command_measures_resumes_and_says_which_gpus(tmp_path: Path, nodes:
         return done.returncode, done.stdout, done.stderr
 
     nodes.plan = interrupted
-    options = ("--set", "measure.min_samples=3", "--executor", "local")
+    options = ("--set", "measure.min_samples=3", "--no-self-test", "--executor", "local")
     status, _, said = run("s.yaml", *options)
     assert status == 3
     assert "--resume" in said
     assert not any("GPU-1" in e.card for e in reader.load(tmp_path / "runs", "latest").environments)
 
     nodes.plan = lambda *_: (1000, JobEnd())
-    status, out, said = run("--resume", "latest")
+    assert "--budget" in run("--resume", "latest", "--budget", "1")[2]
+    status, out, said = run("--resume", "latest", "--trace")
     assert status == 0, said
     assert {c["outcome"] for c in json.loads(out)["cases"]} == {"ok"}
     assert "b001" in said
-    assert nodes.jobs[0].attempt.options == options[:2]
+    assert nodes.jobs[0].attempt.options == ("--no-self-test", "--set=measure.min_samples=3")
+    assert nodes.jobs[-1].attempt.options[-1] == "--trace"
     recorded = reader.load(tmp_path / "runs", "latest")
     assert recorded.environment.command[1:3] == ("run", "s.yaml")
     assert any("2 GPUs measured this run" in note for note in recorded.notes)

@@ -1,6 +1,7 @@
 """Blocks are dealt, retried once and merged; no measurement is lost or comes from two GPUs."""
 
 import os
+import re
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -26,15 +27,15 @@ DONE = 1000, JobEnd()
 
 def deal(
     folder: Path, nodes: FakeNodes, *, expected_s: float = 1.0, resume: bool = False
-) -> tuple[Run, Coordinator]:
-    """Measure the suite of the nodes in a folder, or go on there; the run, and its coordinator."""
+) -> tuple[Run, list[str]]:
+    """Measure the suite of the nodes in a folder, or go on there; the run, and what is said."""
     how = Dealt(executor="local", suite="s.yaml")
     before = reader.load(folder, "latest") if resume else None
     with dealing.begin(nodes.whole, before, how, folder, ["harness", "run", "s.yaml"]) as writing:
         times = {c.case_id: expected_s for c in nodes.whole.cases}
-        one = Coordinator(writing, nodes, how, expected_s=times)
-        one.run()
-    return reader.load(folder, writing.folder), one
+        said: list[str] = []
+        Coordinator(writing, nodes, how, expected_s=times, say=said.append).run()
+    return reader.load(folder, writing.folder), said
 
 
 def planned(**by_block: tuple[int, JobEnd | BaseException]) -> Plan:
@@ -60,7 +61,7 @@ def complete(run: Run) -> bool:
 
 
 def test_a_run_of_two_gpus_says_so_and_no_unit_is_on_both(tmp_path: Path) -> None:
-    run, one = deal(tmp_path, FakeNodes(suite(), GPUS))
+    run, said = deal(tmp_path, FakeNodes(suite(), GPUS))
     assert complete(run)
     assert run.ended_at
     assert sorted(map(sorted, cards(run).values())) == [["GPU-0"], ["GPU-0"], ["GPU-1"], ["GPU-1"]]
@@ -69,20 +70,18 @@ def test_a_run_of_two_gpus_says_so_and_no_unit_is_on_both(tmp_path: Path) -> Non
     assert run.environment.device_name == "NVIDIA H200"
     assert run.environment.variables == {"NSA_X": "1"}
     assert any("2 GPUs measured this run" in note for note in run.notes)
-    assert [row.cases for row in one.rows] == [4, 4]
+    assert [line.partition("; ")[2] for line in said[1:]] == ["blocks left: 1", "blocks left: 0"]
     assert not Path(run.folder, dealing.BLOCKS).exists()
 
 
 def test_a_job_that_died_goes_on_on_its_gpu(tmp_path: Path) -> None:
     nodes = FakeNodes(suite(), GPUS, planned(b001=(6, JobEnd(detail="SIGKILL"))))
-    run, one = deal(tmp_path, nodes)
+    run, said = deal(tmp_path, nodes)
     assert complete(run)
     assert nodes.started == [("b000", "GPU-0"), ("b001", "GPU-1"), ("b001", "GPU-1")]
-    assert [(row.block, row.cases, row.ended) for row in one.rows] == [
-        ("b000", 4, "measured"),
-        ("b001", 2, "SIGKILL"),
-        ("b001", 2, "measured, second try"),
-    ]
+    cases = [re.findall(r"measured: (\d)", line) for line in said]
+    assert cases == [[], ["4"], ["2"], ["2"]]
+    assert "; tried again: SIGKILL;" in said[2]
 
 
 def test_a_job_that_measured_nothing_is_tried_elsewhere(tmp_path: Path) -> None:
@@ -99,6 +98,7 @@ def test_a_lost_host_keeps_its_finished_units_and_the_rest_is_measured_elsewhere
     run, _ = deal(tmp_path, nodes)
     assert complete(run)
     assert nodes.jobs[-1].attempt.avoid == "GPU-1"
+    assert not Path(run.folder, dealing.BLOCKS).exists()
     assert cards(run) == {"a": {"GPU-0"}, "b": {"GPU-0"}, "c": {"GPU-0"}, "d": {"GPU-1"}}
 
 
@@ -111,6 +111,7 @@ def test_a_block_that_is_lost_twice_is_reported_with_its_host(tmp_path: Path) ->
     lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
     # The better attempt is kept: unit d is whole, and c has both cases once.
     assert [m.case_id for m in lost] == ["c/nsa", "c/dense"]
+    assert Path(run.folder, dealing.BLOCKS).exists()  # with the logs of the jobs
     assert all("node7" in m.detail for m in lost)
     assert run.ended_at
     assert len(run.measurements) == 8 + 6 + 2
@@ -193,11 +194,46 @@ def test_a_gpu_of_another_model_is_refused(
         return DONE
 
     asked = tries
-    run, one = deal(tmp_path, FakeNodes(suite(), GPUS, plan))
+    run, said = deal(tmp_path, FakeNodes(suite(), GPUS, plan))
     assert {e.device_name for e in run.environments} == {"NVIDIA H200"}
-    assert "A100" in one.rows[1].ended
+    assert "A100" in said[2]
     lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
     assert [len(lost), complete(run)] == ([0, True] if asked == 1 else [4, False])
+
+
+def test_a_block_of_another_suite_is_refused(tmp_path: Path) -> None:
+    asked = suite()
+    changed = replace(asked, cases=tuple(replace(c, env={"X": "1"}) for c in asked.cases))
+    nodes = FakeNodes(asked, GPUS)
+
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        nodes.whole = changed if attempt.folder.name == "b001-0" else asked
+        return DONE
+
+    nodes.plan = plan
+    run, said = deal(tmp_path, nodes)
+    assert complete(run)
+    assert "the suite changed" in said[2]
+
+
+def test_a_block_does_not_wait_for_a_slot_that_died(tmp_path: Path) -> None:
+    def plan(attempt: Attempt, gpu: str) -> tuple[int, JobEnd]:
+        if attempt.folder.name != "b001-0":
+            return DONE
+        nodes.gpus = GPUS[:1]
+        return 6, JobEnd(detail="SIGKILL")
+
+    nodes = FakeNodes(suite(), GPUS, plan)
+    assert complete(deal(tmp_path, nodes)[0])
+    assert nodes.started[-1] == ("b001", "GPU-0")
+
+
+def test_a_resumption_that_is_refused_starts_afresh(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        deal(tmp_path, FakeNodes(suite(), GPUS, planned(b001=(6, SystemExit()))))
+    nodes = FakeNodes(suite(), GPUS, planned(b001=(0, JobEnd(status=2))))
+    assert complete(deal(tmp_path, nodes, resume=True)[0])
+    assert nodes.started[-1] == ("b001", "GPU-0")
 
 
 def test_a_suite_that_every_slot_refuses_ends_the_run(tmp_path: Path) -> None:

@@ -129,14 +129,17 @@ def test_a_killed_coordinator_ends_its_jobs_and_the_next_one_has_their_answers(
 
 @pytest.mark.parametrize("host", ["", "node1"])
 def test_a_killed_job_can_go_on_where_it_was(tmp_path: Path, host: str) -> None:
-    (job,) = HostExecutor([slot(tmp_path, host)]).start([attempt(tmp_path, "b000", "hang")])
+    asked = attempt(tmp_path, "b000", "--set=lr=1", "--trace", "hang")
+    (job,) = HostExecutor([slot(tmp_path, host)]).start([asked])
     begun(job)
     shell = psutil.Process(job._process.pid)
     next(p for p in shell.children(recursive=True) if "hang" in p.cmdline()).kill()
     found = end(job)
     assert (found.lost, found.status) == (False, 128 + signal.SIGKILL)
     assert stored(job) == [f"none in {tmp_path}"]
-    assert job.attempt.arguments("/store")[1:3] == ("--resume", "latest")
+    again = job.attempt.arguments("/store")
+    assert (again[1:3], again[-2:]) == (("--resume", "latest"), ("--trace", "hang"))
+    assert "--set=lr=1" not in again  # the stored suite has it
 
 
 @pytest.mark.parametrize("host", ["dead1", "lost1"])
@@ -152,12 +155,12 @@ def test_a_host_that_does_not_answer_gets_no_more_jobs(tmp_path: Path, host: str
 
 
 def test_a_job_that_hangs_is_ended_at_its_limit(tmp_path: Path) -> None:
-    nodes = HostExecutor([slot(tmp_path, "a"), slot(tmp_path, "b")])
+    nodes = HostExecutor([slot(tmp_path, gpu=gpu) for gpu in ("GPU-0", "GPU-1")])
     (job,) = nodes.start([attempt(tmp_path, "b000", "hang", limit_s=0.2)])
     found = end(job)
     assert found.lost
     assert found.status is None
-    assert nodes.slots() == ["b"]
+    assert nodes.slots() == ["GPU-1"]  # of the same node
 
 
 def busy(nodes: HostExecutor, waiting: Sequence[Attempt]) -> list[tuple[str, str]]:
@@ -207,12 +210,15 @@ def test_the_gpus_of_the_node_are_slots_by_uuid(monkeypatch: pytest.MonkeyPatch)
     assert hosts.of("local", "", "any").slots() == ["cpu"]
 
 
-def test_a_hosts_file_names_gpus_folder_and_command(tmp_path: Path) -> None:
+def test_a_hosts_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "hosts"
     file.write_text("# rented\na gpus=2\nb gpus=GPU-7 folder=/srv harness='x -m y'\nc gpus=0\nd\n")
     found = hosts.of("ssh", str(file), "any")
     assert found.slots() == ["a GPU 0", "a GPU 1", "b GPU GPU-7", "c", "d GPU 0"]
     assert (found._places[2].folder, found._places[2].harness) == ("/srv", "x -m y")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(HarnessError, match="ssh was not found"):
+        hosts.of("ssh", str(file), "any")
 
 
 @pytest.mark.parametrize("text", ["", "a gpu=1", "a folder=", "-oProxyCommand=x"])
