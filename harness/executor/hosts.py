@@ -201,17 +201,17 @@ def of(name: str, file: str, device: str) -> HostExecutor:
             gpus = [] if device == "cpu" else [gpu.uuid for gpu in nvml.gpus()]
             return HostExecutor([HostSlot(gpu=gpu) for gpu in gpus or [""]])
         return HostExecutor([HostSlot()])
+    lines_such_as = "--hosts FILE with lines such as: node1 gpus=4 folder=/srv/bench"
+    if not file:
+        raise HarnessError("--executor ssh needs a hosts file", f"Give {lines_such_as}")
     try:
-        if not file:
-            raise ValueError("it is not named")
         lines = Path(file).read_text(encoding="utf-8").splitlines()
         places = [slot for line in lines for slot in _host(line)]
         if not places:
             raise ValueError("it names no host")
     except (OSError, ValueError) as error:
         raise HarnessError(
-            f"cannot read the hosts file{file and f' {file}'}: {error}",
-            "Give --hosts FILE with lines such as: node1 gpus=4 folder=/srv/bench",
+            f"cannot read the hosts file {file}: {error}", f"Give {lines_such_as}"
         ) from None
     if not shutil.which(SSH[0]):
         raise HarnessError("ssh was not found on PATH", "Install OpenSSH's client.")

@@ -46,6 +46,7 @@ ENDED = {
 NOT_THE_NODE = ("CANCELLED", "PREEMPTED")
 """States that say nothing about the node of a job."""
 REFUSALS = 3
+PING = "Ask it: scontrol ping. If its configuration is elsewhere, set SLURM_CONF."
 
 Answer = TypeVar("Answer")
 
@@ -292,10 +293,19 @@ def of(file: str, say: Callable[[str], None]) -> SlurmExecutor:
         file: The profile; empty: all defaults.
 
     Raises:
-        HarnessError: The file cannot be read or is wrong, or submitit is not installed.
+        HarnessError: The file cannot be read or is wrong, submitit is not installed, or Slurm does
+            not answer.
     """
-    if not file:
-        return SlurmExecutor(SlurmProfile(), say)
-    text = text_of(Path(file), file, "Name a file: --profile-file FILE.")
-    least = "See harness/executor/README.md for an example."
-    return SlurmExecutor(checked(SlurmProfile, read(text, file, least=least)), say)
+    profile = SlurmProfile()
+    if file:
+        text = text_of(Path(file), file, "Name a file: --profile-file FILE.")
+        least = "See harness/executor/README.md for an example."
+        profile = checked(SlurmProfile, read(text, file, least=least))
+    made = SlurmExecutor(profile, say)
+    ping = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, check=False)
+    if ping.returncode:
+        lines = (ping.stderr or ping.stdout).strip().splitlines()
+        raise HarnessError(
+            f"Slurm does not answer: {lines[-1] if lines else 'no reason given'}", PING
+        )
+    return made

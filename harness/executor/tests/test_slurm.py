@@ -200,3 +200,9 @@ def test_a_wrong_profile_or_no_slurm_is_one_message(monkeypatch: pytest.MonkeyPa
     Path("profile.yaml").write_text("partition: gpu\ntime_mins: 5\n")
     with pytest.raises(HarnessError, match=r"profile.yaml:2:1: unknown key 'time_mins'"):
         slurm.of("profile.yaml", print)
+    for name, jobs in (("squeue", "true"), ("scontrol", "echo no controller >&2; exit 1")):
+        Path(name).write_text(f"#!/bin/sh\n{jobs}\n")
+        Path(name).chmod(0o755)
+    monkeypatch.setenv("PATH", ".", prepend=":")
+    with pytest.raises(HarnessError, match="Slurm does not answer: no controller"):
+        slurm.of("", print)
