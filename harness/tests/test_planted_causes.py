@@ -25,7 +25,6 @@ from harness.records import (
     PathRule,
     Peaks,
     Profile,
-    Rank,
     Run,
     SelfTest,
     TensorDigest,
@@ -164,26 +163,6 @@ def slow_network(c: Case, m: Measurement) -> Measurement:
 def slow_rank(c: Case, m: Measurement) -> Measurement:
     each = {f"rank{i}_compute": (s,) * 20 for i, s in enumerate((0.02, 0.02, 0.02, 0.04))}
     return replace(slow_network(c, m), readings=each)
-
-
-def ranks_draw(*watts: float) -> Damage:
-    """Under DDP all ranks take as long as the slowest, and NCCL keeps a GPU that waits busy."""
-
-    def damage(c: Case, m: Measurement) -> Measurement:
-        all_wait = Rank(rank=0, step_s=m.kept_s[0], gpu_utilisation=1.0)
-        drawn = enumerate(w + 20 * m.process for w in watts)
-        return replace(m, ranks=tuple(replace(all_wait, rank=i, gpu_power_w=w) for i, w in drawn))
-
-    return damage
-
-
-def once_uneven(c: Case, m: Measurement) -> Measurement:
-    return ranks_draw(600, 100 if m.process == 0 else 600)(c, m)
-
-
-def a_rank_rests(c: Case, m: Measurement) -> Measurement:
-    used = (Rank(rank=0, gpu_utilisation=1.0), Rank(rank=1, gpu_utilisation=0.3))
-    return replace(m, ranks=used)
 
 
 def fallback(c: Case, m: Measurement) -> Measurement:
@@ -336,10 +315,6 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (slow_python, CASES, CauseKind.HOST),
         (slow_network, CASES, CauseKind.COMMUNICATION),
         (slow_rank, CASES, CauseKind.RANKS),
-        (ranks_draw(600, 300), CASES, CauseKind.RANKS),
-        (ranks_draw(600, 520), CASES, None),  # another card
-        (once_uneven, CASES, None),
-        (a_rank_rests, CASES, CauseKind.RANKS),
         (fallback, CASES, CauseKind.FALLBACK),
         (dead_flag, CASES, CauseKind.DEAD),
         (checkpointing, GC, CauseKind.SETTING),
@@ -371,13 +346,6 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
-
-
-def test_the_rank_that_the_others_wait_for_is_named() -> None:
-    recorded = planted(a_rank_rests)
-
-    (cause,) = causes(recorded, summarise(recorded))
-    assert cause.evidence == "GPU utilisation of rank 0 is 3.3x that of rank 1"
 
 
 def test_a_setting_that_buys_memory_says_so() -> None:

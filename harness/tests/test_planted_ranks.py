@@ -1,0 +1,50 @@
+"""Ranks that others wait for, planted in records, are named as the cause; alike ones are not."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.causes import CauseKind, causes
+from harness.analysis.summary import summarise
+from harness.records import Case, Measurement, Rank
+from harness.tests.test_planted_causes import Damage, kinds, planted
+
+
+def ranks_draw(*watts: float) -> Damage:
+    """Under DDP all ranks take as long as the slowest, and NCCL keeps a GPU that waits busy."""
+
+    def damage(c: Case, m: Measurement) -> Measurement:
+        all_wait = Rank(rank=0, step_s=m.kept_s[0], gpu_utilisation=1.0)
+        drawn = enumerate(w + 20 * m.process for w in watts)
+        return replace(m, ranks=tuple(replace(all_wait, rank=i, gpu_power_w=w) for i, w in drawn))
+
+    return damage
+
+
+def once_uneven(c: Case, m: Measurement) -> Measurement:
+    return ranks_draw(600, 100 if m.process == 0 else 600)(c, m)
+
+
+def a_rank_rests(c: Case, m: Measurement) -> Measurement:
+    used = (Rank(rank=0, gpu_utilisation=1.0), Rank(rank=1, gpu_utilisation=0.3))
+    return replace(m, ranks=used)
+
+
+@pytest.mark.parametrize(
+    ("damage", "uneven"),
+    [
+        (ranks_draw(600, 300), True),
+        (ranks_draw(600, 520), False),  # another card
+        (once_uneven, False),
+        (a_rank_rests, True),
+    ],
+)
+def test_uneven_ranks_are_the_only_cause_named(damage: Damage, uneven: bool) -> None:
+    assert kinds(planted(damage)) == [CauseKind.RANKS] * uneven
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    recorded = planted(a_rank_rests)
+
+    (cause,) = causes(recorded, summarise(recorded))
+    assert cause.evidence == "GPU utilisation of rank 0 is 3.3x that of rank 1"
