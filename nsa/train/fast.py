@@ -76,5 +76,7 @@ def fast_settings(
             why = f"route {chosen.select} waits for the device"
         elif attention == "nsa" and launch.world_size > 1 and chosen.compress == OFF:
             why = "not without the compress branch on several ranks"
+        elif launch.world_size > 1 and settings.get("accum", 1) > 1:
+            why = "not measured with several forwards a step on several ranks"
         found["cuda_graph"] = (not why, why or FAST)
     return found

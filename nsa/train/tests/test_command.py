@@ -97,6 +97,7 @@ TRITON, ALONE, FAST = Routes.triton(), Routes.triton(["select"]), fast.FAST
         ("125m", {}, {"NSA_BRANCHES": "select"}, 1, (ALONE, FAST, "on", FAST, True, FAST)),
         ("125m", {"precision": "fp16"}, {}, 1, (TRITON, FAST, "on", FAST, False, "loss scale")),
         ("125m", {}, {}, 2, (TRITON, FAST, "on", FAST, True, FAST)),
+        ("125m", {"accum": 2}, {}, 2, (TRITON, FAST, "on", FAST, False, "several forwards")),
         ("125m", {}, {"NSA_BRANCHES": "select"}, 2, (ALONE, FAST, "on", FAST, 0, "several ranks")),
         ("small", {}, {}, 1, (None, "bf16 or fp16", "on", FAST, True, FAST)),
     ],
