@@ -132,9 +132,7 @@ def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[Case
     one."""
     groups: dict[object, list[CaseSummary]] = {}
     for s in summaries:
-        bound = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
-        rest = frozenset((name, value) for name, value in bound.items() if name not in axes)
-        groups.setdefault((s.card, rest), []).append(s)
+        groups.setdefault((s.card, s.case.apart_from(*axes)), []).append(s)
     return list(groups.values())
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from harness.analysis.suspects import sides
 from harness.executor.jobs import BLOCK_S, CaseBlock
 from harness.records import Case, Suite
+from harness.runner.telemetry import gpus_of
 
 PER_SLOT, LEAST_S, MOST_CASES = 4, 300.0, 200
 """Blocks that a slot measures one after the other, so that all slots end at about the same time;
@@ -53,15 +54,14 @@ def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:
     """Groups of cases that are equal in all but one axis."""
     groups: dict[object, list[Case]] = {}
     for c in cases:
-        bound = {"workload": c.workload, "provider": c.provider, **c.axes}
-        groups.setdefault(frozenset((n, v) for n, v in bound.items() if n != axis), []).append(c)
+        groups.setdefault(c.apart_from(axis), []).append(c)
     return groups.values()
 
 
 def is_alone(case: Case) -> bool:
     """Whether nothing else may be measured on the node: it takes several GPUs, or the suite says
     that it shares what it measures."""
-    return case.settings.exclusive or bool(case.program and case.program.needs_gpus("cuda") > 1)
+    return case.settings.exclusive or gpus_of(case) > 1
 
 
 def packed(

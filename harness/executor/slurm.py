@@ -163,7 +163,7 @@ class SlurmExecutor:
             avoid = iter([node])  # once: there may be no other
             try:
                 jobs += self._patiently(lambda: self._submit(array, next(avoid, ""), at_once))  # noqa: B023
-            except KeyboardInterrupt:  # nobody knows yet which jobs there are
+            except KeyboardInterrupt:  # sbatch may have submitted jobs whose ids did not arrive
                 self.cancel_all()
                 raise
         return jobs

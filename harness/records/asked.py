@@ -87,6 +87,11 @@ class Case:
             return self.provider
         return self.axes.get(name)
 
+    def apart_from(self, *axes: str) -> frozenset[tuple[str, Scalar]]:
+        """Workload, provider and axes but these: equal for cases that differ only in them."""
+        bound = {"workload": self.workload, "provider": self.provider, **self.axes}
+        return frozenset((name, value) for name, value in bound.items() if name not in axes)
+
 
 class Weight(StrEnum):
     """What a rule, expectation or missing partner may do to the verdict."""

@@ -1,7 +1,7 @@
 """The flight recorder of NCCL: the last collectives of each rank of a program that hangs.
 
-Each rank keeps its last collectives, and dumps them when it is asked through a pipe, or when a
-collective times out. Without NCCL there is no pipe and no dump.
+Each rank keeps its last collectives. It writes them to a file when a byte arrives in its pipe, or
+when a collective times out. Without NCCL there is neither pipe nor file.
 
 Source: torch/csrc/distributed/c10d/FlightRecorder.hpp, ProcessGroupNCCL.hpp.
 """

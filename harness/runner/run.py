@@ -36,6 +36,9 @@ from harness.runner.launcher import Launcher
 from harness.runner.telemetry import gpus_of
 from harness.runner.watchdog import RunObserver, watch
 
+SIGNAL_S = 0.2
+"""Longest time between the SIGTERM to a worker and that to this process, if both get one."""
+
 
 class Writer(Protocol):
     """Stores measurements, as harness.store.writer.RunWriter does."""
@@ -59,9 +62,6 @@ class Budget:
     expected_s: Mapping[str, float]
     """Case id -> expected lifetime of one process."""
     clock: Callable[[], float] = time.monotonic
-
-
-SIGNAL_S = 0.2
 
 
 class Agenda:
@@ -192,8 +192,8 @@ def run_suite(
             case, process = step
             measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
-                # Slurm sends it to all processes of a job: the one to this process may be on its
-                # way, and then this is no crash.
+                # Slurm sends it to all processes of a job. If this process gets one, too, the
+                # worker did not crash.
                 time.sleep(SIGNAL_S)
             writer.append(measurement)
             agenda.ended(measurement)

@@ -132,7 +132,7 @@ def create(
 
     Args:
         started_at: When an imported run was measured; None for a run that starts now.
-        where: Stands in the id for the device, if that is not known yet.
+        where: Takes the place of the device in the id while the device is unknown.
 
     Raises:
         StoreError: The folder cannot be made or written.

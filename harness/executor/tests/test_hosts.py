@@ -1,8 +1,10 @@
 """Jobs on this node and by ssh: real shells, with an ssh and a harness that only pretend."""
 
+import io
 import os
 import signal
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -236,3 +238,36 @@ def test_a_pattern_selects_one_case_only(tmp_path: Path) -> None:
     assert passes("a/nsa", [first])
     assert not passes("a/nsa/gc=on", [first])
     assert passes("a/[x]", [second])
+
+
+def test_an_answer_writes_into_its_folder_only(tmp_path: Path) -> None:
+    """The host that packed it may be anybody's."""
+    all_of_it = tmp_path / "all"
+    inside = all_of_it / "blocks/b000-0/r/run.jsonl"
+    inside.parents[2].mkdir(parents=True)
+    answer = inside.parents[2] / "b000-0.tar"
+    with tarfile.open(answer, "w") as tar:
+        for name in ("./r/run.jsonl", "../outside", str(all_of_it / "rooted")):
+            found = tarfile.TarInfo(name)
+            found.size = 4
+            tar.addfile(found, io.BytesIO(b"line"))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        tar.addfile(link)
+
+    hosts._unpack(answer)
+
+    assert inside.read_bytes() == b"line"
+    files = sorted(p for p in all_of_it.rglob("*") if p.is_file() or p.is_symlink())
+    assert files == [inside]
+
+
+def test_an_answer_that_cannot_be_written_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("line")
+    with tarfile.open(tmp_path / "b000-0.tar", "w") as tar:
+        tar.add(tmp_path / "r", "r")
+    (tmp_path / "b000-0").write_text("no folder")
+
+    with pytest.raises(OSError, match="b000-0"):
+        hosts._unpack(tmp_path / "b000-0.tar")
+    assert (tmp_path / "b000-0.tar").exists()

@@ -65,7 +65,7 @@ def test_factories_of_one_module_keep_their_own_delays() -> None:
     module["b"]("mine", {"n": 1}).run()
     module["b"]("mine", {"n": 2}).run()
 
-    assert waited == [0.5, 0.25], "and none where none is planted"
+    assert waited == [0.5, 0.25], "a case without a planted delay does not wait"
 
 
 def test_known_step_times_spare_the_gate_of_one_commit() -> None:
