@@ -143,20 +143,11 @@ def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
             m.flags_read.get(name) is False for m in run.of(s.case.case_id)
         )
 
-    def adds_gpus(s: CaseSummary, axis: str) -> bool:
-        """More GPUs do more work in the same time."""
-        gpus: dict[Scalar | None, set[int]] = {}
-        for other, program in cases.values():
-            if program and other.case.workload == s.case.workload:
-                gpus.setdefault(other.case.get(axis), set()).add(program.needs_gpus("cuda"))
-        return len(set(map(frozenset, gpus.values()))) > 1
-
     return {
         case_id: axis
         for case_id, (s, program) in cases.items()
         for axis in (program.work_axes if program and s.outcome is Outcome.OK else ())
         if is_inert(s, axis, program.carried.get(axis, axis) if program else axis)
-        and not adds_gpus(s, axis)
     }
 
 

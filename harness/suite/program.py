@@ -94,6 +94,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         return None
     words = _words(workload)
     factors = [f for product in (workload.tokens, workload.flops) for f in _factors(product)]
+    gpus = {*_factors(workload.gpus), *_factors(workload.world_size)}
     argv = [_filled(str(word), case) for word in words[:1]]
     for word in words[1:]:
         optional = _optional(word)
@@ -111,8 +112,8 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         gpus=_product(workload.gpus, case) or 0,
         world_size=_product(workload.world_size, case) or 0,
         carried=_carried(["", workload.cwd, *words]),
-        # The harness itself starts the ranks, so their number has an effect.
-        work_axes=tuple(n for n in case.axes if n in {*factors} - {*_factors(workload.world_size)}),
+        # More GPUs do more work in the same time, which an axis without effect does, too.
+        work_axes=tuple(n for n in case.axes if n in {*factors} - gpus),
     )
 
 

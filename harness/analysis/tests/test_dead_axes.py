@@ -311,22 +311,6 @@ def test_tokens_computed_from_an_axis_without_effect_are_withdrawn(
             assert why == "the work of a step follows seq_len, which has no effect"
 
 
-@pytest.mark.parametrize("key", ["gpus", "world_size"])
-def test_an_axis_that_adds_gpus_adds_work_in_the_same_time(key: str) -> None:
-    """Each rank loses and takes what it did alone."""
-    cases = [
-        replace(c, program=replace(TRAIN, **{key: i}))  # type: ignore[arg-type]
-        for i, c in enumerate(LENGTHS, 1)
-    ]
-
-    recorded = run(cases, lambda c: reporting(c, LOSSES, flags_read={}))
-    found = summarise(recorded)
-
-    assert all("tokens_per_s" in s.metrics for s in found)
-    why = why_absent(found[0], recorded.measurements[:1], recorded.environment, "mfu")
-    assert "no effect" not in why
-
-
 def test_axes_that_only_change_together_are_compared_together() -> None:
     rows = [case({"v2": a, "pack": b}) for a, b in ((1, 0), (0, 0), (1, 1), (0, 1))]
 

@@ -174,6 +174,15 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     assert m.readings["n"] == (6 * 7 + 3,)
 
 
+@pytest.mark.parametrize("key", ["gpus", "world_size"])
+def test_more_gpus_do_more_work_in_the_same_time(key: str) -> None:
+    """So their number is no axis whose work must have an effect."""
+    text = f"    command: x --n={{n}} --r={{r}}\n    tokens: [n, r]\n    {key}: r\n"
+    asked = suites.loads(HEAD + text + "    axes: {n: 6, r: [1, 2]}\n", "suite.yaml")
+
+    assert [c.program.work_axes for c in asked.cases if c.program] == [("n",)] * 2
+
+
 def test_a_reported_metric_can_be_named_by_a_rule(tmp_path: Path) -> None:
     rule = "verdict: [{name: learns, metric: loss, go: 2.0, abort: 3.0}]\n"
     asked = suites.loads(HEAD + "    command: x\n    " + LOSS + "\n" + rule, "suite.yaml")
