@@ -341,7 +341,10 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
     Either tokens/s are constant though each token costs more FLOPs, or the step time is constant
     though the step does. With constant FLOPs, a constant speed is odd only if the axis was not seen
     to reach the workload; an upper-case axis, which is a variable and not a size, is left out then.
+    So are programs of more and more GPUs: they do more work in the same time.
     """
+    if len({s.case.program.needs_gpus("cuda") for s in group if s.case.program}) > 1:
+        return
     ranked = sorted(group, key=lambda s: positive(s, axis))
     first, last = ranked[0], ranked[-1]
     if positive(last, axis) < MIN_SPAN * positive(first, axis):

@@ -399,6 +399,16 @@ def test_a_program_whose_metrics_follow_the_axis_uses_it(
     assert len(odd(LENGTHS[::2], measure).still) == odd_ones
 
 
+def test_more_gpus_do_more_work_in_the_same_time() -> None:
+    def ranks(c: Case) -> Case:
+        return replace(c, program=Program(argv=("x",), world_size=int(c.axes["world_size"])))
+
+    cases = sweep(world_size=[1, 2])
+
+    assert len(odd(cases, unused).still) == 1
+    assert odd([ranks(c) for c in cases], unused).still == ()
+
+
 def test_a_case_without_a_speed_is_not_compared() -> None:
     def measure(c: Case) -> list[Measurement]:
         first, *others = did(c)
