@@ -46,11 +46,10 @@ def measured(run_id: str, case: Case, *, any_length: bool = False) -> Sequence[M
 
 
 def process_s(case: Case) -> float:
-    """Shortest life of a process, not the one that compiles; of the parts only a longer row, once,
-    was stored."""
-    parts = case.workload == "parts"
-    found = [m.wall_s for run in SOURCES for m in measured(run, case, any_length=parts)]
-    return min(found)
+    """Median life of a process; one in six compiles. Of the scores a shorter row was stored."""
+    scores = case.axes.get("branch") == "scores"
+    found = [m.wall_s for run in SOURCES for m in measured(run, case, any_length=scores)]
+    return statistics.median(found)
 
 
 def test_a_clean_change_takes_six_minutes_at_most() -> None:
@@ -59,8 +58,8 @@ def test_a_clean_change_takes_six_minutes_at_most() -> None:
     head = SUITE.text.partition("schema:")[0].replace("\n#", "")
 
     assert clean_s <= BUDGET_S
-    assert f"at most {clean_s / 60:.1f} minutes of an H200" in head
-    assert f"at most {total_s:.1f} s together" in head
+    assert f"about {clean_s / 60:.1f} minutes of an H200" in head
+    assert f"{total_s:.1f} s together" in head
 
 
 def test_every_case_is_of_bf16_and_names_its_kernels() -> None:
