@@ -34,6 +34,7 @@ from harness.records import (
     Run,
     Scalar,
     SelfTest,
+    of_rank,
 )
 
 MEASURED_HERE = ("step_s", "peak_memory_bytes")
@@ -459,14 +460,19 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
-    masks = [int(x) for m in evidence for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
-    for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
-        if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
-            named = ", ".join(r for bit, r in reasons.items() if any(mask & bit for mask in hit))
-            yield f"GPU {kind} in {len(hit)} of {len(masks)} readings: {named}"
-    foreign = [x for m in evidence for x in readings(m, "gpu_foreign_processes", TIMED)]
-    if shared := sum(x > 0 for x in foreign):
-        yield f"other processes on the GPU in {shared} of {len(foreign)} readings"
+    ranks = max(len(m.ranks) for m in evidence)
+    for rank in range(ranks or 1):
+        gpu = f"GPU of rank {rank}" if ranks else "GPU"
+        reasons_of = of_rank("gpu_throttle_reasons", rank)
+        masks = [int(x) for m in evidence for x in readings(m, reasons_of, ("sampling",))]
+        for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
+            if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
+                seen = [r for bit, r in reasons.items() if any(mask & bit for mask in hit)]
+                yield f"{gpu} {kind} in {len(hit)} of {len(masks)} readings: {', '.join(seen)}"
+        foreign_to = of_rank("gpu_foreign_processes", rank)
+        foreign = [x for m in evidence for x in readings(m, foreign_to, TIMED)]
+        if shared := sum(x > 0 for x in foreign):
+            yield f"other processes on the {gpu} in {shared} of {len(foreign)} readings"
     for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
         counts = [n for m in evidence if (n := len(readings(m, channel, TIMED)))]
         if counts and min(counts) < MIN_READINGS:

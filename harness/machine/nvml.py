@@ -16,7 +16,7 @@ import psutil
 import pynvml
 
 from harness.errors import ProbeError
-from harness.records import Gpu
+from harness.records import Gpu, of_rank
 
 Value = TypeVar("Value")
 
@@ -194,11 +194,6 @@ def optional(read: Callable[[], Value]) -> Value | None:
 
 
 # --- sampling ----------------------------------------------------------------------------
-
-
-def of_rank(channel: str, rank: int) -> str:
-    """A channel's name for the GPU of a rank; those of rank 0 have no number."""
-    return channel.replace("gpu_", f"gpu{rank}_", 1) if rank else channel
 
 
 class NvmlProbe:

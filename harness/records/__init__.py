@@ -68,6 +68,7 @@ from harness.records.measured import (
     TensorError,
     Work,
     bounded,
+    of_rank,
     require_times,
 )
 from harness.records.metrics import METRICS, OVER_STEPS, Metric

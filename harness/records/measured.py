@@ -129,6 +129,11 @@ class Telemetry:
     """Channel -> why it could not be read."""
 
 
+def of_rank(channel: str, rank: int) -> str:
+    """A channel's name for the GPU of a rank; those of rank 0 have no number."""
+    return channel.replace("gpu_", f"gpu{rank}_", 1) if rank else channel
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverSteps:
     """What a process reported step by step: an entry a step, or a line of several steps."""

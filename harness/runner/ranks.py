@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from harness.analysis.statistics import readings
-from harness.machine.nvml import CHANNELS, NvmlProbe, of_rank
+from harness.machine.nvml import CHANNELS, NvmlProbe
 from harness.machine.probes import Probe
-from harness.records import Measurement, Rank, Telemetry
+from harness.records import Measurement, Rank, Telemetry, of_rank
 from harness.runner.flight import Collective
 from harness.runner.stacks import ThreadStack
 

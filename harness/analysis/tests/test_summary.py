@@ -21,6 +21,7 @@ from harness.records import (
     Measurement,
     Outcome,
     Phase,
+    Rank,
     Rule,
     Telemetry,
 )
@@ -216,6 +217,14 @@ def test_a_weakness_gives_one_note(measurements: list[Measurement], words: str) 
     (note,) = summary_of(measurements).notes
 
     assert words in note
+
+
+def test_a_weakness_of_one_gpu_names_its_rank() -> None:
+    ranks = (Rank(rank=0), Rank(rank=1))
+
+    (note,) = summary_of(every(telemetry=probed(0x8, "gpu1_throttle_reasons"), ranks=ranks)).notes
+
+    assert note.startswith("GPU of rank 1 throttled in ")
 
 
 @pytest.mark.parametrize("mask", [0x0, 0x1, 0x2, 0x100])
