@@ -28,10 +28,11 @@ from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import run_git
-from harness.records import Decision, Measurement
+from harness.records import Case, Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
 from harness.store import reader
 from harness.suite import load as suites
+from harness.suite.choice import fits
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_PATH = "suites/planted.yaml"
@@ -255,6 +256,26 @@ def study(
         yield [_line(name, share, case, wall_s) for case in verdict.cases]
 
 
+def step_times(folder: Path, cases: Iterable[Case]) -> Mapping[str, float]:
+    """The median step of each case in a stored run, by its axes: ids follow what a suite sweeps."""
+    run = reader.load(folder.parent, folder.name)
+    taken = [
+        (c.factory, c.provider, c.axes, [s for m in run.of(c.case_id) for s in m.kept_s])
+        for c in run.suite.cases
+    ]
+    found = {}
+    for case in cases:
+        work = (case.factory, case.provider, case.axes)
+        steps = [s for *other, kept in taken if tuple(other) == work for s in kept]
+        if not steps:
+            raise SystemExit(
+                f"error: {folder.name} has no step of {case.case_id}\n"
+                "  Choose others with --cases, or leave out --step-s."
+            )
+        found[case.case_id] = median(steps)
+    return found
+
+
 def _line(gate: str, share: float, case: GateCase, wall_s: float) -> Line:
     c = case.comparison
     return Line(
@@ -308,11 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = options.suite.read_text() if options.suite else SUITE
     folder = options.out / "repository"
     scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
-    known_s: dict[str, float] = {}
-    if options.step_s:
-        run = reader.load(options.step_s.parent, options.step_s.name)
-        kept = {name: [s for m in run.of(name) for s in m.kept_s] for name in scratch.cases}
-        known_s = {name: median(taken) for name, taken in kept.items() if taken}
+    patterns = options.cases or ["*"]
+    judged = [c for name, c in scratch.cases.items() if any(fits(name, p) for p in patterns)]
+    known_s = step_times(options.step_s, judged) if options.step_s else {}
     lines: list[Line] = []
     stopped = False
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as journal:

@@ -1,7 +1,7 @@
 """The study of planted slowdowns: branches, lines and table, with a gate that reads the branch."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from harness.gate.plan import Request
 from harness.gate.records import GateVerdict
 from harness.records import Decision
+from harness.store import reader
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import gate_case, gate_verdict
@@ -82,6 +83,17 @@ def test_known_step_times_spare_the_gate_of_one_commit() -> None:
 
     assert [line.gate for (line,) in found] == ["+50%"]
     assert planted == {"slower-0.5": {CASE_ID: 0.002}}
+
+
+def test_a_stored_step_is_found_by_its_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, other = fake_runs.case({"n": 1}), fake_runs.case({"n": 3})
+    stored = fake_runs.run([alone], lambda c: fake_runs.timed(c, 0.25, cv=0.0))
+    monkeypatch.setattr(reader, "load", lambda *_: stored)
+    swept = replace(alone, case_id="train/nsa")
+
+    assert gate_planted.step_times(Path("run"), [swept]) == {"train/nsa": pytest.approx(0.25, rel=0.01)}
+    with pytest.raises(SystemExit, match="run has no step of train/nsa/n=3"):
+        gate_planted.step_times(Path("run"), [swept, other])
 
 
 def test_the_suite_of_the_study_is_a_suite_of_one_case_for_a_gpu() -> None:
