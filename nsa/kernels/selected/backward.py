@@ -24,7 +24,6 @@ from nsa.kernels.common.device import (
     architecture,
     ceil_div,
     last_contiguous,
-    power_of_2,
 )
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.streams import SideStream
@@ -38,14 +37,10 @@ from nsa.kernels.selected.keymajor import (
     load_rows,
     needs_wide_offsets,
     row_offsets,
-    seen_slots,
     store_rows,
     strides,
 )
-
-REDUCE_SLOTS = 16
-"""Slots whose shares a program has in flight at once."""
-REDUCE_ELEMENTS = 1024
+from nsa.kernels.selected.reduce import ELEMENTS, reduce_launch
 
 BACKWARD: Configs = {
     "sm_90": (
@@ -311,78 +306,6 @@ def _backward_kernel(
         _add(dk_ptr, to * D, is_key, tl.trans(dk2) * scale, D1, D2, D, ATOMIC)
 
 
-@triton.jit(do_not_specialize=["first_token", "T", "q_start"])
-def _reduce_kernel(
-    partial_ptr,  # [tokens of the chunk, HKV, N, G, D]
-    blocks_ptr,  # [B * T, HKV, N / PARTS]
-    document_start_ptr,  # [T], or None
-    dq_ptr,  # [B * T, HKV, G, D]
-    add1_ptr,  # [B, T, HKV * G, D], or None
-    add2_ptr,  # [B, T, HKV * G, D], or None
-    add1_b: tl.int64,
-    add1_t: tl.int64,
-    add1_h: tl.int64,
-    add2_b: tl.int64,
-    add2_t: tl.int64,
-    add2_h: tl.int64,
-    first_token,
-    T,
-    q_start,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PARTS: tl.constexpr,
-    VARLEN: tl.constexpr,
-    ADDED: tl.constexpr,
-    SLOTS: tl.constexpr,
-    ELEMENTS: tl.constexpr,
-):
-    """dq of one query and KV head, ELEMENTS of its G * D at a time: the sum over slots."""
-    local = tl.program_id(0) // HKV
-    h = tl.program_id(0) % HKV
-    token = first_token + local
-    element = tl.program_id(1) * ELEMENTS + tl.arange(0, ELEMENTS)
-    inside = element < G * D
-    base = partial_ptr + (local.to(tl.int64) * HKV + h) * (N * G * D)
-
-    dq = tl.zeros([ELEMENTS], tl.float32)
-    for s in range(0, N, SLOTS):
-        slot = s + tl.arange(0, SLOTS)
-        seen = seen_slots(
-            blocks_ptr,
-            document_start_ptr,
-            token,
-            h,
-            slot,
-            T,
-            q_start,
-            HKV,
-            N,
-            BLOCK_SIZE,
-            PARTS,
-            VARLEN,
-        )
-        share = tl.load(
-            base + slot[:, None] * (G * D) + element[None, :],
-            mask=seen[:, None] & inside[None, :],
-            other=0.0,
-        )
-        dq += tl.sum(share.to(tl.float32), 0)
-    b = token // T
-    t = token - b * T
-    head = h * G + element // D
-    if ADDED > 0:
-        at = b * add1_b + t * add1_t + head * add1_h + element % D
-        dq += tl.load(add1_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    if ADDED > 1:
-        at = b * add2_b + t * add2_t + head * add2_h + element % D
-        dq += tl.load(add2_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    out = dq_ptr + (token.to(tl.int64) * HKV + h) * (G * D) + element
-    tl.store(out, dq.to(dq_ptr.dtype.element_ty), mask=inside)
-
-
 def selected_backward(
     do: Tensor,
     q: Tensor,
@@ -431,7 +354,7 @@ def selected_backward(
         architecture(q.device), HKV, G, N, Dk, Dv, gate is not None, not deterministic, wide
     )
     block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
-    launch_reduce = _launch_reduce(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
+    launch_reduce = reduce_launch(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:
         launch(
             (chunk.max_items,),
@@ -461,7 +384,7 @@ def selected_backward(
         for side in added_by:
             side.join()
         launch_reduce(
-            (chunk.tokens * HKV, ceil_div(G * Dk, REDUCE_ELEMENTS)),
+            (chunk.tokens * HKV, ceil_div(G * Dk, ELEMENTS)),
             (partial, index.blocks, index.document_start, dq, add1, add2),
             (*strides(add1, 3), *strides(add2, 3), chunk.first_token, T, at.q_start),
         )
@@ -484,23 +407,4 @@ def _launch(
     shared = constants(BACKWARD, arch, HKV, G, N, Dk, Dv, wide)
     return KernelLaunch(
         _backward_kernel, **shared, GATED=gated, ATOMIC=atomic, HALVES=shared["D1"] > 64
-    )
-
-
-@lru_cache(maxsize=KINDS)
-def _launch_reduce(
-    HKV: int, G: int, N: int, Dk: int, block_size: int, parts: int, documents: bool, added: int
-) -> KernelLaunch:
-    return KernelLaunch(
-        _reduce_kernel,
-        HKV=HKV,
-        G=G,
-        N=N,
-        D=Dk,
-        BLOCK_SIZE=block_size,
-        PARTS=parts,
-        VARLEN=documents,
-        ADDED=added,
-        SLOTS=min(REDUCE_SLOTS, power_of_2(N)),
-        ELEMENTS=min(REDUCE_ELEMENTS, power_of_2(G * Dk)),
     )

@@ -91,7 +91,9 @@ def test_a_stored_step_is_found_by_its_axes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(reader, "load", lambda *_: stored)
     swept = replace(alone, case_id="train/nsa")
 
-    assert gate_planted.step_times(Path("run"), [swept]) == {"train/nsa": pytest.approx(0.25, rel=0.01)}
+    assert gate_planted.step_times(Path("run"), [swept]) == {
+        "train/nsa": pytest.approx(0.25, rel=0.01)
+    }
     with pytest.raises(SystemExit, match="run has no step of train/nsa/n=3"):
         gate_planted.step_times(Path("run"), [swept, other])
 
