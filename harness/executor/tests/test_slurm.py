@@ -162,7 +162,7 @@ def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     does = {
-        "squeue": "echo 7 RUNNING node7; echo 8 PENDING",
+        "squeue": "echo '6|PREEMPTED|node5|None\n7|RUNNING|node7|None\n8|PENDING||Priority'",
         "sbatch": "cat $1 > sbatch-got; echo Submitted batch job 9",
     }
     for name in ("srun", "scontrol", "scancel", *does):
@@ -179,6 +179,7 @@ def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an
     waiting = [replace(known, slot="Slurm job 7"), *(replace(a, avoid="Slurm job 7") for a in lost)]
     assert [job.job_id for job in made.start(waiting)] == ["7", "9"]  # two at once
     assert "--exclude=node6,node7" in Path("sbatch-got").read_text()
+    assert made.nodes["6"] == ""  # it was not the fault of its node
 
     monkeypatch.setattr(slurm, "CANCEL_S", 0)
     monkeypatch.setattr(made, "_submit", Mock(side_effect=KeyboardInterrupt))
@@ -190,6 +191,31 @@ def test_it_submits_what_may_run_and_waits_for_a_controller_and_cancels_after_an
     monkeypatch.setattr(slurm, "CONTROLLER_S", -1)
     with pytest.raises(HarnessError, match="did not answer"):
         made.states(now=True)
+
+
+def test_a_job_that_slurm_does_not_run_is_said_after_a_minute_and_then_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", str)
+    clock, said, lines = Mock(), list[str](), list[str]()
+    monkeypatch.setattr(slurm, "time", clock)
+    monkeypatch.setattr(slurm, "_output", lambda _: "\n".join(lines))
+    made = slurm.SlurmExecutor(slurm.SlurmProfile(), said.append)
+    made._mine.update("1234")
+
+    def said_at(second: float, *queue: str) -> int:
+        clock.monotonic.return_value = second
+        lines[:] = ["1|RUNNING|node7|None", "2|PENDING||JobArrayTaskLimit", *queue]
+        made.states(now=True)
+        return len(said)
+
+    held = "3|PENDING||JobHeldUser"
+    assert [said_at(t) for t in (0, 100)] == [0, 0]
+    assert [said_at(t, held) for t in (101, 159, 161, 1900, 1962)] == [0, 0, 1, 1, 2]
+    assert "3 is PENDING: JobHeldUser; more: scontrol show job 3" in said[0]
+    assert [said_at(2000), said_at(2001, "4|COMPLETING|node7|None")] == [2, 2]
+    assert [said_at(2059, held), said_at(2061, held)] == [2, 3]
+    assert [said_at(t, "5|PENDING||of nobody") for t in (2062, 9000)] == [3, 3]
 
 
 def test_a_wrong_profile_or_no_slurm_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
