@@ -37,6 +37,8 @@ CANCEL_S = 60.0
 """Slurm kills what does not end within KillWait, 30 s by default."""
 CONTROLLER_S, CONTROLLER_POLL_S = 30 * units.MINUTE_S, 2.0
 """How long a controller that does not answer is waited for."""
+WAITING_S, WAITING_AGAIN_S = units.MINUTE_S, 30 * units.MINUTE_S
+"""When it is said that Slurm does not run a job, and how long after it again."""
 GONE = "unknown to Slurm"
 ENDED = {
     GONE,
@@ -87,8 +89,6 @@ class SlurmJob:
         if state not in ENDED:
             return None
         status = self.executor.status(self.job_id)
-        if state in NOT_THE_NODE:
-            self.executor.nodes.pop(self.job_id, None)
         words = [state if status is None or state != "COMPLETED" else f"exit status {status}"]
         if state in ("COMPLETED", "FAILED"):
             words += last_words(Path(f"{self.attempt.folder}.log"))
@@ -120,7 +120,8 @@ class SlurmExecutor:
         self._folder, self._job_name = Path(), ""
         self._states: Mapping[str, str] = {}
         self.nodes: dict[str, str] = {}
-        """Job id -> its node."""
+        """Job id -> its node; empty if it has none, or does not end for its fault."""
+        self._say_at = 0.0
         self._asked_at = float("-inf")
         self._mine: set[str] = set()
         self._found: dict[str, str] = {}
@@ -212,13 +213,29 @@ class SlurmExecutor:
     def states(self, *, now: bool = False) -> Mapping[str, str]:
         """Job id -> Slurm's word for its state, of all jobs of this run that Slurm knows."""
         if now or time.monotonic() - self._asked_at > ASK_S + ASK_ONE_S * len(self._mine):
-            ask = ["squeue", *self._ours(), "--states=all", "--array", "-h", "-o", "%i %T %N"]
+            ask = ["squeue", *self._ours(), "--states=all", "--array", "-h", "-o", "%i|%T|%N|%r"]
             lines = self._patiently(lambda: _output(ask)).splitlines()
-            found = [line.split() for line in lines]
-            self._states = {job_id: state for job_id, state, *_ in found}
-            self.nodes.update((job_id, node) for job_id, _, *nodes in found for node in nodes)
+            found = [line.split("|", 3) for line in lines]
+            self._states = {i: state for i, state, *_ in found}
+            self.nodes.update((i, "" if state in NOT_THE_NODE else n) for i, state, n, _ in found)
             self._asked_at = time.monotonic()
+            self._say_what_waits({i: reason for i, *_, reason in found})
         return self._states
+
+    def _say_what_waits(self, reasons: Mapping[str, str]) -> None:
+        """Say now and then that Slurm does not run jobs of this run, for another reason than that
+        enough of them run."""
+        states, now = self._states, time.monotonic()
+        live = [i for i in reasons if i in self._mine and states[i] not in {*ENDED, "RUNNING"}]
+        waiting = [i for i in live if reasons[i] != "JobArrayTaskLimit"]
+        if not waiting:
+            self._say_at = now + WAITING_S
+        elif now >= self._say_at:
+            self._say_at, first = now + WAITING_AGAIN_S, waiting[0]
+            self._say(
+                f"jobs that wait for Slurm: {len(waiting)}; {first} is {states[first]}: "
+                f"{reasons[first]}; more: scontrol show job {first}"
+            )
 
     def status(self, job_id: str) -> int | None:
         """Exit status of the harness in a job that ended; None if it did not get that far."""
