@@ -79,7 +79,8 @@ def own(tmp_path: Path) -> Path:
         "nsa/model.py": MODEL,
         "nsa/sizes.py": "SIZE = 8\n",
         OWN_SUITE: SUITE.replace("toysuites.workloads", "nsa.model"),
-        "ci/gate.yaml": POLICY.replace("toysuites/toys.yaml", OWN_SUITE),
+        "ci/gate.yaml": POLICY.replace("toysuites/toys.yaml", OWN_SUITE)
+        + f"counters: [{{suite: {OWN_SUITE}}}]\n",
         ".gitignore": "__pycache__/\nreports/\n",
     }
     write(tmp_path, files)
@@ -135,7 +136,7 @@ def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
 
 
 def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
-    words = ("--base", "main~1", "--head", "main", "--no-self-test", "--json")
+    words = ("--counters", "--base", "main~1", "--head", "main", "--json")
 
     answer = call(wheel, own, "harness", "gate", *words)
 
