@@ -109,10 +109,10 @@ class Repository:
         # git would read a leading dash as an option.
         found = None if ref.startswith("-") else try_git(self.root, *arguments)
         if found is None:
-            raise HarnessError(
-                f"{ref!r} is not a commit of {self.root}",
-                "In a shallow clone, fetch it first: git fetch origin main --depth=1000.",
-            )
+            remedy = "In a shallow clone, fetch it first: git fetch origin main --depth=1000."
+            if try_git(self.root, "rev-parse", "--verify", "--quiet", "HEAD") is None:
+                remedy = "The repository has no commit yet: make one, then repeat the command."
+            raise HarnessError(f"{ref!r} is not a commit of {self.root}", remedy)
         return found.strip()
 
     def merge_base(self, base: str, head: str) -> str:
