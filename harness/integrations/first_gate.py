@@ -165,9 +165,9 @@ def _printed(
 def _readings_text(read: Mapping[str, Any]) -> Iterator[str]:
     metrics = read.get("metrics", {})
     for name, way in metrics.items():
-        yield f"Read from the output: {name} in {way['line']!r}"
+        yield f"Read from the output: {name} in '{way['line']}'"
     if "progress" in read:
-        yield f"A step ends with a line that matches {read['progress']['step']!r}."
+        yield f"A step ends with a line that matches '{read['progress']['step']}'."
     elif "step_s" not in metrics:
         yield "The output has neither steps nor the time of one: the whole program is timed."
 

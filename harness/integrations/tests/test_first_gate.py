@@ -59,6 +59,7 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
 
     assert made.returncode == 0, made.stderr
     assert "bench/program: 1 ms; limit 2 ms" in made.stdout
+    assert r"\d" in made.stdout.replace(r"\\", ""), "patterns as they are written"
     assert first.returncode == 0, first.stdout + first.stderr
     assert "there is no file 'bench.py'" in first.stdout
     assert slower.returncode == 1, slower.stdout + slower.stderr
