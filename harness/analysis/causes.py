@@ -20,7 +20,7 @@ from harness.analysis.overhead import course, leaked
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import TIMED, readings, times_better
-from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
+from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar, of_rank
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -209,7 +209,12 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
     gpu, shared, hot = run.environment.gpu, {}, {}
     power: list[tuple[float, str, str]] = []
     for case_id, processes in measured.items():
-        foreign = [x > 0 for m in processes for x in readings(m, "gpu_foreign_processes", TIMED)]
+        channels = [
+            of_rank("gpu_foreign_processes", rank)
+            for rank in range(max((len(m.ranks) for m in processes), default=0) or 1)
+        ]
+        each = [[x > 0 for m in processes for x in readings(m, c, TIMED)] for c in channels]
+        foreign = max(each, key=sum)
         holders = [h for m in processes if m.evidence for h in m.evidence.holders]
         if holders or sum(foreign) > MANY * len(foreign):
             used = f"other processes in {sum(foreign)} of {len(foreign)} readings"
@@ -331,27 +336,29 @@ def _limits(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
 
 
 def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
-    """Ranks that differ more than any of them does between processes: in a metric that they report,
-    or in time, utilisation or power.
+    """Ranks that differ alike in every process: in a metric that they report, or in time,
+    utilisation or power.
 
     Under DDP the steps of all ranks take as long as the slowest, and NCCL keeps a GPU that waits
     busy; but such a GPU draws less power.
     """
     seen = []
     for case_id, processes in measured.items():
-        each: dict[str, list[float]] = {}
+        each: dict[str, dict[int, float]] = {}
         for m in processes:
             found = {n: median(v) for n, v in m.readings.items() if v and _RANK.search(n)}
             for name, value in (found | _of_ranks(m)).items():
-                each.setdefault(name, []).append(value)
+                each.setdefault(name, {})[m.process] = value
         alike: dict[str, list[str]] = {}
         for name in each:
             alike.setdefault(_RANK.sub("rank", name), []).append(name)
         for what, names in alike.items():
-            names.sort(key=lambda name: fmean(each[name]))
-            low, high = (fmean(each[names[i]]) for i in (0, -1))
-            apart = min(each[names[-1]]) > max(each[names[0]])
-            if low > 0 and apart and high > (UNEVEN_W if what == _POWER else UNEVEN) * low:
+            names.sort(key=lambda name: fmean(each[name].values()))
+            least, most = each[names[0]], each[names[-1]]
+            low, high = (fmean(of.values()) for of in (least, most))
+            limit = UNEVEN_W if what == _POWER else UNEVEN
+            both = least.keys() & most.keys()
+            if low > 0 and both and all(most[p] > limit * least[p] for p in both):
                 best = _RANK.findall(names[0])[0]
                 text = f"{names[-1]} is {units.factor(high / low)} that of {best}"
                 seen.append((1 - low / high, case_id, text))
