@@ -131,10 +131,10 @@ def headline(
     facts = {f.fact for f in decides.findings} if decides else set()
     word = "Act"
     match v.here or v.decision:
-        case _ if not v.asked:
-            word, todo = "Read", "nothing is decided"
         case Decision.NO_GO:
             todo = "do not go ahead"
+        case _ if not v.asked:
+            word, todo = "Read", "nothing is decided"
         case Decision.INCONCLUSIVE:
             todo = "measure again"
         case Decision.CONDITIONAL if decides and (slow := _slowest(decides, solved)):
