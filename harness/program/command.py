@@ -12,6 +12,7 @@ import math
 import os
 import re
 import resource
+import signal
 import statistics
 import tempfile
 import time
@@ -43,6 +44,7 @@ _OUT_OF_MEMORY = re.compile(
     r"|std::bad_alloc|can't allocate memory|Cannot allocate memory"
 )
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_RAISED = re.compile(r"^(?:\[rank\d+\]: )?\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 
 
 def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
@@ -293,6 +295,9 @@ class _Session:
     def _crashed(self, failed: RankOutput) -> Measurement:
         errors = failed.stderr.text.decode(errors="replace")
         last = failed.stderr.last.strip() or failed.stdout.last.strip()
+        if failed.code == -signal.SIGABRT:  # torch aborts as Python ends, whose stacks come last
+            said = errors.partition("Fatal Python error: ")[0]
+            last = next(reversed(_RAISED.findall(said)), said.strip().rpartition("\n")[2])
         how = ranks.how_ended(failed.code or 0)
         if self.program.ranks:
             how = f"rank {failed.rank} {'was ' if (failed.code or 0) < 0 else ''}{how}"

@@ -100,16 +100,18 @@ def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | No
         file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
         text = file.read().decode(errors="replace")
     text = text if rank is None else stacks.by_rank(text).get(rank, "")
-    if (start := text.find("Fatal Python error: ")) >= 0:
-        note, frame = "faulthandler's", stacks.written_stack(text[start:]).frame
-    elif (start := text.rfind("Traceback (most recent call last):")) >= 0:
+    end = start if (start := text.find("Fatal Python error: ")) >= 0 else len(text)
+    raised = text.rfind("Traceback (most recent call last):", 0, end)
+    if start >= 0 and not (raised >= 0 and "<no Python frame>" in text[start:]):
+        note, frame, end = "faulthandler's", stacks.written_stack(text[start:]).frame, len(text)
+    elif (start := raised) >= 0:
         note, frame = "Python's", ""
-        for path, line, function in _TRACEBACK.findall(text, start)[-1:]:
+        for path, line, function in _TRACEBACK.findall(text, start, end)[-1:]:
             frame = f"{function} ({Path(path).name}:{line})"
     else:
         return "", None
     kept = EvidenceFile(name="traceback", note=note)
-    return frame, folder.write("traceback.txt", text[start:], kept)
+    return frame, folder.write("traceback.txt", text[start:end], kept)
 
 
 def _tail(telemetry: Telemetry) -> str:

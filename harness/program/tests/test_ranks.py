@@ -55,6 +55,11 @@ for i in range(1, 13):
     ("fault", "outcome", "said"),
     [
         ("raise OSError('no data')", Outcome.CRASH, "rank 1 exited with 1, after its step 4: OS"),
+        (
+            "import atexit; atexit.register(os.abort); raise OSError('no data')",
+            Outcome.CRASH,
+            "rank 1 was killed by SIGABRT, after its step 4: OSError: no data",
+        ),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "rank 1 exited with 1, after its step 4: Mem"),
         ("print('step 5 loss nan'); hang()", Outcome.NON_FINITE, "rank 1: loss is nan"),
         ("print('step 5 loss x'); hang()", Outcome.CRASH, "rank 1: loss: 'x' is not a number"),
