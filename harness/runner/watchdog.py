@@ -396,7 +396,7 @@ class Story:
                 process=self._process,
                 outcome=ending.outcome or Outcome.CRASH,
                 lower_bound_s=ending.lower_bound_s,
-                ranks=tuple(Rank(rank=r, steps=n, ended="did not end") for r, n in left),
+                ranks=tuple(Rank(rank=r, steps=n or None, ended="did not end") for r, n in left),
             )
             if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
                 built = self.built

@@ -113,6 +113,13 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
 
+def test_a_rank_that_showed_no_step_has_an_unknown_number() -> None:
+    story = reported(settings=replace(QUICK, timeout_s=2.5))
+    story.rank_steps = (19, 0)
+
+    assert [r.steps for r in measured(story, after(story, 2.5)).ranks] == [19, None]
+
+
 def part(*steps: int, **values: tuple[float, ...]) -> OverSteps:
     times_s = tuple(float(n) for n in steps)
     return OverSteps(step=steps, step_s=times_s, end_s=times_s, values=values)
