@@ -58,6 +58,7 @@ ON_CPU = {"screen_ratio": 1.1, "confirm_pairs": 20, "practical": 0.1}
 ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
 """A shared CPU cannot tell 3 %: GO is less than 25 % slower, NO-GO more than 10 %."""
 NOTHING = "Nothing was written. Repair it, or give larger --axis values, and repeat the command."
+APART = NOTHING.replace("Repair it", "Look for other load")
 
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
@@ -263,7 +264,7 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
     for one in summarise(run):
         metric = "tokens_per_s" if "tokens_per_s" in one.metrics else "step_s"
         if metric not in one.metrics:
-            raise HarnessError(f"{one.case.case_id}: {not_repeatable(one.apart_s)}", NOTHING)
+            raise HarnessError(f"{one.case.case_id}: {not_repeatable(one.apart_s)}", APART)
         value, case = one.metrics[metric].value, one.case
         side, limit = ("high", value * room) if metric == "step_s" else ("low", value / room)
         match = {name: case.axes[name] for name in case.swept}
