@@ -8,7 +8,7 @@ from harness import units
 from harness.analysis.suspects import SMALL_GAP
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
-from harness.gate.records import GateCase, GateVerdict, Stage
+from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import (
     WORST_FIRST,
     Decision,
@@ -286,9 +286,10 @@ def change_text(case: GateCase) -> str:
         return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
     if case.counters:
         return ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
+    state = "not compared" if case.state is State.UNCOMPARED else str(case.state)
     if case.candidate_s is not None and math.isfinite(case.candidate_s):
-        return f"{case.state}: {units.duration(case.candidate_s)}"
-    return str(case.state)
+        return f"{state}: {units.duration(case.candidate_s)}"
+    return state
 
 
 def open_question(case: GateCase) -> str:

@@ -4,9 +4,11 @@ import pytest
 
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
+from harness.gate.records import State
 from harness.records import Outcome, Rule, Weight
 from harness.report import verdict_text
 from harness.tests.fake_runs import ended, run, sweep, timed
+from harness.tests.fake_verdicts import gate_case
 
 
 def test_cases_that_ended_alike_share_a_sentence() -> None:
@@ -62,3 +64,9 @@ def test_only_the_words_that_a_table_has_are_explained(
     said = verdict_text.legend(judge(made.suite, made.environment, summarise(made), ()))
 
     assert [word for word in ("CONDITIONAL:", "(note):") if word in said] == explained
+
+
+def test_a_case_that_is_judged_by_its_limits_alone_is_not_compared() -> None:
+    only_limits = gate_case(state=State.UNCOMPARED, comparison=None, candidate_s=0.25)
+
+    assert verdict_text.change_text(only_limits) == "not compared: 250 ms"
