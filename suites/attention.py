@@ -17,7 +17,7 @@ from suites import peers
 from suites.attention_plan import AttentionPlan
 from suites.axes import DENSE, DTYPES, AxisError
 from suites.sampling import Sample
-from suites.selections import fixed_blocks
+from suites.selections import distinct_share, fixed_blocks, trained_blocks
 
 SEED = 0
 REFERENCE_BYTES = {"cuda": 8 * 2**30, "cpu": 2 * 2**30}
@@ -85,7 +85,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
     Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, the
     sizes of NSAConfig by their names, and for branch=select `selection`: the blocks that the
-    queries get. The whole operator selects the real top-n of its inputs.
+    queries get (suites.selections). The whole operator selects the real top-n of its inputs.
 
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
@@ -150,9 +150,12 @@ def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: in
 
 def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
     """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
+    sizes = {"B": p.B, "T": p.T, "HKV": p.HKV}
+    if p.selection == "trained":
+        return trained_blocks(**sizes, config=p.config, device=x.q.device.type)
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
-        return fixed_blocks(p.selection, B=p.B, T=p.T, HKV=p.HKV, config=p.config, rng=rng)
+        return fixed_blocks(p.selection, **sizes, config=p.config, rng=rng)
     if p.shared:
         q = peers.pad_group(x.q, p.HKV)
         return peers.fla_select_blocks(q, x.k_sel, x.v_sel, config=p.config)
@@ -386,6 +389,7 @@ def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[st
         seen["selection"] = p.selection
         seen["blocks_per_query"] = round(float(used.sum(-1).double().mean()), 2)
         seen["blocks_back"] = round(float(back.sum() / used.sum()), 2)
+        seen |= {f"distinct_of_{g}": round(distinct_share(blocks, g), 3) for g in (4, 16)}
     if p.shared:
         seen["compressed"] = f"means of {p.config.compress_block_size} tokens, apart"
     return seen

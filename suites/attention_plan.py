@@ -12,7 +12,7 @@ from nsa.config import ROUTES, NSAConfig, Routes
 from nsa.flags import Flags
 from suites import peers
 from suites.axes import DENSE, DTYPES, Axes, AxisError
-from suites.selections import SELECTIONS, Selection
+from suites.selections import SELECTIONS, TRAINED_HEADS, Selection
 
 BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
 _READ = {
@@ -111,6 +111,11 @@ class AttentionPlan:
             raise AxisError(
                 f"attention: selection={plan.selection} needs branch=select; the rest of the "
                 "operator selects for itself"
+            )
+        if plan.selection == "trained" and plan.HKV > TRAINED_HEADS:
+            raise AxisError(
+                f"attention: kv_heads={plan.HKV} with selection=trained, whose model has "
+                f"{TRAINED_HEADS} in all its layers"
             )
         if branch == "scores" and plan.backward:
             raise AxisError("attention: selection has no gradient; branch=scores is forward only")

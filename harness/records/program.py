@@ -100,5 +100,7 @@ class Rank:
     """Mean, 0 to 1. NCCL waits in a kernel, so a GPU that waits for another is busy too."""
     gpu_power_w: float | None = None
     """Mean. A GPU that waits draws less."""
+    gpu_sm_clock_hz: float | None = None
+    """Mean. The GPU with the lowest clock sets the step of all."""
     ended: str = ""
     """`killed by SIGKILL`, `did not end`; empty if it had finished, or need not go on."""

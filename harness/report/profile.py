@@ -157,9 +157,10 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
             values = ((name, getattr(r, name)) for name in known)
             shown = [NONE if x is None else units.quantity(name, x) for name, x in values]
             power = NONE if r.gpu_power_w is None else f"{r.gpu_power_w:.0f} W"
+            clock = NONE if r.gpu_sm_clock_hz is None else f"{r.gpu_sm_clock_hz / 1e6:,.0f} MHz"
             steps, gpu = NONE if r.steps is None else f"{r.steps:,}", r.gpu[:12] or NONE
             case = names[s.case.case_id]
-            rows.append((case, str(r.rank), gpu, steps, *shown, power, r.ended or NONE))
+            rows.append((case, str(r.rank), gpu, steps, *shown, power, clock, r.ended or NONE))
         b = next((m.breakdown for m in run.of(s.case.case_id) if m.breakdown), None)
         if b is not None and b.communication_s is not None:
             sent, hidden = b.communication_s, 1 - b.exposed_s / b.communication_s
@@ -168,8 +169,10 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
                 f"({units.percent(sent / b.profiled_step_s)} of the profiled step, waits for other "
                 f"ranks included); other kernels run during {units.percent(hidden)} of that time."
             )
-    heads = (">rank", "GPU", ">steps", ">step time", ">GPU busy", ">peak memory", ">power", "ended")
-    table = Table(columns=("case", *heads), rows=tuple(rows), remarks=tuple(remarks))
+    heads = (">rank", "GPU", ">steps", ">step time", ">GPU busy", ">peak memory", ">power")
+    table = Table(
+        columns=("case", *heads, ">SM clock", "ended"), rows=tuple(rows), remarks=tuple(remarks)
+    )
     return table if rows else None
 
 

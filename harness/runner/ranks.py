@@ -38,6 +38,7 @@ def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
     alone = replace(m, telemetry=telemetry)
     used = readings(alone, "gpu_utilisation", ("sampling",))
     drawn = readings(alone, "gpu_power_w", ("sampling",))
+    clock = readings(alone, "gpu_sm_clock_hz", ("sampling",))
     taken = [x for x in own.get("gpu_memory_bytes", ()) if x is not None]
     return replace(
         rank,
@@ -45,6 +46,7 @@ def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
         peak_memory_bytes=int(max(taken)) if taken else None,
         gpu_utilisation=float(np.mean(used)) if used else None,
         gpu_power_w=float(np.mean(drawn)) if drawn else None,
+        gpu_sm_clock_hz=float(np.mean(clock)) if clock else None,
     )
 
 

@@ -102,8 +102,8 @@ class NSAttention(nn.Module):
 
     def aux_stats(self) -> Mapping[str, Tensor]:
         """Statistics of the last forward, on its device: `gate_mean` [3], the mean gate of each
-        branch in the order of BRANCHES; `selected_blocks` [], the mean number of blocks a query
-        selected.
+        branch in the order of BRANCHES; `blocks` [B, T, HKV, n], what each query selected, -1 in
+        unused slots; `selected_blocks` [], the mean number of blocks a query selected.
 
         Empty before the first forward, and without aux_stats. A forward only keeps the tensors;
         the means are computed here.
@@ -113,6 +113,7 @@ class NSAttention(nn.Module):
         gates, indices = self._seen
         return {
             "gate_mean": gates.mean((0, 1, 2), dtype=torch.float32),
+            "blocks": indices,
             "selected_blocks": (indices >= 0).sum(-1, dtype=torch.float32).mean(),
         }
 

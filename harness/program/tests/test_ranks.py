@@ -121,10 +121,15 @@ def test_the_rank_that_has_nan_has_the_outcome(
 def test_a_rank_that_dies_before_there_are_enough_samples_is_not_overlooked(
     warm: Launcher, tmp_path: Path
 ) -> None:
-    program = """
+    dead = tmp_path / "dead"
+    program = f"""
+dead = {str(dead)!r}
 for i in range(1, 1000):
-    if rank == 1 and i == 3: os._exit(3)
-    time.sleep(0.02); print("step", i)
+    if rank == 1 and i == 3:
+        open(dead, "w").close()
+        os._exit(3)
+    while i == 3 and not os.path.exists(dead): time.sleep(0.01)
+    time.sleep(0.02 if i < 4 else 0.2); print("step", i)
 """
     m = measured(warm, tmp_path, RANK + program, STEPS[:-1] + ", until: sampled}", TWO)
 

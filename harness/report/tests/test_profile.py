@@ -81,6 +81,7 @@ def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> N
     assert section(run)["ranks"] is None
     sent = replace(GPU.breakdown, communication_s=0.02, exposed_s=0.005)  # type: ignore[type-var]
     first = Rank(rank=0, step_s=0.071, gpu="GPU-5d1e0f4c-0000", gpu_power_w=612.3, steps=1200)
+    first = replace(first, gpu_sm_clock_hz=1.7254e9)
     ranks = (first, Rank(rank=1, ended="killed by SIGKILL"))
     has = [
         replace(m, ranks=ranks, profile=replace(GPU, breakdown=sent))
@@ -92,8 +93,8 @@ def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> N
     table = section(replace(run, measurements=tuple(has)))["ranks"]
 
     assert [row[1:] for row in table.rows] == [
-        ("0", "GPU-5d1e0f4c", "1,200", "71 ms", "–", "–", "612 W", "–"),
-        ("1", "–", "–", "–", "–", "–", "–", "killed by SIGKILL"),
+        ("0", "GPU-5d1e0f4c", "1,200", "71 ms", "–", "–", "612 W", "1,725 MHz", "–"),
+        ("1", "–", "–", "–", "–", "–", "–", "–", "killed by SIGKILL"),
     ]
     (said,) = table.remarks
     assert "20.0 ms (22.2 % of the profiled step" in said

@@ -1,3 +1,61 @@
-"""The fixtures of nsa."""
+"""The fixtures of nsa, and those of tests that call kernels."""
 
-from nsa.tests.fixtures import *  # noqa: F403
+from nsa.tests.fixtures import *  # noqa: F403  # first: it turns Triton's interpreter on
+
+# isort: split
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa.kernels import scores
+from nsa.kernels.banded import key as banded_key
+from nsa.kernels.common.device import Architecture, as_architecture
+from nsa.kernels.selected import forward as selected
+from nsa.kernels.selected import inverse
+
+POISON = 1 << 30
+"""In place of an index that was not written: an address far outside of every tensor."""
+
+
+@pytest.fixture
+def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write stays NaN, or an index that must not be followed."""
+
+    def poisoned(make: Any) -> Any:
+        def empty(*args: Any, **options: Any) -> Tensor:
+            x: Tensor = make(*args, **options)
+            return x.fill_(torch.nan if x.is_floating_point() else POISON)
+
+        return empty
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(params=get_args(Architecture))
+def architecture(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiles by bulk copy, as on sm_90, and by pointers, as on sm_80: a GPU of 9.0 can do both."""
+    here = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    if request.param == "sm_90" and here < (9, 0):
+        pytest.skip("tiles of sm_90 may not fit the shared memory of this GPU")
+    with as_architecture(request.param):
+        yield
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries are taken in several chunks, those of a block in several items, and those that see a
+    tile of keys in several splits."""
+    monkeypatch.setattr(scores, "SCRATCH_BYTES", 1)
+    monkeypatch.setattr(selected, "SCRATCH_BYTES", 1)
+    monkeypatch.setattr(inverse, "ITEM_ROWS", 32)
+    monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 32)
+    monkeypatch.setattr(banded_key, "MIN_SPLIT_ROWS", 32)
+    monkeypatch.setattr(banded_key, "MIN_WINDOW_ROWS", 32)

@@ -18,28 +18,11 @@ from nsa.kernels.selected import inverse
 from nsa.kernels.selected.backward import selected_backward
 from nsa.kernels.selected.forward import selected_forward
 from nsa.kernels.selected.inverse import Selected
+from nsa.kernels.tests.where import CALLS_KERNELS
 from nsa.tests.gpu import no_waiting
 from nsa.tests.operator_inputs import DEVICES, needs_gpu, normal
 
-pytestmark = pytest.mark.filterwarnings(
-    # Triton's interpreter, of a loop whose bounds are runtime values; an error from NumPy 2.4 on.
-    "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
-)
-
-POISON = 1 << 30
-"""In place of an index that was not written: an address far outside of every tensor."""
-
-
-@pytest.fixture(autouse=True)
-def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write stays NaN, or an index that must not be followed."""
-    empty = torch.empty
-
-    def poisoned(*size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        x = empty(*size, dtype=dtype, device=device)
-        return x.fill_(torch.nan if dtype.is_floating_point else POISON)
-
-    monkeypatch.setattr(torch, "empty", poisoned)
+pytestmark = CALLS_KERNELS
 
 
 @dataclass(frozen=True, slots=True)
