@@ -96,9 +96,11 @@ def require_alike(before: Run, here: Environment) -> None:
         ]
     for what, started, found in compared:
         if started != found:
+            seen = ": see git status; what the run writes counts, too, unless git ignores it"
+            why = seen if what == "uncommitted changes" else ""
             raise StoreError(
                 f"run {before.run_id} started with {what} {started[:40]}, "
-                f"but here it is {found[:40]}",
+                f"but here it is {found[:40]}{why}",
                 f"Resume it with the same {what}, or start a new one: "
                 f"harness run {before.suite.path}",
             )

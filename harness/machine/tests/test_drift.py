@@ -49,7 +49,7 @@ def test_code_outside_git_is_a_difference() -> None:
         (replace(BASELINE, gpu=None), ("NVIDIA H200", "cpu")),
         (gpu(driver="1"), ("570.124.06", "1")),
         (replace(BASELINE, git=replace(GIT, commit="f" * 40)), ("406312f800", "ffffffffff")),
-        (replace(BASELINE, git=replace(GIT, dirty_sha256="a")), ("uncommitted",)),
+        (replace(BASELINE, git=replace(GIT, dirty_sha256="a")), ("uncommitted", "git status")),
     ],
 )
 def test_a_run_is_not_resumed_on_another_device_driver_or_code(
