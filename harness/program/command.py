@@ -296,8 +296,8 @@ class _Session:
         errors = failed.stderr.text.decode(errors="replace")
         last = failed.stderr.last.strip() or failed.stdout.last.strip()
         if failed.code == -signal.SIGABRT:  # torch aborts as Python ends, whose stacks come last
-            said = errors.partition("Fatal Python error: ")[0]
-            last = next(reversed(_RAISED.findall(said)), said.strip().rpartition("\n")[2])
+            own = errors.partition("Fatal Python error: ")[0]
+            last = next(reversed(_RAISED.findall(own)), own.strip().rpartition("\n")[2])
         how = ranks.how_ended(failed.code or 0)
         if self.program.ranks:
             how = f"rank {failed.rank} {'was ' if (failed.code or 0) < 0 else ''}{how}"
