@@ -196,7 +196,7 @@ class Read:
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream, and its last line that is not blank."""
+    """The end of a stream, and its last line that says something."""
 
     text: bytes = b""
     last: str = ""
@@ -204,7 +204,9 @@ class Tail:
     def add(self, read: Read) -> None:
         self.text = (self.text + read.data)[-STDERR_BYTES:]
         for line in read.lines:
-            self.last = line if line.strip() else self.last
+            # At a fatal signal Python lists modules after the stacks.
+            says = line.strip() and not line.startswith("Extension modules: ")
+            self.last = line if says else self.last
 
 
 class Lines:
