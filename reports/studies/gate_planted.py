@@ -327,11 +327,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compare", default="{}", help="`compare` of the policy, as YAML.")
     options = parser.parse_args(arguments)
     text = options.suite.read_text() if options.suite else SUITE
+    cases, patterns = suites.loads(text, SUITE_PATH).cases, options.cases or ["*"]
+    judged = [c for c in cases if any(fits(c.case_id, p) for p in patterns)]
+    known_s = step_times(options.step_s, judged) if options.step_s else {}
     folder = options.out / "repository"
     scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
-    patterns = options.cases or ["*"]
-    judged = [c for name, c in scratch.cases.items() if any(fits(name, p) for p in patterns)]
-    known_s = step_times(options.step_s, judged) if options.step_s else {}
     lines: list[Line] = []
     stopped = False
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as journal:
