@@ -1,4 +1,4 @@
-"""The page of every stored run: one screen that decides, and a page that can be read."""
+"""The page of a stored run: one screen that decides, and a page that can be read."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,13 @@ from harness.suite import load as suites
 
 ROOT = Path(__file__).parents[2]
 SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
-RUNS = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
+STORED = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
+SHOWN = re.findall(
+    r"[*]Run[*]{2}: (\S+)", "".join(p.read_text() for p in STORE.parent.glob("*.md"))
+)
+NEWEST = {re.sub(r"^\d+-\d+-|-[^-]+-[^-]+$", "", run): run for run in STORED}
+RUNS = sorted({*SHOWN, *NEWEST.values()})
+"""Those that a committed page shows, and the newest of each suite."""
 WORDS, ROWS, LINES = 200, 8, 150
 """Of the screen without its table, of that table, and of the page below the screen."""
 
