@@ -19,8 +19,8 @@ from harness.analysis.effects import Effect, effects, kernels_by_range
 from harness.analysis.overhead import course, leaked
 from harness.analysis.roofline import WAITS, Limit, bottleneck, clock_limit
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import TIMED, readings, times_better
-from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar, of_rank
+from harness.analysis.statistics import TIMED, of_ranks, readings, times_better
+from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -209,10 +209,7 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
     gpu, shared, hot = run.environment.gpu, {}, {}
     power: list[tuple[float, str, str]] = []
     for case_id, processes in measured.items():
-        channels = [
-            of_rank("gpu_foreign_processes", rank)
-            for rank in range(max((len(m.ranks) for m in processes), default=0) or 1)
-        ]
+        channels = of_ranks("gpu_foreign_processes", processes)
         each = [[x > 0 for m in processes for x in readings(m, c, TIMED)] for c in channels]
         foreign = max(each, key=sum)
         holders = [h for m in processes if m.evidence for h in m.evidence.holders]

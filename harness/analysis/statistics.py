@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtrit
 
-from harness.records import Estimate, Measurement, Phase, Telemetry
+from harness.records import Estimate, Measurement, Phase, Telemetry, of_rank
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -345,6 +345,13 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     end = max(e for _, e in spans)
     found = between(measurement.telemetry, channel, start, end)
     return [] if channel in LAG_S and len(found) < MIN_READINGS else found
+
+
+def of_ranks(channel: str, processes: Sequence[Measurement]) -> list[str]:
+    """The names of a channel for the GPU of each rank of a case; one if it has no ranks."""
+    return [
+        of_rank(channel, r) for r in range(max((len(m.ranks) for m in processes), default=0) or 1)
+    ]
 
 
 def between(telemetry: Telemetry, channel: str, start_s: float, end_s: float) -> list[float]:

@@ -19,6 +19,7 @@ from harness.analysis.statistics import (
     THROTTLE,
     TIMED,
     median_clock_hz,
+    of_ranks,
     readings,
 )
 from harness.records import (
@@ -34,7 +35,6 @@ from harness.records import (
     Run,
     Scalar,
     SelfTest,
-    of_rank,
 )
 
 MEASURED_HERE = ("step_s", "peak_memory_bytes")
@@ -460,17 +460,17 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
 
 
 def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
-    ranks = max(len(m.ranks) for m in evidence)
-    for rank in range(ranks or 1):
-        gpu = f"GPU of rank {rank}" if ranks else "GPU"
-        reasons_of = of_rank("gpu_throttle_reasons", rank)
-        masks = [int(x) for m in evidence for x in readings(m, reasons_of, ("sampling",))]
+    limits, others = (
+        of_ranks(name, evidence) for name in ("gpu_throttle_reasons", "gpu_foreign_processes")
+    )
+    for rank, (limit, other) in enumerate(zip(limits, others, strict=True)):
+        gpu = f"GPU of rank {rank}" if any(m.ranks for m in evidence) else "GPU"
+        masks = [int(x) for m in evidence for x in readings(m, limit, ("sampling",))]
         for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
             if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
                 seen = [r for bit, r in reasons.items() if any(mask & bit for mask in hit)]
                 yield f"{gpu} {kind} in {len(hit)} of {len(masks)} readings: {', '.join(seen)}"
-        foreign_to = of_rank("gpu_foreign_processes", rank)
-        foreign = [x for m in evidence for x in readings(m, foreign_to, TIMED)]
+        foreign = [x for m in evidence for x in readings(m, other, TIMED)]
         if shared := sum(x > 0 for x in foreign):
             yield f"other processes on the {gpu} in {shared} of {len(foreign)} readings"
     for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):

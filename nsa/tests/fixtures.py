@@ -7,11 +7,16 @@ imported, and nothing can change it afterwards in the same process.
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-__all__ = ["no_flags", "one_thread", "quick_compiler"]
+__all__ = ["no_flags", "one_thread", "poisoned_outputs", "quick_compiler"]
+
+POISON = 1 << 30
+"""In place of an index that was not written: an address far outside of every tensor."""
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -46,3 +51,22 @@ def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kernel does not write stays NaN, or an index that must not be followed."""
+
+    def poisoned(make: Any) -> Any:
+        def empty(*args: Any, **options: Any) -> Tensor:
+            x: Tensor = make(*args, **options)
+            return x.fill_(torch.nan if x.is_floating_point() else POISON)
+
+        return empty
+
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (Tensor, "new_empty"),
+    ):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

@@ -244,7 +244,7 @@ def test_a_job_that_slurm_does_not_run_is_said_after_a_minute_and_then_rarely(
     assert "3 is PENDING: JobHeldUser; more: scontrol show job 3" in said[0]
     assert [said_at(2000), said_at(2001, "4|COMPLETING|node7|None")] == [2, 2]
     assert [said_at(2059, held), said_at(2061, held)] == [2, 3]
-    assert [said_at(t, "5|PENDING||of nobody") for t in (2062, 9000)] == [3, 3]
+    assert [said_at(t, "5|PENDING||Priority") for t in (2062, 9000)] == [3, 3], "of another run"
 
 
 def test_a_wrong_profile_or_no_slurm_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,39 +4,16 @@ from nsa.tests.fixtures import *  # noqa: F403  # first: it turns Triton's inter
 
 # isort: split
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsa.kernels import scores
 from nsa.kernels.banded import key as banded_key
 from nsa.kernels.common.device import Architecture, as_architecture
 from nsa.kernels.selected import forward as selected
 from nsa.kernels.selected import inverse
-
-POISON = 1 << 30
-"""In place of an index that was not written: an address far outside of every tensor."""
-
-
-@pytest.fixture
-def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write stays NaN, or an index that must not be followed."""
-
-    def poisoned(make: Any) -> Any:
-        def empty(*args: Any, **options: Any) -> Tensor:
-            x: Tensor = make(*args, **options)
-            return x.fill_(torch.nan if x.is_floating_point() else POISON)
-
-        return empty
-
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (Tensor, "new_empty"),
-    ):
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 @pytest.fixture(params=get_args(Architecture))

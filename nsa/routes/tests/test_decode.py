@@ -13,13 +13,11 @@ from nsa.errors import Unsupported
 from nsa.kernels.common import device
 from nsa.kernels.decode import attend as kernels
 from nsa.kernels.decode import scores as decode_scores
+from nsa.kernels.tests.where import CALLS_KERNELS
 from nsa.ops import DECODE_ROUTES, decode_attention
 from nsa.tests.operator_inputs import DEVICES, SMALL, mean, normal
 
-pytestmark = pytest.mark.filterwarnings(
-    # Triton's interpreter reads loop bounds so.
-    "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
-)
+pytestmark = CALLS_KERNELS
 CAPACITY = 96
 ODD = NSAConfig(
     compress_block_size=9,
@@ -115,18 +113,6 @@ def assert_as_defined(x: Cache, config: NSAConfig = SMALL, route: str = "triton"
     assert out.shape == exact.shape
     allowed = 2 * (definition - exact).norm() + torch.finfo(x.q.dtype).eps * exact.norm()
     assert (out - exact).norm() <= allowed
-
-
-@pytest.fixture(autouse=True)
-def poisoned_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernels allocate holds NaN, and integers that no index may be."""
-    honest = torch.empty
-
-    def empty(*size: Any, **options: Any) -> Tensor:
-        x = honest(*size, **options)
-        return x.fill_(torch.nan if x.is_floating_point() else -(2**31) + 5)
-
-    monkeypatch.setattr(torch, "empty", empty)
 
 
 @pytest.fixture(autouse=True)
