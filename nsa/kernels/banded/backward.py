@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.forward import Tile
 from nsa.kernels.banded.key import KeyGradients, key_tile, write_key_gradients
 from nsa.kernels.banded.planes import Sizes, empty_planes, write_planes
 from nsa.kernels.banded.query import query_tile, write_query_gradient
-from nsa.kernels.common.device import architecture, head_blocks, padded
+from nsa.kernels.common.device import architecture
 from nsa.kernels.common.streams import SideStream
-from nsa.kernels.common.tiles import aligned, has_bulk_copies
+from nsa.kernels.common.tiles import aligned
 
 
 def banded_backward(
@@ -34,8 +33,6 @@ def banded_backward(
     *,
     scale: float,
     gate: Tensor | None = None,
-    query: Tile | None = None,
-    key: Tile | None = None,
     side: SideStream | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `banded_forward`.
@@ -50,30 +47,12 @@ def banded_backward(
     Returns:
         dq, dk, dv, contiguous, in the dtype of q.
     """
-    HQ, D = q.shape[2:]
-    HKV, DV = k.shape[2], v.shape[-1]
+    D, DV, window = q.shape[-1], v.shape[-1], band.window > 0
     if k.shape[1] == 0:
         return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     arch = architecture(q.device)
-    window = band.window > 0
-    query = query_tile(arch, D, DV, window=window) if query is None else query
-    key = key_tile(arch, D, DV, window=window) if key is None else key
-    D1, D2 = head_blocks(D)
-    sizes = Sizes(
-        HKV=HKV,
-        G=HQ // HKV,
-        D=D,
-        D1=D1,
-        D2=D2,
-        DV=DV,
-        DV_BLOCK=padded(DV),
-        GATED=gate is not None,
-        STRIDE=band.stride,
-        SPAN=band.span,
-        WINDOW=window,
-        DOCUMENTS=band.documents is not None,
-        BULK=has_bulk_copies(arch),
-    )
+    query, key = query_tile(arch, D, DV, window=window), key_tile(arch, D, DV, window=window)
+    sizes = Sizes.of(q, k, v, band, gated=gate is not None)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     to = KeyGradients.empty(q, k, v, band, key)
     planes = empty_planes(lse)

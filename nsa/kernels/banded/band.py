@@ -46,6 +46,11 @@ class Band:
     """Position of the first key, in keys."""
     documents: Documents | None = None
 
+    def tables(self, other: Tensor) -> tuple[Tensor, ...]:
+        """low, high, first and stop of the documents; `other` where there are none."""
+        d = self.documents
+        return (other,) * 4 if d is None else (d.low, d.high, d.first, d.stop)
+
     @classmethod
     def compress(cls, at: Positions, *, tokens: int, blocks: int) -> Self:
         """The compress branch: `tokens` queries, `blocks` compressed keys."""

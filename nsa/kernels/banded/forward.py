@@ -9,7 +9,6 @@ arXiv:2502.11089, eq. 5, 7 and section 3.3.3 (the branches).
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,29 +16,13 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.common.device import (
-    LOG2_E,
-    Architecture,
-    architecture,
-    ceil_div,
-    head_blocks,
-    padded,
-)
+from nsa.kernels.banded.interval import UNSPECIALISED, Tile, interval
+from nsa.kernels.banded.planes import Sizes
+from nsa.kernels.common.device import LOG2_E, Architecture, architecture, ceil_div
 from nsa.kernels.common.launch import KINDS, KernelLaunch
-from nsa.kernels.common.tiles import aligned, has_bulk_copies, load_tile, sources, units
+from nsa.kernels.common.tiles import aligned, load_tile, sources, units
 
-# Runtime values that must not become part of what is compiled.
-UNSPECIALISED = ["T", "S", "q_start", "k_start", "window"]
 UNITS = [f"{x}_{axis}" for x in ("do", "q", "k", "v") for axis in ("batch", "token", "head")]
-
-
-class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of its software pipeline."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int
 
 
 def forward_tile(arch: Architecture, D: int, DV: int) -> Tile:
@@ -54,33 +37,6 @@ def forward_tile(arch: Architecture, D: int, DV: int) -> Tile:
     if head <= 128:
         return Tile(64, 64, 4, 3)
     return Tile(64, 64, 4, 2) if head <= 192 else Tile(128, 64, 8, 2)
-
-
-@triton.jit
-def interval(
-    token,
-    low_ptr,  # [T] int32, with documents
-    high_ptr,  # [T] int32, with documents
-    T,
-    S,
-    q_start,
-    k_start,
-    window,
-    STRIDE: tl.constexpr,
-    SPAN: tl.constexpr,
-    WINDOW: tl.constexpr,
-    DOCUMENTS: tl.constexpr,
-):
-    """Keys [low, high) that queries see; tokens past the end are taken for the last."""
-    token = tl.minimum(token, T - 1)
-    if DOCUMENTS:
-        low = tl.load(low_ptr + token)
-        high = tl.load(high_ptr + token)
-    else:
-        position = token + q_start
-        high = tl.minimum(tl.maximum(position + 1 - SPAN + STRIDE, 0) // STRIDE - k_start, S)
-        low = tl.maximum(position - window + 1 - k_start, 0) if WINDOW else high * 0
-    return low, high
 
 
 @triton.jit
@@ -249,7 +205,7 @@ def _forward_kernel(
 
 
 def banded_forward(
-    q: Tensor, k: Tensor, v: Tensor | None, band: Band, *, scale: float, tile: Tile | None = None
+    q: Tensor, k: Tensor, v: Tensor | None, band: Band, *, scale: float
 ) -> tuple[Tensor | None, Tensor]:
     """Attend over a band.
 
@@ -263,85 +219,38 @@ def banded_forward(
         lse: [B, T, HQ], float32: log2 of the sum of exp(scale * q.k); -inf where none is seen. A
             view, in which the queries of a head are contiguous.
     """
-    B, T, HQ, D = q.shape
+    B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     values = k if v is None else v
-    DV = values.shape[-1]
-    o = None if v is None else q.new_empty(B, T, HQ, DV)
+    o = None if v is None else q.new_empty(B, T, HQ, values.shape[-1])
     lse = torch.empty(B, HQ, T, dtype=torch.float32, device=q.device)
     if S == 0:
         return None if o is None else o.zero_(), lse.fill_(float("-inf")).transpose(1, 2)
-    G = HQ // HKV
-    documents = band.documents
-    launch, tile, bulk = _launch(
-        architecture(q.device), HKV, G, D, DV, band.stride, band.span, band.window > 0,
-        documents is not None, v is None, tile,
-    )  # fmt: skip
-    D1, D2 = head_blocks(D)
+    sizes = Sizes.of(q, k, values, band)
     q, k, values = aligned(q), aligned(k), aligned(values)
-    low, high = (lse, lse) if documents is None else (documents.low, documents.high)
-    launch(
-        (ceil_div(T, tile.queries) * G, B * HKV),
+    tile = forward_tile(architecture(q.device), sizes.D, sizes.DV)
+    bulk = sizes.BULK
+    _launch(sizes, o is None, tile)(
+        (ceil_div(T, tile.queries) * sizes.G, B * HKV),
         (
-            *sources(q, tile.queries, D1, D2, bulk=bulk),
-            *sources(k, tile.keys, D1, D2, bulk=bulk),
-            *sources(values, tile.keys, padded(DV), bulk=bulk),
-            lse if o is None else o,
-            lse,
-            low,
-            high,
+            *sources(q, tile.queries, sizes.D1, sizes.D2, bulk=bulk),
+            *sources(k, tile.keys, sizes.D1, sizes.D2, bulk=bulk),
+            *sources(values, tile.keys, sizes.DV_BLOCK, bulk=bulk),
+            lse if o is None else o, lse, *band.tables(lse)[:2],
         ),
         (
-            scale * LOG2_E,
-            T,
-            S,
-            band.q_start,
-            band.k_start,
-            band.window,
-            *units(q, bulk=bulk),
-            *units(k, bulk=bulk),
-            *units(values, bulk=bulk),
+            scale * LOG2_E, T, S, band.q_start, band.k_start, band.window,
+            *units(q, bulk=bulk), *units(k, bulk=bulk), *units(values, bulk=bulk),
         ),
-    )
+    )  # fmt: skip
     return o, lse.transpose(1, 2)
 
 
 @lru_cache(maxsize=KINDS)
-def _launch(
-    arch: Architecture,
-    HKV: int,
-    G: int,
-    D: int,
-    DV: int,
-    stride: int,
-    span: int,
-    window: bool,
-    documents: bool,
-    only_lse: bool,
-    tile: Tile | None,
-) -> tuple[KernelLaunch, Tile, bool]:
-    """The kernel for such heads and such a band, its tile, and whether tiles are described."""
-    tile = forward_tile(arch, D, DV) if tile is None else tile
-    bulk = has_bulk_copies(arch)
-    D1, D2 = head_blocks(D)
-    launch = KernelLaunch(
-        _forward_kernel,
-        HKV=HKV,
-        G=G,
-        D=D,
-        D1=D1,
-        D2=D2,
-        DV=DV,
-        DV_BLOCK=padded(DV),
-        STRIDE=stride,
-        SPAN=span,
-        WINDOW=window,
-        DOCUMENTS=documents,
-        ONLY_LSE=only_lse,
-        BLOCK_M=tile.queries,
-        BLOCK_N=tile.keys,
-        BULK=bulk,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
-    return launch, tile, bulk
+def _launch(sizes: Sizes, only_lse: bool, tile: Tile) -> KernelLaunch:
+    constants = sizes._asdict()
+    del constants["GATED"]
+    return KernelLaunch(
+        _forward_kernel, **constants, ONLY_LSE=only_lse, BLOCK_M=tile.queries, BLOCK_N=tile.keys,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

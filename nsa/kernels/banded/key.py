@@ -16,7 +16,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.forward import UNITS, UNSPECIALISED, Tile, interval
+from nsa.kernels.banded.forward import UNITS
+from nsa.kernels.banded.interval import UNSPECIALISED, Tile, interval, span
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, ceil_div
 from nsa.kernels.common.launch import KINDS, KernelLaunch
@@ -199,31 +200,10 @@ def _key_kernel(
     key = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = key < S
     first_key = tile * BLOCK_N
-    last_key = tl.minimum(first_key + BLOCK_N, S) - 1
-
-    # Queries [begin, end) see some key of the tile, [all_begin, all_end) see every one.
-    if DOCUMENTS:
-        begin = tl.load(first_ptr + first_key)
-        all_begin = tl.load(first_ptr + last_key)
-        all_end = tl.load(stop_ptr + first_key)
-        end = tl.load(stop_ptr + last_key)
-    else:
-        begin = tl.maximum((first_key + k_start) * STRIDE + SPAN - 1 - q_start, 0)
-        all_begin = tl.maximum((last_key + k_start) * STRIDE + SPAN - 1 - q_start, 0)
-        all_end = T
-        end = T
-        if WINDOW:
-            all_end = tl.minimum(T, first_key + k_start + window - q_start)
-            end = tl.minimum(T, last_key + k_start + window - q_start)
-    end = tl.maximum(end, begin)
-    all_begin = tl.minimum(all_begin, end)
-
-    # This split's share, in whole tiles. A bulk copy of floats begins at a multiple of 16 bytes.
-    begin = begin // 4 * 4
-    share = tl.cdiv(tl.cdiv(end - begin, splits), BLOCK_M) * BLOCK_M
-    begin = tl.minimum(begin + split * share, end)
-    end = tl.minimum(begin + share, end)
-
+    begin, all_begin, all_end, end = span(
+        first_key, split, splits, first_ptr, stop_ptr, T, S, q_start, k_start, window,
+        STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
     k_base = k_ptr + b * k_batch + h * k_head + first_key * k_token
     k1 = load_rows(k_base, k_token, exists, 0, D1, D, BLOCK_N)
     k2 = k1
@@ -242,7 +222,7 @@ def _key_kernel(
     dk1, dk2, dv = _row_walk(
         dk1, dk2, dv, k1, k2, v, key, do_tiles, q1_tiles, q2_tiles, lse_rows, delta_rows, gate_rows,
         do_strides, q_strides, low_ptr, high_ptr, b, h * G, (b * HKV + h) * G, begin, all_begin,
-        tl.minimum(all_end, end), end, T, T_padded, S, q_start, k_start, window, scale,
+        all_end, end, T, T_padded, S, q_start, k_start, window, scale,
         G, D, D1, D2, DV, DV_BLOCK, GATED, STRIDE, SPAN, WINDOW, DOCUMENTS, BLOCK_M, BULK,
     )  # fmt: skip
 
@@ -344,12 +324,6 @@ def write_key_gradients(
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     bulk = sizes.BULK
-    documents = band.documents
-    low, high, first, stop = (
-        (planes, planes, planes, planes)
-        if documents is None
-        else (documents.low, documents.high, documents.first, documents.stop)
-    )
     T_padded = planes.shape[-1]
     by_head: Sequence[Tensor | TensorDescriptor] = planes.unbind()
     if bulk:
@@ -363,7 +337,7 @@ def write_key_gradients(
         (
             *sources(do, tile.queries, sizes.DV_BLOCK, bulk=bulk),
             *sources(q, tile.queries, sizes.D1, sizes.D2, bulk=bulk), k, v, *by_head, to.dk, to.dv,
-            dk_parts, dv_parts, low, high, first, stop,
+            dk_parts, dv_parts, *band.tables(planes),
         ),
         (
             scale * LOG2_E, scale, B, to.splits, T, S, band.q_start, band.k_start, band.window,

@@ -1,15 +1,17 @@
 """One number per row of the scores, by head: lse, delta and gate for the backward kernels."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.kernels.common.device import ceil_div, padded
+from nsa.kernels.banded.band import Band
+from nsa.kernels.common.device import architecture, ceil_div, head_blocks, padded
 from nsa.kernels.common.launch import KINDS, KernelLaunch
+from nsa.kernels.common.tiles import has_bulk_copies
 
 BLOCK_T = 64
 """Tokens of a program."""
@@ -18,7 +20,7 @@ PAD_TOKENS = 128
 
 
 class Sizes(NamedTuple):
-    """Constants of the kernels that read the planes, tiles aside."""
+    """Constants of the banded kernels, tiles aside."""
 
     HKV: int
     G: int
@@ -33,6 +35,15 @@ class Sizes(NamedTuple):
     WINDOW: bool
     DOCUMENTS: bool
     BULK: bool
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, band: Band, *, gated: bool = False) -> Self:
+        D, DV, HKV = q.shape[-1], v.shape[-1], k.shape[2]
+        return cls(
+            HKV, q.shape[2] // HKV, D, *head_blocks(D), DV, padded(DV), gated, band.stride,
+            band.span, band.window > 0, band.documents is not None,
+            has_bulk_copies(architecture(q.device)),
+        )  # fmt: skip
 
 
 def empty_planes(lse: Tensor) -> Tensor:

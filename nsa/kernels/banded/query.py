@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.forward import UNITS, UNSPECIALISED, Tile, interval
+from nsa.kernels.banded.forward import UNITS
+from nsa.kernels.banded.interval import UNSPECIALISED, Tile, interval
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, ceil_div
 from nsa.kernels.common.launch import KINDS, KernelLaunch
@@ -222,14 +223,12 @@ def write_query_gradient(
     B, T = q.shape[:2]
     S, HKV = k.shape[1:3]
     bulk = sizes.BULK
-    low, high = (
-        (planes, planes) if band.documents is None else (band.documents.low, band.documents.high)
-    )
     _launch(sizes, tile)(
         (ceil_div(T, tile.queries) * sizes.G, B * HKV),
         (
             do, q, *sources(k, tile.keys, sizes.D1, sizes.D2, bulk=bulk),
-            *sources(v, tile.keys, sizes.DV_BLOCK, bulk=bulk), planes, dq, low, high,
+            *sources(v, tile.keys, sizes.DV_BLOCK, bulk=bulk), planes, dq,
+            *band.tables(planes)[:2],
         ),
         (
             scale * LOG2_E, scale, B, planes.shape[-1], T, S, band.q_start, band.k_start,
