@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.key import KeyGradients, key_tile, write_key_gradients
+from nsa.kernels.banded.hopper import takes
+from nsa.kernels.banded.hopper_key import HOPPER_KEY_TILE, hopper_key_gradients
+from nsa.kernels.banded.hopper_query import hopper_query_gradient
+from nsa.kernels.banded.key import KeyGradients, add_parts, key_tile, write_key_gradients
 from nsa.kernels.banded.planes import Sizes, empty_planes, write_planes
 from nsa.kernels.banded.query import query_tile, write_query_gradient
 from nsa.kernels.common.device import architecture
@@ -52,6 +55,10 @@ def banded_backward(
         return torch.zeros_like(q), torch.empty_like(k), torch.empty_like(v)
     arch = architecture(q.device)
     query, key = query_tile(arch, D, DV, window=window), key_tile(arch, D, DV, window=window)
+    write_keys = write_key_gradients
+    hopper = takes(q, v)
+    if hopper and (D > 128 or not window):  # at 128 the twin is faster
+        key, write_keys = HOPPER_KEY_TILE, hopper_key_gradients
     sizes = Sizes.of(q, k, v, band, gated=gate is not None)
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     to = KeyGradients.empty(q, k, v, band, key)
@@ -59,6 +66,12 @@ def banded_backward(
     do, q, k, v = aligned(do), aligned(q), aligned(k), aligned(v)
     with (side or SideStream()).launches(do, q, k, v, planes, *to.parts):
         write_planes(planes, lse, delta, gate)
-        write_query_gradient(dq, do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes)
-        write_key_gradients(to, do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)
+        if hopper:
+            hopper_query_gradient(dq, do, q, k, v, planes, band, scale=scale, sizes=sizes)
+        else:
+            write_query_gradient(
+                dq, do, q, k, v, planes, band, scale=scale, tile=query, sizes=sizes
+            )
+        write_keys(to, do, q, k, v, planes, band, scale=scale, tile=key, sizes=sizes)
+        add_parts(to)
     return dq, to.dk, to.dv

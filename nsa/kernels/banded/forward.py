@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
+from nsa.kernels.banded.hopper import takes
+from nsa.kernels.banded.hopper_query import hopper_forward
 from nsa.kernels.banded.interval import UNSPECIALISED, Tile, interval
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, architecture, ceil_div
@@ -228,6 +230,9 @@ def banded_forward(
         return None if o is None else o.zero_(), lse.fill_(float("-inf")).transpose(1, 2)
     sizes = Sizes.of(q, k, values, band)
     q, k, values = aligned(q), aligned(k), aligned(values)
+    if o is not None and takes(q, values):
+        hopper_forward(o, lse, q, k, values, band, scale=scale, sizes=sizes)
+        return o, lse.transpose(1, 2)
     tile = forward_tile(architecture(q.device), sizes.D, sizes.DV)
     bulk = sizes.BULK
     _launch(sizes, o is None, tile)(

@@ -320,7 +320,7 @@ def write_key_gradients(
     tile: Tile,
     sizes: Sizes,
 ) -> None:
-    """dK and dV; arguments as in `write_query_gradient`."""
+    """dK and dV, or their parts; arguments as in `write_query_gradient`."""
     B, T, HQ = q.shape[:3]
     S, HKV = k.shape[1:3]
     bulk = sizes.BULK
@@ -345,11 +345,15 @@ def write_key_gradients(
             None if bulk else T_padded,
         ),
     )  # fmt: skip
+
+
+def add_parts(to: KeyGradients) -> None:
+    """Form dK and dV where there are parts of them."""
     if to.splits > 1:
         k_size, v_size = to.dk.numel(), to.dv.numel()
         _launch_sum()(
             (ceil_div(k_size, SUM_BLOCK) + ceil_div(v_size, SUM_BLOCK),),
-            (dk_parts, dv_parts, to.dk, to.dv),
+            (*to.parts, to.dk, to.dv),
             (to.splits, k_size, v_size),
         )
 

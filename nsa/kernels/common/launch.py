@@ -11,7 +11,8 @@ What selects the kernel in Triton 3.6 (JITFunction.run), and where it is in the 
 - a number: its type, its width, whether it is 1, whether 16 divides it. All follow from its
   type and value, which are in the key even with do_not_specialize;
 - a tensor: its dtype, and whether 16 divides its address. Both are in the key;
-- a descriptor: dtype and sides of its tile. They are in the key;
+- a descriptor: dtype and sides of its tile, from which the layout of a Gluon one follows. They are
+  in the key;
 - None: in the key;
 - the device, and with it the target: its number is in the key;
 - debug and instrumentation: if either is on, Triton launches.
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.knobs import HookChain
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -151,7 +153,7 @@ class KernelLaunch:
             if kind is Tensor:
                 dtype = x.dtype
                 key.append((dtype,) if x.data_ptr() % 16 else dtype)
-            elif kind is TensorDescriptor:
+            elif kind is TensorDescriptor or kind is GluonDescriptor:
                 key.append((x.base.dtype, *x.block_shape))
             elif x is None:
                 key.append(None)

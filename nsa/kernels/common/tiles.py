@@ -8,12 +8,15 @@ strides, and copies 16 bytes at a time (cp.async). The constant BULK says which 
 from collections.abc import Mapping
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa.kernels.common.device import Architecture
@@ -43,7 +46,7 @@ def aligned(x: Tensor) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % unit)).contiguous().clone()
 
 
-def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def descriptor(x: Tensor, rows: int, columns: int, *, gluon: bool = False) -> Any:
     """A tile of `rows` tokens and `columns` channels of one head of x [B, T, H, D].
 
     The same as TensorDescriptor(x, ...), but of its checks only the address's runs each time.
@@ -52,33 +55,38 @@ def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
         AssertionError: TensorDescriptor does not take such a tensor.
     """
     assert x.data_ptr() % 16 == 0, "base must be 16-byte aligned"
-    known: TensorDescriptor = object.__new__(TensorDescriptor)
-    known.__dict__.update(_layout(x.shape, x.stride(), x.dtype, rows, columns), base=x)
+    known = object.__new__(GluonDescriptor if gluon else TensorDescriptor)
+    known.__dict__.update(_layout(x.shape, x.stride(), x.dtype, rows, columns, gluon), base=x)
     return known
 
 
 @lru_cache(maxsize=1024)
 def _layout(
-    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int, columns: int
-) -> Mapping[str, object]:
-    """The fields of a TensorDescriptor except its base; nothing changes them."""
+    shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, rows: int, columns: int,
+    gluon: bool,
+) -> Mapping[str, object]:  # fmt: skip
+    """The fields of a descriptor except its base; nothing changes them."""
     base = SimpleNamespace(dtype=dtype, data_ptr=lambda: 0)  # checked for each tensor
     unit = 16 // dtype.itemsize
     known = [
         unit if size == 1 else stride for size, stride in zip(shape[:-1], strides[:-1], strict=True)
     ]
-    taken = TensorDescriptor(base, list(shape), [*known, 1], [1, rows, 1, columns])
+    tile = [1, rows, 1, columns]
+    taken = TensorDescriptor(base, list(shape), [*known, 1], tile)
+    if gluon:  # with its layout in shared memory
+        kind = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+        layout = gl.NVMMASharedLayout.get_default_for(tile, kind)
+        taken = GluonDescriptor(base, taken.shape, taken.strides, tile, layout)
     return {name: held for name, held in vars(taken).items() if name != "base"}
 
 
-def sources(
-    x: Tensor, rows: int, *columns: int, bulk: bool
-) -> list[TensorDescriptor] | list[Tensor]:
+def sources(x: Tensor, rows: int, *columns: int, bulk: bool, gluon: bool = False) -> list[Any]:
     """What a kernel reads tiles of x's head blocks from; the first also serves a block of 0."""
     if not bulk:
         return [x for _ in columns]
-    first = descriptor(x, rows, columns[0])
-    return [first, *(descriptor(x, rows, size) if size else first for size in columns[1:])]
+    first = descriptor(x, rows, columns[0], gluon=gluon)
+    rest = (descriptor(x, rows, size, gluon=gluon) if size else first for size in columns[1:])
+    return [first, *rest]
 
 
 def units(x: Tensor, *, bulk: bool) -> tuple[int | None, ...]:
