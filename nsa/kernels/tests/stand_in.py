@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -21,8 +22,8 @@ from nsa.kernels.common.device import Architecture, as_architecture
 from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.tests.aot_cases import CASES, SHAPES
 
-SHAPE = "12/2/64/64"
-"""Of `aot_cases`: the smallest."""
+SHAPE = "64/4/192/128"
+"""Of `aot_cases`: on sm_90 Gluon kernels serve it."""
 
 
 class StandInDriver:
@@ -57,7 +58,7 @@ def described(x: object) -> object:
     """An argument, so that JSON and another run can say whether it is the same."""
     if isinstance(x, Tensor):
         return [str(x.dtype), list(x.shape), list(x.stride()), x.storage_offset()]
-    if isinstance(x, TensorDescriptor):
+    if isinstance(x, TensorDescriptor | GluonDescriptor):
         return [described(x.base), x.shape, x.strides, x.block_shape, x.padding]
     return [type(x).__name__, x]
 
