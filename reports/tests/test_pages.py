@@ -10,6 +10,7 @@ from harness.report import context
 from harness.report.series import cited
 from harness.store.reader import load
 from harness.suite import load as suites
+from harness.tests.command_line import harness
 
 ROOT = Path(__file__).parents[2]
 SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
@@ -28,10 +29,8 @@ WORDS, ROWS, LINES = 200, 8, 150
 
 @pytest.fixture(scope="module", params=RUNS)
 def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
-    """The page of a run by the rules of its suite, and the ids of its cases.
-
-    A committed page is what would be written now: `harness verify` in ci/check.sh sees to that.
-    """
+    """The page of a run by the rules of its suite, and the ids of its cases; a committed page is
+    what would be written now."""
     run = load(STORE, request.param)
     ids = [c.case_id for c in run.suite.cases]
     if shown := SHOWN.get(run.run_id):
@@ -39,6 +38,15 @@ def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
     run = judged_by(run.suite.name, run)
     to, beside = Path("page.md"), context.Beside(cited=cited.find(run, print))
     return context.pages(run, to, "v1", beside)[to], ids
+
+
+@pytest.mark.parametrize("path", sorted(SHOWN.values()), ids=lambda path: path.stem)
+def test_a_committed_page_says_what_its_record_says(path: Path) -> None:
+    store = ("--store", str(STORE.relative_to(ROOT)))
+
+    answer = harness("verify", str(path.relative_to(ROOT)), *store, cwd=ROOT)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_the_screen_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:

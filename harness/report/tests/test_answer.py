@@ -408,7 +408,7 @@ def test_one_process_has_a_ratio_without_an_interval() -> None:
 def test_a_report_says_how_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`harness verify` reads it, and compares with what it would say now, of which it draws
     nothing."""
-    from harness.report import context
+    from harness.report import context, figures
 
     recorded = replace(measured(), judged_by="suites/x y.yaml", run_id="r1")
     page = context.write(recorded, tmp_path)
@@ -417,7 +417,7 @@ def test_a_report_says_how_it_was_made(tmp_path: Path, monkeypatch: pytest.Monke
     made = context.written(text)
     assert made is not None
     assert (made.run_id, made.mark) == ("r1", "v1")
-    monkeypatch.delattr(context.Picture, "png")
+    monkeypatch.delattr(figures.Picture, "png")
     again = context.pages(recorded, page, made.mark)
     assert again[page] == text
     assert len(again) == 2
