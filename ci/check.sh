@@ -10,15 +10,11 @@ unset PYTHONDONTWRITEBYTECODE
 
 ruff format --check .
 ruff check .
-mypy -n 2 harness nsa suites ci reports
-# Kernels in the interpreter take half of the time: two processes, a file each, the long ones of
-# nsa first. pytest-benchmark does not run beside others, and no test here times anything.
-pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:benchmark -m "not gpu" "$@"
+mypy -n 2 harness nsa suites ci reports &
+types=$!
 
-# What a committed report says is what its record says.
-python -m harness verify reports/*"Test Engineer Report"*.md --store reports/runs
-
-# Counters per step against those on record, exactly. They are of the pinned torch on a CPU.
+# Counters per step against those on record, exactly. They are of the pinned torch on a CPU. One
+# process at a time counts, and no count depends on what runs beside it.
 torch=$(python -c 'from importlib.metadata import version; print(version("torch").partition("+")[0])')
 if grep -qx "torch==$torch" constraints.txt; then
   runs=$(mktemp -d)
@@ -31,3 +27,8 @@ if grep -qx "torch==$torch" constraints.txt; then
 else
   echo "counters not compared: those on record are of the pinned torch, and this is $torch"
 fi
+wait "$types"
+
+# Kernels in the interpreter take half of the time: two processes, a file each, the long ones of
+# nsa first. pytest-benchmark does not run beside others, and no test here times anything.
+pytest -n 2 --dist loadfile --no-loadscope-reorder -p no:benchmark -m "not gpu" "$@"

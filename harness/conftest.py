@@ -1,5 +1,6 @@
 """Fixtures of all tests of the harness."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A harness needs a GPU that no other process uses, but a test that used one in this process
     keeps it to the end. So tests that start a harness come first."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What pytest has loaded is not searched in each collection, of which every measured step has
+    one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

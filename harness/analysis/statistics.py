@@ -330,12 +330,11 @@ def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> l
     Empty if the measurement has no telemetry, channel or phase of this name, or if a channel that
     lags has fewer than MIN_READINGS left: these may all come from one window.
     """
-    if measurement.telemetry is None:
+    if measurement.telemetry is None or channel not in measurement.telemetry.channels:
         return []
     wanted = set(phases)
-    cold_s = {"warmup": _cold_s(measurement)}
     spans = [
-        (p.start_s + cold_s.get(p.name, 0.0), p.end_s)
+        (p.start_s + (_cold_s(measurement) if p.name == "warmup" else 0.0), p.end_s)
         for p in measurement.phases
         if p.name in wanted
     ]

@@ -365,6 +365,8 @@ class Measurement:
     @property
     def kept_s(self) -> tuple[float, ...]:
         """The samples that were not discarded."""
+        if not self.discarded:
+            return self.samples_s
         bad = {i for indices in self.discarded.values() for i in indices}
         return tuple(s for i, s in enumerate(self.samples_s) if i not in bad)
 

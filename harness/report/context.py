@@ -69,13 +69,14 @@ def write(run: Run, directory: Path, beside: Beside | None = None, version: int 
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
     values, pictures = build(run, directory, beside)
-    return render.write(
-        directory,
-        _day(run),
-        run.suite.subject,
-        lambda name, mark: _files(run, values, pictures, name, mark),
-        _mark(run, version),
-    )
+    drawn = {p.name: p.png() for p in pictures}
+
+    def files(name: str, mark: str) -> dict[str, bytes]:
+        links, texts = _texts(run, values, pictures, name, mark)
+        pages = {to: text.encode() for to, text in texts.items()}
+        return {links[p]: png for p, png in drawn.items()} | pages
+
+    return render.write(directory, _day(run), run.suite.subject, files, _mark(run, version))
 
 
 def _mark(run: Run, version: int) -> str:
@@ -90,14 +91,14 @@ def _day(run: Run) -> datetime.date:
     return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
 
 
-def _files(
+def _texts(
     run: Run,
     values: Mapping[str, object],
     pictures: Sequence[Picture],
     name: str,
     mark: str,
-) -> dict[str, bytes]:
-    """Path below the directory -> content, the page last."""
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Name of a figure -> its path below the directory; such a path -> its text, the page last."""
     day = _day(run)
     start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
     links = {p.name: f"{start}-{p.name}.png" for p in pictures}
@@ -112,11 +113,7 @@ def _files(
         "inside": {p.name: (p.alt, PurePath(links[p.name]).name) for p in pictures},
     }
     pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
-    texts = {to: render.rendered(template, printed) for to, template in pages.items()}
-    return {
-        **{links[p.name]: p.png for p in pictures},
-        **{to: text.encode() for to, text in texts.items()},
-    }
+    return links, {to: render.rendered(template, printed) for to, template in pages.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +141,8 @@ def written(page: str) -> Written | None:
 def pages(run: Run, page: Path, mark: str, beside: Beside | None = None) -> dict[Path, str]:
     """The texts of a report and its appendix, as they would be written now."""
     values, pictures = build(run, page.parent, beside)
-    files = _files(run, values, pictures, page.name, mark)
-    return {page.parent / n: data.decode() for n, data in files.items() if n.endswith(".md")}
+    texts = _texts(run, values, pictures, page.name, mark)[1]
+    return {page.parent / to: text for to, text in texts.items()}
 
 
 def build(

@@ -1,4 +1,4 @@
-"""The figures of a report, drawn from records to PNG bytes; None if there is nothing to draw.
+"""The figures of a report, made of records; None if there is nothing to draw.
 
 Matplotlib is used through its objects (Figure, Axes): no pyplot, global state or display.
 """
@@ -55,11 +55,17 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """One figure: the end of its file name, its alternative text, its PNG bytes."""
+    """One figure: the end of its file name, its alternative text, what is drawn."""
 
     name: str
     alt: str
-    png: bytes
+    figure: Figure
+
+    def png(self) -> bytes:
+        """Drawing takes longer than all else on a page, and only a written page needs it."""
+        out, plain = io.BytesIO(), {"Software": None}
+        self.figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata=plain)
+        return out.getvalue()
 
 
 def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> Picture | None:
@@ -339,9 +345,7 @@ def _picture(name: str, figure: Figure, *message: str) -> Picture:
     """The finished figure; its message is title and alternative text."""
     text = "\n".join(clipped(" ".join(line.split()), LONG_TITLE) for line in message)
     figure.suptitle(text, x=0.008, ha="left", fontsize=10, fontweight="bold", color=INK)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
-    return Picture(name=name, alt="; ".join(message), png=out.getvalue())
+    return Picture(name=name, alt="; ".join(message), figure=figure)
 
 
 def _folded(names: Iterable[str]) -> list[str]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,9 @@ def read(
     Raises:
         SuiteError: The text is not YAML, is empty, or contains something that is refused.
     """
-    yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
     reader = _NodeReader(path)
     try:
-        root = yaml.compose(text)
+        root = _composed(text)
         data = reader.plain(root, ()) if root is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -120,6 +119,16 @@ def read(
     if data is None:
         raise SuiteError(path, "the file is empty", least)
     return Document(path, data, reader.values, reader.keys)
+
+
+@lru_cache(maxsize=32)
+def _composed(text: str) -> Node | None:
+    """The nodes of a document. Most of the time of reading a suite is spent here, and suites that
+    name each other are read many times."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
+    root: Node | None = yaml.compose(text)
+    return root
 
 
 @dataclass(slots=True)

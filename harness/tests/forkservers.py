@@ -117,6 +117,7 @@ def serve(control_fd: int) -> None:
 
     from harness.worker import forkserver
 
+    forkserver.freeze()
     control, started = socket.socket(fileno=control_fd), 0
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2, socket.MSG_CMSG_CLOEXEC)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -81,11 +82,21 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Imports, attributes of names, and classes of a file, also those inside functions."""
+    return [
+        node
+        for node in ast.walk(ast.parse(path.read_text(), filename=str(path)))
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)
+        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
+    ]
+
+
 def imported(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import of a file, also those inside functions; name is empty for
-    `import module`."""
+    """(module, name) of every import of a file; name is empty for `import module`."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,9 +157,8 @@ def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 
 def uses(path: Path, *names: str) -> set[str]:
-    """Which of some dotted names (`os.environ`) a file speaks of."""
-    tree = ast.parse(path.read_text(), filename=str(path))
-    spoken = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    """Which of some names with one dot (`os.environ`) a file speaks of."""
+    spoken = {ast.unparse(n) for n in nodes(path) if isinstance(n, ast.Attribute)}
     return (spoken | imported_modules(path)) & set(names)
 
 
@@ -230,7 +240,7 @@ def test_no_class_name_means_two_things() -> None:
     places: dict[str, list[str]] = {}
     for house in ("harness", "nsa", "suites"):
         for file, path in sources(house).items():
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(file)
 
@@ -281,6 +291,16 @@ def test_only_the_command_line_and_the_child_end_a_process() -> None:
     }
 
     assert {file for file in enders if not file.startswith(ENDS_THE_PROCESS)} == set()
+
+
+def test_no_module_measures_by_the_wall_clock() -> None:
+    readers = {f for f, p in sources("harness").items() if uses(p, "time.time", "time.time_ns")}
+
+    assert readers == {
+        "harness/measure/host_stacks.py",  # finds its looks among a profile's events
+        "harness/machine/nvml.py",  # NVML dates what it has seen of a process
+        "harness/git/worktrees.py",  # compares with the date of a folder
+    }
 
 
 def test_the_root_holds_only_what_the_plan_allows() -> None:

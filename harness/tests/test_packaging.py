@@ -168,7 +168,8 @@ def test_a_bisection_measures_the_users_own_package_of_a_shipped_name(
 def test_a_shipped_suite_runs_from_a_wheel_beside_a_package_of_the_same_name(
     wheel: Path, own: Path
 ) -> None:
-    chosen = ("--filter", "forward/nsa/seq_len=64", "-s", "measure.processes=1")
+    quick = ("-s", "measure.warmup_s=0.1", "-s", "measure.sample_s=0.1", "--no-self-test")
+    chosen = ("--filter", "forward/nsa/seq_len=64", "-s", "measure.processes=1", *quick)
 
     answer = call(wheel, own, "harness", "run", "smoke", *chosen)
 

@@ -59,7 +59,7 @@ _PR_SET_PTRACER_ANY = 2**64 - 1
 def main(control_fd: int, first: Sequence[str]) -> None:
     """Serve orders until the other end of the socket closes; `first` are first on the path."""
     _require_untouched_gpu()
-    _freeze()
+    freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
         _Forkserver(control, first).serve()
@@ -220,11 +220,11 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
         return bounded(f"{type(error).__name__}: {error}")
     if threading.active_count() > 1:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
-    _freeze()
+    freeze()
     return ""
 
 
-def _freeze() -> None:
+def freeze() -> None:
     """Have a worker's collector neither walk nor copy what it shares with the forkserver."""
     gc.collect()
     gc.freeze()

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import summary
 from harness.analysis.comparison import confirm, screen
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import effects
@@ -28,7 +29,7 @@ from harness.analysis.overhead import WITH, WITHOUT, by_phase, overhead, time_us
 from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import unfit
-from harness.analysis.summary import spreads, summarise
+from harness.analysis.summary import spreads
 from harness.analysis.verdict import judge
 from harness.errors import StoreError
 from harness.gate.baselines import of_run, processes
@@ -70,7 +71,7 @@ Values = Any
 
 def of_one(run: Run) -> dict[str, Values]:
     """All that is computed from one run alone."""
-    summaries = summarise(run)
+    summaries = summary.summarise(run)
     fits = fit(summaries)
     seen = {s.case.case_id: s.effective for s in summaries}
     odd = oddities(run, summaries)
@@ -421,6 +422,20 @@ def text_of(value: Values, depth: int = 6) -> str:
 # --- tests -------------------------------------------------------------------------------
 
 RUNS = tuple(golden().get("runs", ()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def summarised_once() -> Iterator[None]:
+    """A run is part of many pairs, and its summaries depend on it alone."""
+    summarise = summary.summarise
+    known = cache(lambda run_id: summarise(recorded(run_id)))
+
+    def of(run: Run) -> tuple[CaseSummary, ...]:
+        return known(run.run_id) if run is recorded(run.run_id) else summarise(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summary, "summarise", of)
+        yield
 
 
 @pytest.mark.parametrize("run_id", RUNS)

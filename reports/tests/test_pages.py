@@ -1,23 +1,25 @@
 """The page of a stored run: one screen that decides, and a page that can be read."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.cli.report import judged_by
 from harness.report import context
-from harness.report.series import cited, since
+from harness.report.series import cited
 from harness.store.reader import load
 from harness.suite import load as suites
+from harness.tests.command_line import harness
 
 ROOT = Path(__file__).parents[2]
 SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
 STORED = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
-SHOWN = re.findall(
-    r"[*]Run[*]{2}: (\S+)", "".join(p.read_text() for p in STORE.parent.glob("*.md"))
-)
+SHOWN = {
+    made.run_id: page
+    for page in STORE.parent.glob("*.md")
+    if (made := context.written(page.read_text(encoding="utf-8")))
+}
 NEWEST = {re.sub(r"^\d+-\d+-|-[^-]+-[^-]+$", "", run): run for run in STORED}
 RUNS = sorted({*SHOWN, *NEWEST.values()})
 """Those that a committed page shows, and the newest of each suite."""
@@ -26,23 +28,25 @@ WORDS, ROWS, LINES = 200, 8, 150
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def page(request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
-    """The page of a run by the rules of its suite, and the ids of its cases."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        # Drawing takes most of the time.
-        patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
-        run = load(Path("reports/runs"), request.param)
-        rules = f"suites/{run.suite.name}.yaml"
-        run = judged_by(rules if Path(rules).is_file() else None, run)
-        device = run.environment.device_name
-        before = [h for h in since.earlier(run, print) if h.device == device]
-        against = load(Path("reports/runs"), before[-1].run_id) if before else None
-        to, beside = (
-            Path("reports/page.md"),
-            context.Beside(against=against, cited=cited.find(run, print)),
-        )
-        yield context.pages(run, to, "v1", beside)[to], [c.case_id for c in run.suite.cases]
+def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
+    """The page of a run by the rules of its suite, and the ids of its cases; a committed page is
+    what would be written now."""
+    run = load(STORE, request.param)
+    ids = [c.case_id for c in run.suite.cases]
+    if shown := SHOWN.get(run.run_id):
+        return shown.read_text(encoding="utf-8"), ids
+    run = judged_by(run.suite.name, run)
+    to, beside = Path("page.md"), context.Beside(cited=cited.find(run, print))
+    return context.pages(run, to, "v1", beside)[to], ids
+
+
+@pytest.mark.parametrize("path", sorted(SHOWN.values()), ids=lambda path: path.stem)
+def test_a_committed_page_says_what_its_record_says(path: Path) -> None:
+    store = ("--store", str(STORE.relative_to(ROOT)))
+
+    answer = harness("verify", str(path.relative_to(ROOT)), *store, cwd=ROOT)
+
+    assert answer.returncode == 0, answer.stdout + answer.stderr
 
 
 def test_the_screen_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:

@@ -1,6 +1,5 @@
 """The suite training-50k-analysis: small, on the CPU, to its verdict; and what it concludes."""
 
-import gc
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -59,10 +58,8 @@ def test_a_small_variant_runs_to_its_verdict() -> None:
     curve = re.compile(".*seq_len=24|train/nsa/.*V2=1|.*compress.window$|.*select.window$")
     cases = tuple(c for c in suite.cases if not c.program and curve.match(c.case_id))
     suite = replace(suite, cases=cases)
-    gc.freeze()  # what pytest has loaded is not searched between the steps
     twice = [(c, p) for c in cases for p in range(2 if "fast" in c.case_id else 1)]
     made = tuple(answered(c, process=p) for c, p in twice)
-    gc.unfreeze()
 
     run = replace(fake_runs.run(cases, lambda _: []), suite=suite, measurements=made)
     run = replace(run, environment=fake_runs.environment(gpu=None))

@@ -16,7 +16,7 @@ from harness.tests.command_line import harness
 README = Path(__file__).resolve().parents[2] / "README.md"
 FILES = Path(__file__).resolve().parents[2] / "tests/data" / "quickstart"
 
-QUICK = ("--set", "measure.sample_s=0.5", "--set", "measure.warmup_s=0.5", "--no-self-test")
+QUICK = ("--set", "measure.sample_s=0.1", "--set", "measure.warmup_s=0.1", "--no-self-test")
 """Beside the page's options."""
 
 

@@ -24,7 +24,7 @@ SCREEN = 1300, 660
 
 def size(picture: Picture) -> tuple[int, ...]:
     """Width and height in pixels, from the header of the PNG."""
-    return struct.unpack(">II", picture.png[16:24])
+    return struct.unpack(">II", picture.png()[16:24])
 
 
 def pictures(run: Run) -> dict[str, Picture]:

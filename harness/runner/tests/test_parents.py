@@ -20,7 +20,6 @@ from harness.runner.rig import Rig
 from harness.store import reader
 from harness.store import writer as store_writer
 from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, measured
-from harness.tests.test_architecture import sources, uses
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -235,13 +234,3 @@ def test_a_run_knows_its_length_by_a_monotonic_clock(
     elapsed_s = reader.load(tmp_path, "latest").elapsed_s
     assert elapsed_s is not None
     assert 0 < elapsed_s < 3600
-
-
-def test_no_module_measures_by_the_wall_clock() -> None:
-    readers = {f for f, p in sources("harness").items() if uses(p, "time.time", "time.time_ns")}
-
-    assert readers == {
-        "harness/measure/host_stacks.py",  # finds its looks among a profile's events
-        "harness/machine/nvml.py",  # NVML dates what it has seen of a process
-        "harness/git/worktrees.py",  # compares with the date of a folder
-    }

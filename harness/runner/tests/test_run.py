@@ -294,22 +294,24 @@ def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.usefixtures("own_forkservers")
 def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> None:
     class Killing(Quiet):
         def phase(self, case: Case, process: int, name: str) -> None:
-            if case.case_id == "hangs" and name == "setup":
-                (forkserver,) = set(psutil.Process().children()) - set(others)
-                forkserver.kill()
+            if name == "setup":
+                forkservers.append(one._warmed()._process)
+                if case.case_id == "hangs":
+                    forkservers[0].kill()
 
-    others = psutil.Process().children()
+    forkservers: list[Any] = []
     cases, probe = (make_case("hangs"), make_case("good")), Counter()
 
     with Launcher() as one:
         killed, good = run(one, tmp_path, *cases, probes=[probe], observer=Killing())
 
     wait_until(lambda: not any(map(psutil.pid_exists, probe.pids)))
-    assert set(psutil.Process().children()) == set(others), "the launcher closed its own"
+    first, second = forkservers
+    assert first is not second
+    assert None not in (first.poll(), second.poll()), "the launcher closed its own"
     assert (killed.outcome, good.outcome) == (Outcome.CRASH, Outcome.OK)
     assert "killed by SIGKILL" in killed.detail
 

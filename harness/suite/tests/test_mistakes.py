@@ -171,12 +171,13 @@ def test_the_messages_are_those_that_were_accepted() -> None:
 
 
 def test_an_old_key_is_read_by_its_new_name() -> None:
-    old, new = (
+    """Also when the same text is read again."""
+    old, again, new = (
         suites.loads(GOOD.replace("processes: 4", f"{key}: false"), "x.yaml")
-        for key in ("census", "profile")
+        for key in ("census", "census", "profile")
     )
 
-    assert old.cases == new.cases
+    assert old.cases == again.cases == new.cases
     assert not old.cases[0].settings.profile
 
 
