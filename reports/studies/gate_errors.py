@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.stats import binomtest
 
 from harness.analysis import comparison
 from harness.analysis.comparison import Statistics, student_bounds
@@ -207,10 +207,8 @@ def _logs(draw: Draw) -> tuple[Floats, Floats]:
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact interval of a rate."""
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
-    return low, high
+    found = binomtest(int(hits), int(trials)).proportion_ci(confidence, method="exact")
+    return float(found.low), float(found.high)
 
 
 # --- the table ---------------------------------------------------------------------------
