@@ -20,7 +20,6 @@ MOST_DIGITS = 6
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
-Formatter = Callable[[float], str]
 Scale = Callable[[float], tuple[float, str]]
 """The unit in which a magnitude is printed: (that unit in SI, suffix)."""
 

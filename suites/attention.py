@@ -15,7 +15,7 @@ from nsa.flags import Flags
 from nsa.train.loop import describe_routes
 from suites import peers
 from suites.attention_plan import AttentionPlan
-from suites.axes import DENSE, DTYPES, AxisError
+from suites.axes import DENSE, AxisError, word_of
 from suites.sampling import Sample
 from suites.selections import distinct_share, fixed_blocks, trained_blocks
 
@@ -378,7 +378,7 @@ def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[st
         "kv_heads": x.k_sel.shape[2],
         "head_dim_qk": x.k_sel.shape[3],
         "head_dim_v": x.v_sel.shape[3],
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
+        "dtype": word_of(x.q.dtype),
         "device": str(x.q.device),
         "routes": _route_taken(p),
     }

@@ -82,14 +82,7 @@ class AttentionPlan:
         given = Axes("attention", axes, flags)
         routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
         given.provider(provider, (*routes, *DENSE, *peers.PEERS))
-        default = NSAConfig()
-        sizes = NSAConfig(
-            compress_block_size=given.integer("compress_block_size", default.compress_block_size),
-            compress_stride=given.integer("compress_stride", default.compress_stride),
-            select_block_size=given.integer("select_block_size", default.select_block_size),
-            num_blocks=given.integer("num_blocks", default.num_blocks),
-            window_size=given.integer("window_size", default.window_size),
-        )
+        sizes = given.sizes()
         branch = given.word("branch", BRANCHES, "whole")
         plan = cls(
             provider=provider,

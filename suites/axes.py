@@ -5,13 +5,14 @@ A sweep of an axis that its workload does not read would report equal numbers as
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from harness.records import Scalar
-from nsa.config import BRANCHES
+from nsa.config import BRANCHES, NSAConfig
 from nsa.flags import PREFIX, Flags
 
 Word = TypeVar("Word", bound=str)
@@ -63,6 +64,11 @@ class AxisError(ValueError):
     """An axis is missing, has the wrong kind of value, or is not one the workload reads."""
 
 
+def word_of(dtype: torch.dtype) -> str:
+    """The axis's name of a dtype."""
+    return next((word for word, known in DTYPES.items() if known is dtype), str(dtype))
+
+
 class Axes:
     """The axes of one case, read one by one; upper-case axes are environment variables, and reach
     the workload through the environment."""
@@ -107,6 +113,12 @@ class Axes:
         if not isinstance(value, str):
             raise AxisError(f"{self._workload}: {name}={value!r} is not text; quote it")
         return value
+
+    def sizes(self) -> NSAConfig:
+        """The sizes of NSA by their names; those of the paper by default."""
+        paper = {n: size for n, size in asdict(NSAConfig()).items() if isinstance(size, int)}
+        given: dict[str, Any] = {name: self.integer(name, size) for name, size in paper.items()}
+        return NSAConfig(**given)
 
     def unrouted(self, why: str) -> None:
         """Refuse axes that choose a route of a branch where the provider has no such choice. A flag

@@ -14,7 +14,7 @@ from nsa import ops, reference, roofline
 from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.flags import Flags
-from suites.axes import DENSE, DTYPES, Axes, AxisError
+from suites.axes import DENSE, DTYPES, Axes, AxisError, word_of
 
 SEED = 0
 SPLIT = "dense-split"
@@ -45,7 +45,6 @@ class DecodePlan:
         """Check the axes of one case. The provider is a route, or a way of dense attention."""
         given = Axes("decode_attention", axes, flags)
         given.provider(provider, PROVIDERS)
-        default = NSAConfig()
         plan = cls(
             provider=provider,
             B=given.integer("batch", 1),
@@ -56,15 +55,7 @@ class DecodePlan:
             Dv=given.integer("head_dim_v"),
             dtype=DTYPES[given.word("dtype", DTYPES)],
             graph=given.word("graph", ("off", "on"), "off") == "on",
-            config=NSAConfig(
-                compress_block_size=given.integer(
-                    "compress_block_size", default.compress_block_size
-                ),
-                compress_stride=given.integer("compress_stride", default.compress_stride),
-                select_block_size=given.integer("select_block_size", default.select_block_size),
-                num_blocks=given.integer("num_blocks", default.num_blocks),
-                window_size=given.integer("window_size", default.window_size),
-            ),
+            config=given.sizes(),
         )
         given.finish()
         if plan.graph and provider in ("reference", "eager"):
@@ -301,7 +292,7 @@ def _effective(
         "kv_heads": x.k.shape[2],
         "head_dim_qk": x.k.shape[3],
         "head_dim_v": x.v.shape[3],
-        "dtype": next(name for name, dtype in DTYPES.items() if dtype is x.q.dtype),
+        "dtype": word_of(x.q.dtype),
         "device": str(x.q.device),
         "route": p.provider,
         "graph": "on" if replays[0] else "off",

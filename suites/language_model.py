@@ -23,7 +23,7 @@ from nsa.train.__main__ import PRESET_SETTINGS
 from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
 from nsa.train.data import DataError, bits_per_byte, check_dataset
 from nsa.train.loop import Trainer, describe_routes
-from suites.axes import DENSE, DTYPES, Axes, AxisError
+from suites.axes import DENSE, DTYPES, Axes, AxisError, word_of
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
@@ -461,18 +461,13 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
         "attention": model.config.attention,
         "preset": _preset_of(model),
         "batch": out.shape[0],
-        "precision": _word(next(model.parameters()).dtype),
+        "precision": word_of(next(model.parameters()).dtype),
         "dtype": str(out.dtype).removeprefix("torch."),
         "routes": f"dense:{attention.backend}" if dense else describe_routes(handed["routes"]),
         "prefill": handed["prefill"],
         "device": str(out.device),
         "parameters": model.num_parameters,
     }
-
-
-def _word(dtype: torch.dtype) -> str:
-    """The axis's name of a dtype."""
-    return next((word for word, known in DTYPES.items() if known is dtype), str(dtype))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """Comments on pull requests, tested without a network."""
 
-import importlib.util
 import io
 import json
 import re
@@ -8,28 +7,15 @@ import urllib.request
 import zipfile
 from email.message import Message
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.response import addinfourl
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "ci/post_comment.py"
-if not SCRIPT.exists():
-    pytest.skip("not a checkout: ci/ is not installed", allow_module_level=True)
+from ci.post_comment import AUTHORSHIP, harmless, main, mark
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 PAGE = "## ❌ Gate: NO-GO\n\n| | case |\n|:--|:--|\n| ❌ NO-GO | `train/nsa` |\n"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("post_comment", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def packed(**files: bytes | str) -> bytes:
@@ -130,55 +116,52 @@ def github(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GitHub:
     return state
 
 
-def run(script: ModuleType, github: GitHub) -> int:
+def run(github: GitHub) -> int:
     github.event_path.write_text(json.dumps({"workflow_run": github.event}))
-    status: int = script.main()
-    return status
+    return main()
 
 
 def changed(github: GitHub) -> list[str]:
     return [method for method, _, _ in github.seen if method != "GET"]
 
 
-def test_a_page_is_posted_once_and_then_updated(script: ModuleType, github: GitHub) -> None:
-    assert run(script, github) == 0
+def test_a_page_is_posted_once_and_then_updated(github: GitHub) -> None:
+    assert run(github) == 0
     github.archives["gate-comment-gpu"] = packed(comment_md="## ✅ Gate: GO\n", pr_txt="42")
-    assert run(script, github) == 0
+    assert run(github) == 0
 
     (comment,) = github.comments
     assert changed(github) == ["POST", "PATCH"]
-    assert comment["body"].startswith(
-        f"{script.mark('gpu')}\n{script.AUTHORSHIP}\n\n## ✅ Gate: GO"
-    )
+    assert comment["body"].startswith(f"{mark('gpu')}\n{AUTHORSHIP}\n\n## ✅ Gate: GO")
     assert (
         f"[Run 7](https://github.com/owner/project/actions/runs/7) of {SHA[:12]}"
         in (comment["body"])
     )
 
 
-def test_each_gate_has_its_own_comment(script: ModuleType, github: GitHub) -> None:
+def test_each_gate_has_its_own_comment(github: GitHub) -> None:
     github.archives["gate-comment-hosted"] = packed(comment_md="hosted", pr_txt="42")
     github.archives["something-else"] = github.archives["gate-comment-x"] = b"no zip"
 
-    assert run(script, github) == 0
-    assert run(script, github) == 0
+    assert run(github) == 0
+    assert run(github) == 0
 
     marks = [c["body"].splitlines()[0] for c in github.comments]
     assert marks == ["<!-- nsa-harness gate: gpu -->", "<!-- nsa-harness gate: hosted -->"]
 
 
-def test_only_the_api_sees_the_token(script: ModuleType, github: GitHub) -> None:
-    run(script, github)
+def test_only_the_api_sees_the_token(github: GitHub) -> None:
+    run(github)
 
     shown = {path.startswith("/repos/"): token for _, path, token in github.seen}
     assert shown == {True: "Bearer the-token", False: ""}
 
 
-def test_a_comment_of_another_author_is_not_changed(script: ModuleType, github: GitHub) -> None:
-    theirs = {"id": 1, "user": {"login": "stranger"}, "body": script.mark("gpu") + "\nmine"}
+def test_a_comment_of_another_author_is_not_changed(github: GitHub) -> None:
+    theirs = {"id": 1, "user": {"login": "stranger"}, "body": mark("gpu") + "\nmine"}
     github.comments += [dict(theirs, id=i) for i in range(150)]
 
-    run(script, github)
+    run(github)
 
     assert changed(github) == ["POST"]
     assert [c["body"] for c in github.comments[:150]] == [theirs["body"]] * 150
@@ -196,14 +179,14 @@ def test_a_comment_of_another_author_is_not_changed(script: ModuleType, github: 
     ],
 )
 def test_only_the_tested_pull_request_gets_a_comment(
-    script: ModuleType, github: GitHub, where: tuple[str, ...], what: Any
+    github: GitHub, where: tuple[str, ...], what: Any
 ) -> None:
     place: Any = vars(github)
     for step in where[:-1]:
         place = place[step]
     place[where[-1]] = what
 
-    assert run(script, github) == 0
+    assert run(github) == 0
 
     assert changed(github) == []
 
@@ -222,11 +205,11 @@ def test_only_the_tested_pull_request_gets_a_comment(
     ],
 )
 def test_a_bad_artifact_is_refused(
-    script: ModuleType, github: GitHub, archive: bytes, capsys: pytest.CaptureFixture[str]
+    github: GitHub, archive: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     github.archives["gate-comment-gpu"] = archive
 
-    assert run(script, github) == 1
+    assert run(github) == 1
 
     assert changed(github) == []
     assert capsys.readouterr().out.startswith("::error title=gate comment::")
@@ -234,17 +217,17 @@ def test_a_bad_artifact_is_refused(
 
 @pytest.mark.parametrize(("stated_bytes", "fetched"), [(2**20 + 1, False), (100, True)])
 def test_a_large_artifact_is_refused_whatever_its_stated_size(
-    script: ModuleType, github: GitHub, stated_bytes: int, fetched: bool
+    github: GitHub, stated_bytes: int, fetched: bool
 ) -> None:
     github.size_in_bytes = stated_bytes
     github.archives["gate-comment-gpu"] = b"x" * (2**20 + 1)
 
-    assert run(script, github) == 1
+    assert run(github) == 1
 
     assert any("blob" in path for _, path, _ in github.seen) is fetched
 
 
-def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -> None:
+def test_a_page_is_sanitised_and_shortened(github: GitHub) -> None:
     nasty = (
         "<img src=x> <!-- x --> @owner/team [a](https://evil.example) ![i](//evil.example/i.png)\n"
         "[ref]: https://evil.example\n[b][ref] www.evil.example #1 GH-2 \u202e\x1b[31m\u200f\r\n"
@@ -252,13 +235,13 @@ def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -
     )
     github.archives["gate-comment-gpu"] = packed(comment_md=nasty + PAGE * 2500, pr_txt="42")
 
-    assert run(script, github) == 0
+    assert run(github) == 0
 
     (body,) = (c["body"] for c in github.comments)
     assert len(body) <= 65_536
-    mark, author, *lines, source = body.strip().splitlines()
+    first, author, *lines, source = body.strip().splitlines()
     text = "\n".join(lines)
-    assert (mark, author) == (script.mark("gpu"), script.AUTHORSHIP)
+    assert (first, author) == (mark("gpu"), AUTHORSHIP)
     assert source.startswith("[Run 7](https://github.com/owner/project/actions/runs/7)")
     assert "The page was too long for a comment" in text
     unwanted = (
@@ -280,10 +263,10 @@ def test_a_page_is_sanitised_and_shortened(script: ModuleType, github: GitHub) -
     assert "| ❌ NO-GO | `train/nsa` |" in text
 
 
-def test_a_page_of_the_gate_is_not_changed(script: ModuleType) -> None:
+def test_a_page_of_the_gate_is_not_changed() -> None:
     from harness.integrations.page import comment
     from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_verdict
 
     page = comment(gate_verdict(SLOWER, OPEN, FASTER))
 
-    assert script.harmless(page) == page.strip()
+    assert harmless(page) == page.strip()

@@ -141,7 +141,7 @@ class Coordinator:
         for folder in self._attempts()[::-1]:  # the last attempt at a case is the one to go on with
             run, slot = run_in(folder), _slot_file(folder)
             where = slot.read_text() if slot.is_file() else ""
-            if run is None or run.ended_at or not self._executor.resumes or where not in slots:
+            if run is None or run.ended_at or where not in slots:
                 continue
             ids = {c.case_id for c in run.suite.cases}
             if self._merge.left(ids) and not ids & again:

@@ -142,8 +142,6 @@ def last_words(log: Path) -> list[str]:
 class HostExecutor:
     """Starts jobs on GPUs of hosts; see harness.executor.jobs.Executor."""
 
-    resumes = True
-
     def __init__(self, places: Sequence[HostSlot]) -> None:
         self._places = places
         self._jobs: list[HostJob] = []

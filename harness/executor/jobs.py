@@ -93,9 +93,6 @@ class Job(Protocol):
 class Executor(Protocol):
     """Starts jobs on GPUs that are held exclusively."""
 
-    resumes: bool
-    """Whether a slot can go on with an attempt that an earlier coordinator left on disk."""
-
     def slots(self) -> Sequence[str]:
         """The names of the slots that are alive. Slurm: as many as jobs may run at once."""
 

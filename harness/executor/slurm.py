@@ -101,8 +101,6 @@ class SlurmJob:
 class SlurmExecutor:
     """Submits blocks; see harness.executor.jobs.Executor."""
 
-    resumes = True
-
     def __init__(self, profile: SlurmProfile, say: Callable[[str], None]) -> None:
         try:
             import submitit

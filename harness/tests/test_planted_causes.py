@@ -107,14 +107,21 @@ def kinds(recorded: Run) -> list[CauseKind]:
 # --- the damages -------------------------------------------------------------------------
 
 
-def slower(m: Measurement, by: float, **changes: Any) -> Measurement:
-    """Every sample and kernel takes so many times as long."""
+def profiled(
+    m: Measurement, *more: Use, times: Callable[[Use], float] = lambda _: 1.0, **where: Any
+) -> Profile:
+    """Its profile, with kernels that take so many times as long, and more of them."""
     assert m.profile is not None
     assert m.profile.breakdown is not None
-    kernels = tuple(replace(u, time_s=u.time_s * by) for u in m.profile.kernels)
-    busy_s = (m.profile.breakdown.device_busy_s or 0.0) * by
-    work = replace(m.profile.breakdown, device_busy_s=busy_s)
-    seen = {"profile": replace(m.profile, kernels=kernels, breakdown=work)}
+    kernels = (*more, *(replace(u, time_s=u.time_s * times(u)) for u in m.profile.kernels))
+    busy_s = sum(u.time_s for u in kernels)
+    work = replace(m.profile.breakdown, device_busy_s=busy_s, **where)
+    return replace(m.profile, kernels=kernels, breakdown=work)
+
+
+def slower(m: Measurement, by: float, **changes: Any) -> Measurement:
+    """Every sample and kernel takes so many times as long."""
+    seen = {"profile": profiled(m, times=lambda _: by)}
     return replace(m, samples_s=tuple(s * by for s in m.samples_s), **(seen | changes))
 
 
@@ -122,11 +129,7 @@ def waiting(
     m: Measurement, by: float, counters: Counters | None = None, **where: Any
 ) -> Measurement:
     """A step that is longer by this factor because the GPU waits."""
-    assert m.profile is not None
-    assert m.profile.breakdown is not None
-    work = replace(m.profile.breakdown, **where)
-    seen = replace(m.profile, breakdown=work)
-    return slower(m, by, profile=seen, counters=counters or m.counters)
+    return slower(m, by, profile=profiled(m, **where), counters=counters or m.counters)
 
 
 def sync_per_token(c: Case, m: Measurement) -> Measurement:
@@ -150,14 +153,8 @@ def slow_python(c: Case, m: Measurement) -> Measurement:
 
 
 def slow_network(c: Case, m: Measurement) -> Measurement:
-    seen = waiting(m, 2.0)
-    assert seen.profile is not None
-    assert seen.profile.breakdown is not None
     reduce = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=m.kept_s[0])
-    busy_s = (seen.profile.breakdown.device_busy_s or 0.0) + reduce.time_s
-    work = replace(seen.profile.breakdown, device_busy_s=busy_s)
-    kernels = (reduce, *seen.profile.kernels)
-    return replace(seen, profile=replace(seen.profile, kernels=kernels, breakdown=work))
+    return slower(m, 2.0, profile=profiled(m, reduce))
 
 
 def slow_rank(c: Case, m: Measurement) -> Measurement:
@@ -185,16 +182,9 @@ def swapped(c: Case, m: Measurement) -> Measurement:
 
 
 def quadratic(c: Case, m: Measurement) -> Measurement:
-    assert m.profile is not None
-    assert m.profile.breakdown is not None
     longer = {"nsa.compress": int(c.axes["seq_len"]) / 512}
-    kernels = tuple(
-        replace(u, time_s=u.time_s * longer.get(u.where, 1.0)) for u in m.profile.kernels
-    )
-    busy_s = sum(u.time_s for u in kernels)
-    work = replace(m.profile.breakdown, device_busy_s=busy_s)
-    seen = replace(m.profile, kernels=kernels, breakdown=work)
-    by = busy_s / 0.97 / m.profile.breakdown.step_s
+    seen = profiled(m, times=lambda u: longer.get(u.where, 1.0))
+    by = sum(u.time_s for u in seen.kernels) / 0.97 / step_s(c)
     return slower(m, by, profile=seen)
 
 

@@ -24,7 +24,7 @@ from harness.bisect.ddmin import NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import ExactSearch, NextBlock, NoisySearch, Search
 from harness.records import Thresholds
-from reports.studies.gate_errors import clopper_pearson
+from reports.studies.gate_errors import clopper_pearson, percent
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
 End = TypeVar("End")
@@ -169,8 +169,8 @@ class Row:
         cells = [
             self.noise,
             self.effect,
-            _percent(self.right, len(self.bisections)),
-            _percent(self.wrong, len(self.bisections)),
+            percent(self.right, len(self.bisections), 1),
+            percent(self.wrong, len(self.bisections), 1),
             f"{np.median(processes):.0f} ({np.quantile(processes, 0.9):.0f})",
             f"{commits:.1f}",
         ]
@@ -253,11 +253,6 @@ def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
             Row(noise=TYPICAL.name, effect=effect, bisections=tuple(bisections), wanted=None)
         )
     return tuple(rows)
-
-
-def _percent(hits: int, trials: int) -> str:
-    low, high = (100 * x for x in clopper_pearson(hits, trials))
-    return f"{100 * hits / trials:.1f} [{low:.1f}, {high:.1f}]"
 
 
 CAUSES_HEAD = (

@@ -38,7 +38,6 @@ class FakeSlots:
     gpus: int
     template: Run
     suite: Suite
-    resumes: bool = False
     now_s: float = 0.0
     """The time of the simulation."""
     writing_s: float = 0.0

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.stats import binomtest
 
 from harness.analysis import comparison
 from harness.analysis.comparison import Statistics, student_bounds
@@ -207,10 +207,14 @@ def _logs(draw: Draw) -> tuple[Floats, Floats]:
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Exact interval of a rate."""
-    tail = (1 - confidence) / 2
-    low = float(beta.ppf(tail, hits, trials - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, trials - hits)) if hits < trials else 1.0
-    return low, high
+    found = binomtest(int(hits), int(trials)).proportion_ci(confidence, method="exact")
+    return float(found.low), float(found.high)
+
+
+def percent(hits: int, trials: int, places: int) -> str:
+    """A rate with its interval: `2.00 [1.73, 2.29]`."""
+    low, high = (f"{100 * x:.{places}f}" for x in clopper_pearson(hits, trials))
+    return f"{100 * hits / trials:.{places}f} [{low}, {high}]"
 
 
 # --- the table ---------------------------------------------------------------------------
@@ -324,9 +328,8 @@ def clean_table(gates: int, seed: int) -> str:
     ):
         setting = Setting(noise=TYPICAL, cases=12, calibrated=False, practical=practical)
         seen = simulate(setting, gates=gates, rng=np.random.default_rng(seed))
-        low, high = (100 * x for x in clopper_pearson(seen.blocked, gates))
         rows.append(
-            f"| {what} | {100 * seen.blocked / gates:.2f} [{low:.2f}, {high:.2f}] "
+            f"| {what} | {percent(seen.blocked, gates, 2)} "
             f"| {seen.faster} | {seen.slower} | {seen.both} of {seen.either} |"
         )
     return "\n".join(rows)
@@ -353,8 +356,7 @@ def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
 
 def _cell(line: Line) -> str:
     """Percent with its interval; a target that the interval does not show met says so."""
-    low, high = (100 * x for x in clopper_pearson(line.hits, line.trials))
-    text = f"{100 * line.hits / line.trials:.2f} [{low:.2f}, {high:.2f}]"
+    text = percent(line.hits, line.trials, 2)
     if line.met is False:
         asked = f"≥ {line.at_least:.0%}" if line.at_least is not None else f"≤ {line.at_most:.0%}"
         return f"**{text}, not shown: {asked}**"

@@ -27,12 +27,12 @@ from statistics import median
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
-from harness.git.repository import run_git
 from harness.records import Case, Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
 from harness.store import reader
 from harness.suite import load as suites
 from harness.suite.choice import fits
+from harness.tests.gate_repositories import commit, git
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_PATH = "suites/planted.yaml"
@@ -129,22 +129,14 @@ class Line:
     gate: str
     slower: float
     """The planted share of a step; 0 is none."""
-    case_id: str
-    decision: Decision
-    ratio: float | None
-    low: float | None
-    high: float | None
-    pairs: int
-    minutes: float
-    """That processes of the case lived, both sides."""
+    case: GateCase
     wall_s: float
     """Of the whole gate."""
-    reason: str
 
     @property
     def wrong(self) -> bool:
         """A false alarm, or a slowdown that was let through; undecided is neither."""
-        return self.decision is (Decision.GO if self.slower else Decision.NO_GO)
+        return self.case.decision is (Decision.GO if self.slower else Decision.NO_GO)
 
 
 class Quiet:
@@ -182,12 +174,11 @@ class Scratch:
         policy.write_text(POLICY.format(suite=SUITE_PATH, compare=compare, cases=json.dumps(cases)))
         (folder / ".gitignore").write_text("__pycache__/\nreports/\n")
         self.cases = {c.case_id: c for c in suites.loads(suite_text, SUITE_PATH).cases}
-        self._git("init", "--quiet", "--initial-branch=main")
-        self._commit("Packages as they are")
+        git(folder, "init", "--quiet", "--initial-branch=main")
+        commit(folder, {})
 
     def plant(self, name: str, delays_s: Mapping[str, float]) -> None:
         """A branch on which each step of these cases waits longer by its delay."""
-        self._git("checkout", "--quiet", "-b", name, "main")
         of: dict[str, dict[str, float]] = {}
         for case_id, delay_s in delays_s.items():
             case = self.cases[case_id]
@@ -198,8 +189,8 @@ class Scratch:
             file = self.folder / f"{module.replace('.', '/')}.py"
             with file.open("a") as text:
                 text.write(DELAY.format(delays_s=delays, function=function))
-        self._commit(f"Planted: {name}")
-        self._git("checkout", "--quiet", "main")
+        commit(self.folder, {}, branch=name)
+        git(self.folder, "checkout", "--quiet", "main")
 
     def gate(self, head: str, *, proof: bool) -> GateVerdict:
         """Judge a branch against `main`."""
@@ -212,18 +203,6 @@ class Scratch:
             return carry_out(request, Quiet(), _tell)
         finally:
             os.chdir(before)
-
-    def _commit(self, subject: str) -> None:
-        self._git("add", "--all")
-        self._git("commit", "--quiet", "--message", subject)
-
-    def _git(self, *arguments: str) -> None:
-        who = {
-            f"GIT_{role}_{what}": "study@localhost"
-            for role in ("AUTHOR", "COMMITTER")
-            for what in ("NAME", "EMAIL")
-        }
-        run_git(self.folder, *arguments, variables={**who, "GIT_CONFIG_GLOBAL": os.devnull})
 
 
 def study(
@@ -253,7 +232,7 @@ def study(
                 raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
             step_s[case.case_id] = case.baseline_s
         name = f"+{share:.0%}" if share else f"A/A {plan[: number + 1].count(0.0)}"
-        yield [_line(name, share, case, wall_s) for case in verdict.cases]
+        yield [Line(gate=name, slower=share, case=c, wall_s=wall_s) for c in verdict.cases]
 
 
 def step_times(folder: Path, cases: Iterable[Case]) -> Mapping[str, float]:
@@ -276,23 +255,6 @@ def step_times(folder: Path, cases: Iterable[Case]) -> Mapping[str, float]:
     return found
 
 
-def _line(gate: str, share: float, case: GateCase, wall_s: float) -> Line:
-    c = case.comparison
-    return Line(
-        gate=gate,
-        slower=share,
-        case_id=case.case_id,
-        decision=case.decision,
-        ratio=c.ratio if c else None,
-        low=c.low if c else None,
-        high=c.high if c else None,
-        pairs=c.pairs if c else 0,
-        minutes=case.gpu_s / 60,
-        wall_s=wall_s,
-        reason=case.reason,
-    )
-
-
 def markdown(lines: Sequence[Line]) -> str:
     """The table."""
     rows = [
@@ -300,11 +262,14 @@ def markdown(lines: Sequence[Line]) -> str:
         "|---|---|---|---|---:|---:|---:|",
     ]
     for line in lines:
-        low, high = (f"{b:.3f}" if b else "?" for b in (line.low, line.high))
-        ratio = f"{line.ratio:.3f} ({low} to {high})" if line.ratio else line.reason
+        case, found = line.case, line.case.comparison
+        ratio, pairs = case.reason, 0
+        if found:
+            low, high = (f"{b:.3f}" if b else "?" for b in (found.low, found.high))
+            ratio, pairs = f"{found.ratio:.3f} ({low} to {high})", found.pairs
         rows.append(
-            f"| {line.gate} | {line.case_id} | {line.decision} | {ratio} | {line.pairs} | "
-            f"{line.minutes:.2f} | {line.wall_s:.0f} s |"
+            f"| {line.gate} | {case.case_id} | {case.decision} | {ratio} | {pairs} | "
+            f"{case.gpu_s / 60:.2f} | {line.wall_s:.0f} s |"
         )
     return "\n".join(rows) + "\n"
 
@@ -340,7 +305,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 lines += found
                 for line in found:
                     journal.write(json.dumps(asdict(line)) + "\n")
-                    _tell(f"{line.gate}: {line.case_id}: {line.decision}: {line.reason}")
+                    case = line.case
+                    _tell(f"{line.gate}: {case.case_id}: {case.decision}: {case.reason}")
                 journal.flush()
         except KeyboardInterrupt:
             stopped = True
@@ -348,7 +314,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(markdown(lines))
     for line in lines:
         if line.wrong:
-            sys.stdout.write(f"WRONG: {line.gate}: {line.case_id} is {line.decision}\n")
+            case = line.case
+            sys.stdout.write(f"WRONG: {line.gate}: {case.case_id} is {case.decision}\n")
     if stopped:
         raise SystemExit(130)
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from harness.analysis.statistics import Floats
 from harness.records import Outcome, Run
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,9 @@
-"""A repository made for a bisection: a long history with two commits planted in it, and noise.
+"""A repository made for a bisection: a long history with two commits planted in it.
 
-    python -m reports.studies.planted_history FOLDER --step 0.05 --base-s 0.1
-
-makes it in FOLDER/repository and bisects it twice: by the time of a step that waits for BASE_S,
-for the commit that made it so much slower, and by a counter, for one that added a host
-synchronisation. Of the others some are merges, some do not build, and one lacks the case. The
-first bisection is killed once and resumed. What was found is held against what was planted, and
-the user's tree against what it was.
+One makes a step slower, the other adds a host synchronisation. Of the others some are merges, some
+do not build, and one lacks the case. `harness/bisect/tests/test_whole.py` bisects it.
 """
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -61,8 +55,6 @@ workloads:
 SUITE_PATH = "toysuites/toys.yaml"
 BUILD = "sh build.sh"
 CASE = "sleep/a"
-KILLED_AFTER = 20
-"""Processes that are on record when the first bisection is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,43 +206,3 @@ def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
     running.kill()
     running.communicate()
     return journal
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Bisect a history with two planted commits.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--step", type=float, default=0.05)
-    parser.add_argument("--base-s", type=float, default=0.1)
-    parser.add_argument("--commits", type=int, default=64)
-    options = parser.parse_args(arguments)
-    planted = Planted(commits=options.commits, step=options.step, base_s=options.base_s)
-    repository = options.folder / "repository"
-    line = make(repository, planted)
-    before = fingerprint(repository)
-    state = (options.folder / "state").absolute()
-    places = ("--state", str(state), "--reports", str((options.folder / "reports").absolute()))
-    asked = (SUITE_PATH, "--case", CASE, "--good", line[0], "--bad", "main", "--build", BUILD)
-    for what, position, words, kill_at in (
-        ("step time", planted.slow_at, (), KILLED_AFTER),
-        ("host syncs", planted.sync_at, ("--counter", "host_syncs"), 0),
-    ):
-        began, sha = time.monotonic(), line[position][:10]
-        running = bisecting(repository, *asked, *words, *places)
-        if kill_at:
-            killed(running, state, 1 + kill_at)
-            running = bisecting(repository, "--resume", "latest", *places)
-        answer, said = running.communicate()
-        right = running.returncode == 0 and sha in answer.partition(":")[0]  # a merge is entered
-        sys.stdout.write(
-            f"{what}: {'right' if right else 'WRONG'}, planted {sha}, exit {running.returncode}, "
-            f"{time.monotonic() - began:.0f} s: {answer}"
-        )
-        if running.returncode not in (0, 3):
-            sys.stdout.write(said)
-        sys.stdout.flush()
-    kept = fingerprint(repository) == before
-    sys.stdout.write(f"working tree, index, refs: {'as they were' if kept else 'CHANGED'}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,13 @@
 
 import statistics
 from dataclasses import replace
-from pathlib import Path
 
-from harness.analysis import verdict
 from harness.records import Decision, Outcome
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.answers import answered
+from suites.tests.small import judged, smaller
 
-FILE = Path(__file__).parents[1] / "ddp.yaml"
 SMALLER = {
     "device: cuda": "device: cpu",
     "requires: {gpus: 2}": "",
@@ -28,11 +26,7 @@ SMALLER = {
 
 def test_the_suite_runs_to_its_verdict_on_two_ranks_of_a_tiny_model() -> None:
     """The speed of one rank is planted: here two may share a core."""
-    text = FILE.read_text()
-    for shipped, small in SMALLER.items():
-        assert shipped in text
-        text = text.replace(shipped, small)
-    whole = suites.loads(text, "ddp.yaml")
+    whole = suites.loads(smaller("ddp", SMALLER), "ddp.yaml")
     one, two = (c for c in whole.cases if c.case_id[:6] == "train/")
     assert (one.axes["world_size"], two.axes["world_size"]) == (1, 2)
 
@@ -48,4 +42,4 @@ def test_the_suite_runs_to_its_verdict_on_two_ranks_of_a_tiny_model() -> None:
         run = fake_runs.run([one, two], lambda _: [])
         run = replace(run, measurements=tuple(made))
         run = replace(run, suite=replace(whole, cases=(one, two), rules=whole.rules[:1]))
-        assert verdict.of_run(run)[-1].decision is decision
+        assert judged(run).decision is decision

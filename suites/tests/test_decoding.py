@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import pytest
-import torch
 
 from harness.measure import accuracy
 from harness.records import Scalar
@@ -11,22 +10,12 @@ from harness.workload import Unsupported
 from nsa import reference
 from suites import workloads
 from suites.axes import AxisError
-
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+from suites.tests.small import OPERATOR, needs_no_gpu
 
 AXES: Mapping[str, Scalar] = {
+    **{name: value for name, value in OPERATOR.items() if name not in ("seq_len", "pass")},
     "context": 70,
     "batch": 3,
-    "q_heads": 6,
-    "kv_heads": 2,
-    "head_dim_qk": 16,
-    "head_dim_v": 8,
-    "compress_block_size": 8,
-    "compress_stride": 4,
-    "select_block_size": 8,
-    "num_blocks": 4,
-    "window_size": 16,
-    "dtype": "fp32",
 }
 
 

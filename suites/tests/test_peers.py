@@ -23,24 +23,10 @@ from nsa.routes import fa2
 from suites import peers, workloads
 from suites.attention_plan import AttentionPlan
 from suites.axes import AxisError
+from suites.tests import small
+from suites.tests.small import needs_no_gpu
 
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-
-OPERATOR: Mapping[str, Scalar] = {
-    "seq_len": 70,
-    "batch": 2,
-    "q_heads": 6,
-    "kv_heads": 2,
-    "head_dim_qk": 16,
-    "head_dim_v": 8,
-    "compress_block_size": 8,
-    "compress_stride": 4,
-    "select_block_size": 16,
-    "num_blocks": 4,
-    "window_size": 16,
-    "dtype": "fp32",
-    "pass": "forward+backward",
-}
+OPERATOR: Mapping[str, Scalar] = {**small.OPERATOR, "batch": 2, "select_block_size": 16}
 
 
 def sizes(block_size: int, num_blocks: int) -> NSAConfig:

@@ -18,7 +18,7 @@ from nsa.flags import Flags
 from suites import attention, workloads
 from suites.attention_plan import AttentionPlan
 from suites.sampling import ENDS, SPREAD, rows_of
-from suites.tests.test_workloads import OPERATOR
+from suites.tests.small import OPERATOR
 
 T = 600
 AXES: Mapping[str, Scalar] = {**OPERATOR, "seq_len": T, "dtype": "bf16"}

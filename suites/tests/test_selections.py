@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from harness.measure import accuracy
-from harness.records import Scalar
 from nsa.config import PRESETS, NSAConfig
 from nsa.tests.operator_inputs import needs_gpu
 from nsa.train.config import TrainConfig
@@ -16,6 +15,7 @@ from nsa.train.loop import Trainer
 from suites import selections, workloads
 from suites.axes import AxisError
 from suites.selections import SELECTIONS, distinct_share, fixed_blocks, trained_blocks
+from suites.tests.small import OPERATOR
 
 CONFIG = NSAConfig(
     compress_block_size=8, compress_stride=4, select_block_size=8, num_blocks=5, window_size=8
@@ -158,23 +158,8 @@ def test_distinct_share_counts_blocks_that_neighbours_do_not_share(queries: int)
 
 @pytest.mark.parametrize("selection", SELECTIONS)
 def test_the_branch_computes_with_the_blocks_it_is_given(selection: str) -> None:
-    axes: dict[str, Scalar] = {
-        "seq_len": 150,
-        "q_heads": 6,
-        "kv_heads": 2,
-        "head_dim_qk": 16,
-        "head_dim_v": 8,
-        "compress_block_size": 8,
-        "compress_stride": 4,
-        "select_block_size": 8,
-        "num_blocks": 4,
-        "window_size": 16,
-        "dtype": "fp32",
-        "pass": "forward",
-        "branch": "select",
-        "selection": selection,
-    }
-    workload = workloads.attention("gather", axes)
+    of_branch = {"pass": "forward", "branch": "select", "selection": selection}
+    workload = workloads.attention("gather", {**OPERATOR, "seq_len": 150, **of_branch})
 
     accuracy.compare(workload)
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import summary, verdict
+from harness.analysis import summary
 from harness.analysis.suspects import Conclusion, diagnose
-from harness.records import Case, Decision, Measurement, Outcome, Run, Verdict
+from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import answer, steadiness, tables
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.workers import Memory, Quiet
+from suites.tests.small import A100, judged
 
 NAME = "single-a100-production"
-A100 = fake_runs.environment(gpu=replace(fake_runs.H200, name="NVIDIA A100 80GB PCIe"))
 FAST, SLOW, CHECKPOINTED = 60_000.0, 27.0, 16.0
 """tokens/s of the fast routes, and of the users' run, without and with checkpointing."""
 TINY = (
@@ -58,10 +58,6 @@ def run_of(rate: Callable[[Case], float] = as_planned) -> Run:
     suite = suites.load(NAME)
     run = fake_runs.run(suite.cases, lambda c: measured(c, rate(c)), env=A100)
     return replace(run, suite=suite)
-
-
-def judged(run: Run) -> Verdict:
-    return verdict.of_run(run)[-1]
 
 
 def decisions(run: Run) -> dict[str, Decision]:

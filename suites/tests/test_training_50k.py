@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import summary, verdict
+from harness.analysis import summary
 from harness.analysis.suspects import Conclusion, diagnose
-from harness.records import WORST_FIRST, Case, Decision, Measurement, Outcome, Run, Verdict
+from harness.records import WORST_FIRST, Case, Decision, Measurement, Outcome, Run
 from harness.report import tables
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.answers import answered
 from nsa.train.__main__ import main
+from suites.tests.small import A100, judged, smaller
 
 NAME = "training-50k-analysis"
-A100 = fake_runs.environment(gpu=replace(fake_runs.H200, name="NVIDIA A100 80GB PCIe"))
 SMALL = {
     "device: cuda": "device: any",
     "125m": "tiny",
@@ -38,10 +38,6 @@ SMALL = {
 }
 
 
-def judged(run: Run) -> Verdict:
-    return verdict.of_run(run)[-1]
-
-
 def decisions(run: Run) -> dict[str, Decision]:
     """By the part of the question, the worst of its rules."""
     asked = [r for r in judged(run).rules if r.asks and r.applies]
@@ -50,11 +46,7 @@ def decisions(run: Run) -> dict[str, Decision]:
 
 
 def test_a_small_variant_runs_to_its_verdict() -> None:
-    text = suites.load(NAME).text
-    for shipped, small in SMALL.items():
-        assert shipped in text
-        text = text.replace(shipped, small)
-    suite = suites.loads(text, "small.yaml")
+    suite = suites.loads(smaller(NAME, SMALL), "small.yaml")
     curve = re.compile(".*seq_len=24|train/nsa/.*V2=1|.*compress.window$|.*select.window$")
     cases = tuple(c for c in suite.cases if not c.program and curve.match(c.case_id))
     suite = replace(suite, cases=cases)

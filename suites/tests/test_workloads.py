@@ -22,25 +22,9 @@ from nsa.roofline import peak_flops
 from nsa.routes import selected
 from suites import workloads
 from suites.axes import READ_FLAGS, AxisError
-
-needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+from suites.tests.small import OPERATOR, needs_no_gpu
 
 MODEL: Mapping[str, Scalar] = {"preset": "tiny", "batch": 2, "precision": "fp32"}
-OPERATOR: Mapping[str, Scalar] = {
-    "seq_len": 70,
-    "batch": 1,
-    "q_heads": 6,
-    "kv_heads": 2,
-    "head_dim_qk": 16,
-    "head_dim_v": 8,
-    "compress_block_size": 8,
-    "compress_stride": 4,
-    "select_block_size": 8,
-    "num_blocks": 4,
-    "window_size": 16,
-    "dtype": "fp32",
-    "pass": "forward+backward",
-}
 
 
 @pytest.mark.parametrize("provider", ["nsa", "dense"])

@@ -7,6 +7,7 @@ import pytest
 
 from harness.analysis.scaling import fit
 from harness.analysis.summary import summarise
+from harness.analysis.tests.test_verdict import CONDITIONAL, GO, INCONCLUSIVE, NO_GO
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, judge
 from harness.records import (
     Case,
@@ -26,12 +27,6 @@ from harness.records import (
 from harness.report.verdict_text import rule_sentence
 from harness.tests.fake_runs import environment, run, sweep, timed
 
-GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
-    Decision.GO,
-    Decision.CONDITIONAL,
-    Decision.NO_GO,
-    Decision.INCONCLUSIVE,
-)
 LENGTHS = (512, 1024, 2048)
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=LENGTHS)]
 

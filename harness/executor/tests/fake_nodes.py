@@ -75,7 +75,6 @@ class FakeNodes:
     whole: Suite
     gpus: list[str]
     plan: Plan = lambda *_: (1000, JobEnd())
-    resumes: bool = True
     started: list[tuple[str, str]] = field(default_factory=list)
     jobs: list[FakeJob] = field(default_factory=list)
 

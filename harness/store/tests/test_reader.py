@@ -109,15 +109,6 @@ def test_a_stopped_run_is_complete_until_it_is_resumed(tmp_path: Path, writer: R
         resume(tmp_path, writer.run_id)
 
 
-def test_only_a_resumed_run_goes_on_after_its_stop(tmp_path: Path, writer: RunWriter) -> None:
-    writer.finish(stopped=Stop(budget_s=60.0))
-    with run_file(writer).open("ab") as file:
-        file.write(lines.encode(measured(0)))
-
-    with pytest.raises(StoreError, match="follows the end"):
-        reader.load(tmp_path, writer.run_id)
-
-
 def test_a_second_writer_is_refused(tmp_path: Path, writer: RunWriter) -> None:
     with pytest.raises(StoreError, match=writer.run_id):
         resume(tmp_path, writer.run_id)
@@ -158,12 +149,16 @@ def test_a_damaged_line_is_an_error_with_its_number(
         reader.load(tmp_path, "latest")
 
 
-def test_a_line_after_the_end_is_an_error(tmp_path: Path, writer: RunWriter) -> None:
-    writer.finish()
+@pytest.mark.parametrize("stop", [None, Stop(budget_s=60.0)])
+def test_a_line_after_the_end_or_a_stop_is_an_error(
+    tmp_path: Path, writer: RunWriter, stop: Stop | None
+) -> None:
+    """Only a resumed run goes on."""
+    writer.finish(stopped=stop)
     with run_file(writer).open("ab") as file:
         file.write(lines.encode(measured(0)))
 
-    with pytest.raises(StoreError, match=r"run\.jsonl:3: "):
+    with pytest.raises(StoreError, match=r"run\.jsonl:3: .*follows the end"):
         reader.load(tmp_path, "latest")
 
 

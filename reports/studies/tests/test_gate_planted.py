@@ -44,7 +44,8 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
     kept = [json.loads(text) for text in (out / "gates.jsonl").read_text().splitlines()]
     said = capsys.readouterr().out
     assert "WRONG" not in said
-    assert [(k["gate"], k["decision"]) for k in kept] == [("A/A 1", "GO"), ("+100%", "NO-GO")]
+    seen = [(k["gate"], k["case"]["decision"]) for k in kept]
+    assert seen == [("A/A 1", "GO"), ("+100%", "NO-GO")]
     assert f"| +100% | {CASE_ID} | NO-GO | 2.000 (? to ?) | 5 |" in said
     assert git(out / "repository", "status", "--porcelain") == ""
     planted = git(out / "repository", "show", "slower-1:toysuites/workloads.py")
