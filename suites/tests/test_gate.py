@@ -31,25 +31,17 @@ def stored(run_id: str) -> Run:
     return reader.load(RUNS, run_id)
 
 
-def measured(run_id: str, case: Case, *, any_length: bool = False) -> Sequence[Measurement]:
+def measured(run_id: str, case: Case) -> Sequence[Measurement]:
     """The processes of a stored run that did the work of a case."""
-    ignored = {"seq_len"} if any_length else set()
-    axes = {k: v for k, v in case.axes.items() if k not in ignored}
     run = stored(run_id)
-    alike = {
-        c.case_id
-        for c in run.suite.cases
-        if (c.factory, c.provider) == (case.factory, case.provider)
-        if {k: v for k, v in c.axes.items() if k not in ignored} == axes
-    }
+    work = (case.factory, case.provider, case.axes)
+    alike = {c.case_id for c in run.suite.cases if (c.factory, c.provider, c.axes) == work}
     return [m for m in run.measurements if m.case_id in alike]
 
 
 def process_s(case: Case) -> float:
-    """Median life of a process; one in six compiles. Of the scores a shorter row was stored."""
-    scores = case.axes.get("branch") == "scores"
-    found = [m.wall_s for run in SOURCES for m in measured(run, case, any_length=scores)]
-    return statistics.median(found)
+    """Median life of a process; one in six compiles."""
+    return statistics.median(m.wall_s for run in SOURCES for m in measured(run, case))
 
 
 def test_a_clean_change_takes_six_minutes_at_most() -> None:
