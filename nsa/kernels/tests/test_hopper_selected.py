@@ -97,8 +97,9 @@ def test_it_is_its_twin_with_a_gate_and_strides(
     monkeypatch.setattr(backward, "hopper_serves", lambda *_: False)
     expected = selected_backward(*given, gate=gate)
 
+    bound = 4 * torch.finfo(dtype).eps  # shares of dq and their sum are rounded
     for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, atol=4e-3, rtol=4e-3)
+        torch.testing.assert_close(a, b, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("device", ["meta"])
