@@ -27,6 +27,7 @@ from nsa.kernels.common.device import (
 )
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.streams import SideStream
+from nsa.kernels.selected.hopper_backward import hopper_launch, hopper_serves, tiles_of
 from nsa.kernels.selected.inverse import Selected
 from nsa.kernels.selected.keymajor import (
     Config,
@@ -117,6 +118,7 @@ def _row_values(
 def _backward_kernel(
     do_ptr,  # [B, T, HKV * G, DV]
     q_ptr,  # [B, T, HKV * G, D]
+    partial_ptr,  # [tokens of the chunk, HKV, N, G, D]: shares of dq
     k_ptr,  # [B, S, HKV, D]
     v_ptr,  # [B, S, HKV, DV]
     lse_ptr,  # [B, T, HKV * G] float32, log2 units
@@ -125,7 +127,6 @@ def _backward_kernel(
     pairs_ptr,
     items_ptr,
     first_item_ptr,
-    partial_ptr,  # [tokens of the chunk, HKV, N, G, D]: shares of dq
     dk_ptr,  # [B, S, HKV, D] float32
     dv_ptr,  # [B, S, HKV, DV] float32
     do_b: tl.int64,
@@ -350,22 +351,23 @@ def selected_backward(
     added = [last_contiguous(x) for x in add_dq]
     add1, add2, *_ = *added, None, None
 
-    launch = _launch(
-        architecture(q.device), HKV, G, N, Dk, Dv, gate is not None, not deterministic, wide
-    )
+    kind = (HKV, G, N, Dk, Dv, gate is not None, not deterministic)
+    launch, rows = _launch(architecture(q.device), *kind, wide), [do, q, partial]
+    steps = (*do.stride()[:3], *q.stride()[:3])
+    if hopper_serves(q, v, G):
+        launch, rows, steps = hopper_launch(*kind), tiles_of(do, q, partial), ()
     block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
     launch_reduce = reduce_launch(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:
         launch(
             (chunk.max_items,),
             (
-                *(do, q, k, v, lse, delta, gate),
+                *(*rows, k, v, lse, delta, gate),
                 *(index.pairs, index.items, index.first_item),
-                *(partial, dk_sum, dv_sum),
+                *(dk_sum, dv_sum),
             ),
             (
-                *do.stride()[:3],
-                *q.stride()[:3],
+                *steps,
                 *k.stride()[:3],
                 *v.stride()[:3],
                 *lse.stride(),

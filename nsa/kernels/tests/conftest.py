@@ -4,16 +4,20 @@ from nsa.tests.fixtures import *  # noqa: F403  # first: it turns Triton's inter
 
 # isort: split
 from collections.abc import Iterator
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
+from triton.experimental.gluon._runtime import GluonJITFunction
 
 from nsa.kernels import scores
+from nsa.kernels.banded import hopper, hopper_query
 from nsa.kernels.banded import key as banded_key
 from nsa.kernels.common.device import Architecture, as_architecture
+from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.selected import forward as selected
 from nsa.kernels.selected import inverse
+from nsa.kernels.tests.warpgroups import Machine
 
 
 @pytest.fixture(params=get_args(Architecture))
@@ -36,3 +40,24 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inverse, "MIN_ITEM_ROWS", 32)
     monkeypatch.setattr(banded_key, "MIN_SPLIT_ROWS", 32)
     monkeypatch.setattr(banded_key, "MIN_WINDOW_ROWS", 32)
+
+
+def is_gluon(launch: KernelLaunch) -> bool:
+    return isinstance(launch.kernel, GluonJITFunction)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """A CPU counts as 9.0, with three programs at once."""
+    launch = KernelLaunch.__call__
+
+    def launched(self: KernelLaunch, grid: Any, pointers: Any, numbers: Any) -> None:
+        if not is_gluon(self):
+            return launch(self, grid, pointers, numbers)
+        constants = {name: x for name, x in self.named.items() if name.isupper()}
+        return Machine(self.kernel, grid).run(pointers, numbers, constants)
+
+    if device == "cpu":
+        monkeypatch.setattr(KernelLaunch, "__call__", launched)
+        for module in (hopper, hopper_query):
+            monkeypatch.setattr(module, "multiprocessors", lambda device: 3)

@@ -10,9 +10,10 @@ from nsa.kernels.tests import aot
 from nsa.kernels.tests.aot_cases import CASES
 from nsa.kernels.tests.pipelines import overwritten
 
-SPILLED_BYTES: Mapping[Architecture, int] = {"sm_80": 72, "sm_90": 112}
+SPILLED_BYTES: Mapping[Architecture, int] = {"sm_80": 72, "sm_90": 104}
 """Local memory that a thread may use: some addresses set aside around a loop, not a tile. Only ever
-made smaller; the largest is `_backward_kernel`, whose loop is pipelined by hand."""
+made smaller; the largest are `_backward_kernel`, whose loop is pipelined by hand, and `_key_kernel`
+in Gluon."""
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from triton.experimental.gluon._runtime import GluonJITFunction
 
-from nsa.kernels.banded import hopper, hopper_query
+from nsa.kernels.banded import hopper
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
 from nsa.kernels.common.device import Architecture, as_architecture
 from nsa.kernels.common.launch import KernelLaunch
+from nsa.kernels.tests.conftest import is_gluon
 from nsa.kernels.tests.test_operator import assert_whole_is_as_defined, tokens
 from nsa.kernels.tests.test_routes import assert_none_but_rounding
-from nsa.kernels.tests.warpgroups import Machine
 from nsa.kernels.tests.where import CALLS_KERNELS, TRITON
 from nsa.routes.tests.test_routes import excess_error
 from nsa.tests.operator_inputs import SMALL, draw, run
@@ -29,27 +28,6 @@ HEADS: dict[str, Any] = {"HQ": 2, "HKV": 1, "Dv": 128}
 parts = pytest.mark.parametrize("part", ["compress", "window", "dense"])
 sizes = pytest.mark.parametrize("Dk", [128, 192])
 places = pytest.mark.parametrize(("device", "dtype"), TRITON)
-
-
-def is_gluon(launch: KernelLaunch) -> bool:
-    return isinstance(launch.kernel, GluonJITFunction)
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """A CPU counts as 9.0, with three programs at once."""
-    launch = KernelLaunch.__call__
-
-    def launched(self: KernelLaunch, grid: Any, pointers: Any, numbers: Any) -> None:
-        if not is_gluon(self):
-            return launch(self, grid, pointers, numbers)
-        constants = {name: x for name, x in self.named.items() if name.isupper()}
-        return Machine(self.kernel, grid).run(pointers, numbers, constants)
-
-    if device == "cpu":
-        monkeypatch.setattr(KernelLaunch, "__call__", launched)
-        for module in (hopper, hopper_query):
-            monkeypatch.setattr(module, "multiprocessors", lambda device: 3)
 
 
 @pytest.mark.parametrize("documents", [(), (5, 35, 1, 260)], ids=["batch", "documents"])

@@ -4,12 +4,14 @@ Triton's interpreter does not take Gluon. Here a kernel's functions run as Pytho
 tensors, each partition of `warp_specialize` in a thread. A bulk copy spoils its tile when it is
 asked for and fills it when its barrier is waited for; a product reads its operands from when it is
 asked for to when it is waited for, and is NaN until then. So a tile that is read too early or
-filled too early, and a wait for a barrier that nobody completes, fail on any machine. Layouts,
-registers and what ptxas makes of it are not seen.
+filled too early, a wait for a barrier that nobody completes, and a fence that is missing before a
+product or an arrival, fail on any machine. Layouts, registers and what ptxas makes of it are not
+seen.
 """
 
 import builtins
 import itertools
+import math
 import threading
 import time
 import types
@@ -28,11 +30,21 @@ SAME = ("exp2", "log2", "sum", "int64", "float32")
 """Names that Gluon and torch share."""
 
 
+class Stored(threading.local):
+    """Where a thread stored tiles that neither products nor copies see before a fence."""
+
+    def __init__(self) -> None:
+        self.fresh: set[int] = set()
+
+
+STORED = Stored()
+
+
 class Shared:
     """Shared memory, or a view of it."""
 
     def __init__(self, data: Tensor) -> None:
-        self.data, self.dtype = data, data.dtype
+        self.data, self.dtype, self.shape = data, data.dtype, data.shape
 
     def index(self, i: Any) -> "Shared":
         assert 0 <= int(i) < len(self.data)
@@ -44,8 +56,27 @@ class Shared:
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.data.permute(*order))
 
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: object) -> Any:
+        """A ring as another; or a tile as panels, one after the other, and rows of these."""
+        if dtype != self.dtype:
+            return Shared(self.data.flatten().view(dtype)[: math.prod(shape)].view(*shape))
+        rows, columns = math.prod(shape[1:-1]), shape[-1]
+
+        def index(i: int) -> Shared:
+            panel, row = divmod(i * rows, len(self.data))
+            part = self.data[row : row + rows, panel * columns : (panel + 1) * columns]
+            return Shared(part.view(*shape[1:]))
+
+        return SimpleNamespace(index=index)
+
     def load(self, layout: object) -> Tensor:
         return self.data.clone()
+
+    def store(self, x: Tensor) -> None:
+        assert x.dtype == self.dtype
+        if self.dtype != torch.float32:
+            STORED.fresh.add(self.data.data_ptr())
+        self.data.copy_(x)
 
 
 class Barrier:
@@ -65,6 +96,7 @@ class Barrier:
         self.arrive(1, size)
 
     def arrive(self, count: int, size: int = 0) -> None:
+        assert not STORED.fresh, "a copy may not see what was stored"
         with Barrier.changed:
             self.missing -= count
             self.bytes += size
@@ -103,7 +135,8 @@ class Product:
 
 class Pointer:
     def __init__(self, data: Tensor, offset: Any = 0) -> None:
-        self.data, self.offset = data.detach(), offset
+        size = data.untyped_storage().nbytes() // data.itemsize - data.storage_offset()
+        self.data, self.offset = data.detach().as_strided((size,), (1,)), offset
         self.dtype = SimpleNamespace(element_ty=data.dtype)
 
     def __add__(self, more: Any) -> "Pointer":
@@ -116,14 +149,17 @@ class Tiles:
     layout = None
 
     def __init__(self, described: Any) -> None:
-        self.x = described.base.detach().as_strided(described.shape, described.strides)
+        self.x: Tensor = described.base.detach().as_strided(described.shape, described.strides)
         self.block_shape, self.dtype = described.block_shape, self.x.dtype
+
+    def part(self, at: Sequence[Any]) -> Tensor:
+        ends = zip(map(int, at), self.block_shape, strict=True)
+        return self.x[tuple(slice(i, i + n) for i, n in ends)]
 
     def tile(self, at: Sequence[Any]) -> Tensor:
         """Zeros outside."""
         out = torch.zeros(self.block_shape, dtype=self.dtype)
-        ends = zip(map(int, at), self.block_shape, strict=True)
-        found = self.x[tuple(slice(i, i + n) for i, n in ends)]
+        found = self.part(at)
         out[tuple(map(slice, found.shape))] = found
         return out
 
@@ -139,7 +175,8 @@ class Machine:
         self.kernel = self._names(kernel.fn.__globals__)[kernel.__name__]
 
     def run(self, pointers: Sequence[Any], numbers: Sequence[Any], constants: Any) -> None:
-        given = [Pointer(x) if isinstance(x, Tensor) else Tiles(x) for x in pointers]
+        kinds = {Tensor: Pointer, type(None): lambda x: x}
+        given = [kinds.get(type(x), Tiles)(x) for x in pointers]
         for program in itertools.product(*map(builtins.range, self.grid)):
             self.program = program
             self.kernel(*given, *map(torch.tensor, numbers), **constants)
@@ -168,12 +205,22 @@ class Machine:
                 one.result()  # the first to fail
 
     def _partition(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.local.products = []
+        self.local.products, self.local.stores = [], []
         function(*arguments)
         assert not self.local.products, "a product that nobody waits for"
+        assert not self.local.stores, "a copy that nobody waits for"
 
     def _copy(self, tiles: Tiles, at: Sequence[Any], barrier: Barrier, to: Shared) -> None:
         barrier.copy(tiles.tile(at).view(to.data.shape), to.data)
+
+    def _store(self, tiles: Tiles, at: Sequence[Any], source: Shared) -> None:
+        self.local.stores.append((tiles.part(at), source.data))
+
+    def _stored(self, left: int) -> None:
+        time.sleep(5e-3)  # as below
+        while len(self.local.stores) > left:
+            to, tile = self.local.stores.pop(0)
+            to.copy_(tile)
 
     def _multiply(
         self, a: Any, b: Shared, acc: Any, *, use_acc: bool = True, is_async: bool
@@ -181,6 +228,7 @@ class Machine:
         product = acc if isinstance(acc, Product) else Product(acc)
         held = [x.data for x in (a, b) if isinstance(x, Shared)]
         asked = [x.clone() for x in held]
+        assert STORED.fresh.isdisjoint(x.data_ptr() for x in held), "stored without a fence"
 
         def multiply() -> None:
             done = (a.data if isinstance(a, Shared) else a).float() @ b.data.float()
@@ -206,7 +254,18 @@ class Machine:
     def _language(self) -> dict[str, Any]:
         def store(to: Pointer, x: Tensor, mask: Tensor) -> None:
             at, x, mask = torch.broadcast_tensors(to.offset, x, mask)
-            to.data.view(-1)[at[mask]] = x[mask].to(to.data.dtype)
+            to.data[at[mask]] = x[mask].to(to.data.dtype)
+
+        def load(at: Pointer, mask: Any = True, other: float = 0) -> Tensor:
+            offset, mask = torch.broadcast_tensors(tensor(at.offset), tensor(mask))
+            if offset.ndim > 1:
+                time.sleep(5e-3)  # whoever does not wait for a tile is first
+            return torch.where(mask, at.data[torch.where(mask, offset, 0)], other)
+
+        def atomic_add(to: Pointer, x: Tensor, mask: Tensor, sem: str) -> None:
+            at, x, mask = torch.broadcast_tensors(to.offset, x, mask)
+            with Barrier.changed:
+                to.data.index_add_(0, at[mask], x[mask])
 
         def allocate(dtype: Any, shape: Sequence[int], layout: object) -> Any:
             if dtype == torch.int64:
@@ -228,13 +287,17 @@ class Machine:
             minimum=lambda a, b: torch.minimum(tensor(a), tensor(b)),
             cdiv=lambda a, b: -(-a // b),
             max=lambda x, axis: x.max(axis).values,
-            load=lambda at: at.data.reshape(-1)[at.offset],
-            store=store, allocate_shared_memory=allocate, warp_specialize=self._partitions,
+            inline_asm_elementwise=lambda *_: 0,  # a zero that the compiler does not see
+            load=load, store=store, atomic_add=atomic_add, allocate_shared_memory=allocate,
+            warp_specialize=self._partitions,
         )  # fmt: skip
         return {
             "gl": gl, "tl": gl, "mbarrier": Barrier, "range": self._range,
-            "fence_async_shared": MagicMock(),
-            "tma": SimpleNamespace(async_copy_global_to_shared=self._copy),
+            "fence_async_shared": lambda: STORED.fresh.clear(),
+            "tma": SimpleNamespace(
+                async_copy_global_to_shared=self._copy, async_copy_shared_to_global=self._store,
+                store_wait=self._stored,
+            ),
             "warpgroup_mma": self._multiply, "warpgroup_mma_wait": self._wait,
             "warpgroup_mma_init": Product,
         }  # fmt: skip
