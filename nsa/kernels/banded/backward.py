@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.hopper import takes
 from nsa.kernels.banded.hopper_key import HOPPER_KEY_TILE, hopper_key_gradients
 from nsa.kernels.banded.hopper_query import hopper_query_gradient
 from nsa.kernels.banded.key import KeyGradients, add_parts, key_tile, write_key_gradients
 from nsa.kernels.banded.planes import Sizes, empty_planes, write_planes
 from nsa.kernels.banded.query import query_tile, write_query_gradient
 from nsa.kernels.common.device import architecture
+from nsa.kernels.common.hopper import takes
 from nsa.kernels.common.streams import SideStream
 from nsa.kernels.common.tiles import aligned
 

@@ -16,11 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.hopper import takes
 from nsa.kernels.banded.hopper_query import hopper_forward
 from nsa.kernels.banded.interval import UNSPECIALISED, Tile, interval
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, Architecture, architecture, ceil_div
+from nsa.kernels.common.hopper import takes
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, load_tile, sources, units
 

@@ -1,4 +1,4 @@
-"""dK and dV of attention over a band on sm_90: as `key`, in the manner of `hopper`.
+"""dK and dV of attention over a band on sm_90: as `key`, see `common.hopper`.
 
 Two warpgroups own 64 keys each and walk the same queries. Within a step, the product with the
 values runs under the weights, and that with dO under dS.
@@ -20,17 +20,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.hopper import (
-    ROWS,
     Parts,
     View,
-    accumulator,
-    barriers,
     bring,
     keys_of,
-    product,
     ring,
     rings,
-    scores,
     store_block,
     tiles_of,
 )
@@ -38,6 +33,7 @@ from nsa.kernels.banded.interval import UNSPECIALISED, Tile, span
 from nsa.kernels.banded.key import KeyGradients
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, ceil_div
+from nsa.kernels.common.hopper import ROWS, accumulator, barriers, product, scores
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 HOPPER_KEY_TILE = Tile(64, 128, 8, 3)

@@ -1,4 +1,4 @@
-"""The forward pass and dQ over a band on sm_90: as `forward` and `query`; see `hopper`.
+"""The forward pass and dQ over a band on sm_90: as `forward` and `query`; see `common.hopper`.
 
 A program takes every P-th item, an item being 128 queries of a head, and walks the keys that any of
 them sees: copies for the next item start while the last one is finished. Products of step i + 1
@@ -25,24 +25,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nsa.kernels.banded.band import Band
-from nsa.kernels.banded.hopper import (
-    ROWS,
-    Parts,
-    View,
-    accumulator,
-    barriers,
-    bring,
-    keys_of,
-    multiprocessors,
-    product,
-    rings,
-    scores,
-    store_block,
-    tiles_of,
-)
+from nsa.kernels.banded.hopper import Parts, View, bring, keys_of, rings, store_block, tiles_of
 from nsa.kernels.banded.interval import UNSPECIALISED
 from nsa.kernels.banded.planes import Sizes
 from nsa.kernels.common.device import LOG2_E, ceil_div
+from nsa.kernels.common.hopper import ROWS, accumulator, barriers, multiprocessors, product, scores
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 Barriers = namedtuple("Barriers", "q_full q_empty k_full k_empty v_full v_empty")

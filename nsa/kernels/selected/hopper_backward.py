@@ -12,7 +12,7 @@ program, of five parts:
 - `_store`, a warp, has the share written to memory and gives the slot back.
 
 Barriers of a slot: `full`, q, dO and the rows are there; `done`, the share of dq is there; `empty`,
-it was read. They count phases: see `nsa.kernels.banded.hopper`.
+it was read. They count phases: see `nsa.kernels.common.hopper`.
 """
 
 from collections import namedtuple
@@ -31,8 +31,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from nsa.kernels.banded.hopper import ROWS, accumulator, barriers, product, scores, takes
 from nsa.kernels.common.device import head_blocks
+from nsa.kernels.common.hopper import ROWS, accumulator, barriers, product, scores, takes
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.tiles import aligned, descriptor
 from nsa.kernels.selected.keymajor import KEYS as MOST_KEYS

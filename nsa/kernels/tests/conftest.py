@@ -11,8 +11,9 @@ import torch
 from triton.experimental.gluon._runtime import GluonJITFunction
 
 from nsa.kernels import scores
-from nsa.kernels.banded import hopper, hopper_query
+from nsa.kernels.banded import hopper_query
 from nsa.kernels.banded import key as banded_key
+from nsa.kernels.common import hopper
 from nsa.kernels.common.device import Architecture, as_architecture
 from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.selected import forward as selected

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.kernels.banded import hopper
 from nsa.kernels.banded.backward import banded_backward
 from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
+from nsa.kernels.common import hopper
 from nsa.kernels.common.device import Architecture, as_architecture
 from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.tests.conftest import is_gluon
