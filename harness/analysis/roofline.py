@@ -19,7 +19,7 @@ from statistics import fmean, median
 from harness import units
 from harness.analysis.counters import launches
 from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
-from harness.analysis.statistics import median_clock_hz, readings
+from harness.analysis.statistics import median_clock_hz, of_ranks, readings
 from harness.records import (
     Breakdown,
     Case,
@@ -310,9 +310,18 @@ def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
 
 
 def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:
-    """The limit in force in half of the readings while sampling, if it costs clock."""
-    masks = [int(x) for m in ok for x in readings(m, "gpu_throttle_reasons", ("sampling",))]
-    clocks = [hz for m in ok if (hz := median_clock_hz(m.telemetry, m.phases))]
+    """The limit in force in half of the readings of a GPU while sampling, if it costs clock; of
+    several such GPUs, that of the slowest."""
+    names = (of_ranks(name, ok) for name in ("gpu_throttle_reasons", "gpu_sm_clock_hz"))
+    limits = (_limit_of(ok, reasons, clock, max_hz) for reasons, clock in zip(*names, strict=True))
+    return min(filter(None, limits), key=lambda limit: limit.clock_hz, default=None)
+
+
+def _limit_of(
+    ok: Sequence[Measurement], reasons: str, clock: str, max_hz: float | None
+) -> ClockLimit | None:
+    masks = [int(x) for m in ok for x in readings(m, reasons, ("sampling",))]
+    clocks = [hz for m in ok if (hz := median_clock_hz(m.telemetry, m.phases, clock))]
     if not masks or not clocks or not max_hz or median(clocks) >= FULL_CLOCK * max_hz:
         return None
     limited = {by: sum(bool(mask & bits) for mask in masks) for by, bits in _LIMITS.items()}

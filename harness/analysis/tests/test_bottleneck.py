@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck, clock_limit
 from harness.records import (
     Breakdown,
     CaseSummary,
@@ -14,7 +14,10 @@ from harness.records import (
     Measurement,
     Outcome,
     Peaks,
+    Phase,
     Profile,
+    Rank,
+    Telemetry,
     Use,
 )
 from harness.tests.fake_runs import case, timed
@@ -120,3 +123,29 @@ def test_a_step_that_still_gets_faster_is_a_cold_start() -> None:
 
     assert found is not None
     assert found.limit is Limit.COLD
+
+
+@pytest.mark.parametrize("hot", [0, 1])
+def test_the_clock_of_the_slowest_of_several_gpus_limits(hot: int) -> None:
+    t_s = (0.5, 1.0, 1.5)
+    channels = {}
+    for rank, number in enumerate(("", "1")):
+        channels[f"gpu{number}_sm_clock_hz"] = (1.0e9 if rank == hot else 1.9e9,) * len(t_s)
+        channels[f"gpu{number}_throttle_reasons"] = (0x4 if rank == hot else 0x0,) * len(t_s)
+    (measured,) = timed(
+        case({"name": "a"}),
+        0.2,
+        processes=1,
+    )
+    measured = replace(
+        measured,
+        ranks=(Rank(rank=0), Rank(rank=1)),
+        telemetry=Telemetry(t_s=t_s, channels=channels),
+        phases=(Phase(name="sampling", start_s=0.0, end_s=2.0),),
+    )
+
+    limit = clock_limit([measured], 1.98e9)
+
+    assert limit is not None
+    assert limit.by == "power"
+    assert limit.clock_hz == 1.0e9
