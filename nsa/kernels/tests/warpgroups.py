@@ -100,7 +100,7 @@ class Barrier:
         self.arrive(1, size)
 
     def arrive(self, count: int, size: int = 0) -> None:
-        assert not STORED.fresh, "a copy may not see what was stored"
+        assert not (count and STORED.fresh), "a copy may not see what was stored"
         with Barrier.changed:
             self.missing -= count
             self.bytes += size
