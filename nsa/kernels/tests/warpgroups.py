@@ -88,6 +88,8 @@ class Barrier:
     """Partitions that wait for nothing."""
     waits: ClassVar[list[Callable[[], bool]]] = []
     """What others wait for: whether it is over."""
+    queue: ClassVar[list[Callable[[], bool]]] = []
+    """Of those that are last, who goes first."""
     bytes = phase = 0
 
     def __init__(self) -> None:
@@ -140,11 +142,14 @@ class Barrier:
     def be_last() -> None:
         """Go on when nobody else can: whoever should wait for this, but does not, is first."""
 
-        def over() -> bool:
-            return Barrier.running == 0 and not any(over() for over in Barrier.waits)
+        def turn() -> bool:
+            free = Barrier.running == 0 and Barrier.queue[0] is turn
+            return free and not any(over() for over in Barrier.waits)
 
         with Barrier.changed:
-            Barrier.pause(over, "others never wait")
+            Barrier.queue.append(turn)
+            Barrier.pause(turn, "others never wait")
+            Barrier.queue.remove(turn)
 
 
 class Product:
@@ -223,7 +228,7 @@ class Machine:
         return map(torch.tensor, builtins.range(*map(int, bounds)))
 
     def _partitions(self, all_: Sequence[Any], warps: object, registers: object) -> None:
-        Barrier.running, Barrier.waits = len(all_), []
+        Barrier.running, Barrier.waits, Barrier.queue = len(all_), [], []
         with ThreadPoolExecutor(len(all_)) as pool:
             for one in as_completed([pool.submit(self._partition, *each) for each in all_]):
                 one.result()  # the first to fail
