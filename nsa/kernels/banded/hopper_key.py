@@ -37,14 +37,15 @@ from nsa.kernels.common.hopper import ROWS, accumulator, barriers, product, scor
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 
 HOPPER_KEY_TILE = Tile(64, 128, 8, 3)
-"""Its stages are tiles of queries in shared memory."""
+"""Its warps are those of both warpgroups, its stages tiles of queries in shared memory."""
 
 
 @gluon.jit
 def _bring_queries(
     i, walk, tiles, rows, to, planes, bars, SIZES: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Those of step i, once both warpgroups have left their slot."""
+    """Those of step i, once both warpgroups have left their slot. `walk`: batch, KV head, first
+    query, steps of a head."""
     b, h, begin, count = walk
     _k_full, full, empty = bars
     BYTES: gl.constexpr = (SIZES.D + SIZES.DV) * 2 + (12 if SIZES.GATED else 8)

@@ -96,7 +96,6 @@ def _copy(
     turn = 0  # of the queries' barriers
     for i in range(gl.program_id(0), items, gl.num_programs(0)):
         b, h, head, first, begin, steps = _item_of(i, items, view, SIZES, KEYS)
-        # A barrier that nobody has completed yet counts as one whose phase 1 is over.
         mbarrier.wait(bars.q_empty.index(0), turn ^ 1)
         full = bars.q_full.index(0)
         mbarrier.expect(full, 2 * ROWS * (D + DV if DO else D) * 2)

@@ -4,16 +4,30 @@ The equations and the order of keys are those of Triton twins, which serve every
 says when a product starts and when it is waited for. One program runs on an SM, with two
 warpgroups that compute and keep nearly all registers.
 
+Beside Triton, in Gluon:
+
+- `warp_specialize` runs functions side by side, each on warps of its own. The first has the
+  launch's `num_warps`; its two lists are warps, and registers a thread, of the others.
+- A tensor has a layout, which says what thread holds what element. `accumulator` is that of a
+  product, `SliceLayout(1, x)` has one number a row of x, `SliceLayout(0, x)` one a column, and
+  `DotOperandLayout(0, x, 2)` is that of a left operand in registers, for a product of layout x.
+- `warpgroup_mma` only asks. `warpgroup_mma_wait(n, x)` goes on once at most the n newest products
+  are unfinished, and returns x, which can be read from then on.
+- What a thread stores in shared memory is seen by products and copies after `fence_async_shared`.
+
+What the kernels have in common:
+
 - **Copies.** The bulk copy engine brings tiles into rings of shared memory, as far ahead as there
   are slots. One more warp asks for them; where sums need its registers (dK and dV of a band), the
   first warpgroup does.
 - **Barriers.** A slot of a ring has two: `full` is over once the bytes of the tile are there,
-  `empty` once all are done with it. They count phases, and a wait names a phase by its parity: a
-  slot's n-th tile is in phase n, and so is the wait for it.
-- **Two warpgroups.** While one computes weights the other multiplies. Each owns 64 rows of a band
-  and walks the same tiles, so that a tile is read from L2 once for 128 rows; those of selected
-  attention take turns with the tiles. Within a warpgroup, too, a product runs while something else
-  is computed; each kernel says which.
+  `empty` once all are done with it. They count phases, and a wait names a phase by its parity. For
+  a slot's n-th tile, counted from 0, it is phase n of `full` and phase n - 1 of `empty`; phase -1
+  counts as over. `expect` arrives, and says how many bytes copies will bring.
+- **Two warpgroups**, HALF 0 and 1. While one computes weights the other multiplies. Each owns 64
+  rows of a band and walks the same tiles, so that a tile is read from L2 once for 128 rows; those
+  of selected attention take turns with the tiles. Within a warpgroup, too, a product runs while
+  something else is computed; each kernel says which.
 
 Source: Shah et al. 2024, "FlashAttention-3", arXiv:2407.08608, algorithms 1 and 2.
 """

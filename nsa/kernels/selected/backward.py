@@ -353,9 +353,9 @@ def selected_backward(
 
     kind = (HKV, G, N, Dk, Dv, gate is not None, not deterministic)
     launch, rows = _launch(architecture(q.device), *kind, wide), [do, q, partial]
-    steps = (*do.stride()[:3], *q.stride()[:3])
+    row_strides = (*do.stride()[:3], *q.stride()[:3])
     if hopper_serves(q, v, G):
-        launch, rows, steps = hopper_launch(*kind), tiles_of(do, q, partial), ()
+        launch, rows, row_strides = hopper_launch(*kind), tiles_of(do, q, partial), ()
     block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
     launch_reduce = reduce_launch(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:
@@ -367,7 +367,7 @@ def selected_backward(
                 *(dk_sum, dv_sum),
             ),
             (
-                *steps,
+                *row_strides,
                 *k.stride()[:3],
                 *v.stride()[:3],
                 *lse.stride(),

@@ -96,6 +96,7 @@ def _pairs(pairs_ptr, i, item, SIZES: gl.constexpr):
 
 @gluon.jit
 def _one(pairs, j: gl.constexpr):
+    """The j-th of them, in every lane."""
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [1], [0]))
     return gl.sum(gl.where(lane == j, pairs, 0), 0)
 
@@ -109,7 +110,6 @@ def _copy(q_tiles, do_tiles, pairs_ptr, at, bars, item, SIZES: gl.constexpr):
         slot = i % SIZES.STAGES
         pairs = next_pairs
         next_pairs = _pairs(pairs_ptr, i + 1, item, SIZES)
-        # A barrier that nobody has completed yet counts as one whose phase 1 is over.
         mbarrier.wait(bars.empty.index(slot), (i // SIZES.STAGES & 1) ^ 1)
         full = bars.full.index(slot)
         mbarrier.expect(full, BYTES)
@@ -192,7 +192,7 @@ def _fill(to, rows, stride, item, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def _floats(tiles, i: gl.constexpr, COLUMNS: gl.constexpr):
-    """A ring as [KEYS, COLUMNS] float32."""
+    """The i-th [KEYS, COLUMNS] float32 in the memory of a ring."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, COLUMNS], gl.float32)
     return tiles._reinterpret(gl.float32, [i + 1, KEYS, COLUMNS], layout).index(i)
 
@@ -252,7 +252,7 @@ def _gradients(keys, sums, scale, scale_log2, S, at, bars, item,
     for i in range(HALF, item.tiles, 2):
         slot = i % SIZES.STAGES
         q1, q2, do = at.q1.index(slot), at.q2.index(slot), at.do.index(slot)
-        # Else addresses of what stays are kept, and fill the registers.
+        # A zero that ptxas does not see: else it keeps addresses of what stays, in many registers.
         zero = gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, False, 1)
         k1, k2, v = at.k1.index(zero), at.k2.index(zero), at.v.index(zero)
         weights = at.weights.index(HALF + zero)

@@ -22,17 +22,22 @@ from nsa.tests.operator_inputs import SMALL, draw, run
 
 pytestmark = [*CALLS_KERNELS, pytest.mark.usefixtures("emulated")]
 
-CONFIG = replace(SMALL, compress_block_size=4, compress_stride=2, window_size=130)
+CONFIG = replace(SMALL, compress_block_size=4, compress_stride=2, window_size=100)
 """So that a band has several tiles of keys."""
 HEADS: dict[str, Any] = {"HQ": 2, "HKV": 1, "Dv": 128}
 parts = pytest.mark.parametrize("part", ["compress", "window", "dense"])
-sizes = pytest.mark.parametrize("Dk", [128, 192])
 places = pytest.mark.parametrize(("device", "dtype"), TRITON)
 
 
-@pytest.mark.parametrize("documents", [(), (5, 35, 1, 260)], ids=["batch", "documents"])
+@pytest.mark.parametrize(
+    ("Dk", "documents"),
+    [
+        pytest.param(128, (), id="128-batch"),
+        pytest.param(192, (), id="192-batch"),
+        pytest.param(192, (5, 35, 1, 260), id="192-documents"),
+    ],
+)
 @parts
-@sizes
 @places
 def test_error_is_no_worse_than_that_of_the_definition(
     device: str, dtype: torch.dtype, Dk: int, part: str, documents: tuple[int, ...]
@@ -44,25 +49,23 @@ def test_error_is_no_worse_than_that_of_the_definition(
 
 
 @pytest.mark.usefixtures("small_chunks")
-@parts
-@sizes
+@pytest.mark.parametrize("Dk", [128, 192])
 @places
-def test_queries_split_among_programs(device: str, dtype: torch.dtype, Dk: int, part: str) -> None:
-    x = draw(part, 301, **HEADS, Dk=Dk, config=CONFIG, B=1, device=device, dtype=dtype)
+def test_queries_split_among_programs(device: str, dtype: torch.dtype, Dk: int) -> None:
+    x = draw("compress", 201, **HEADS, Dk=Dk, config=CONFIG, B=1, device=device, dtype=dtype)
 
-    assert_none_but_rounding(excess_error(part, "triton", x, CONFIG))
+    assert_none_but_rounding(excess_error("compress", "triton", x, CONFIG))
 
 
 @parts
-@sizes
 @places
 def test_last_queries_alone_equal_the_last_rows_of_prefill(
-    device: str, dtype: torch.dtype, Dk: int, part: str
+    device: str, dtype: torch.dtype, part: str
 ) -> None:
-    x = draw(part, 301, **HEADS, Dk=Dk, config=CONFIG, device=device, dtype=dtype)
+    x = draw(part, 201, **HEADS, Dk=128, config=CONFIG, device=device, dtype=dtype)
     whole = run(part, "triton", x, config=CONFIG)
 
-    tail = run(part, "triton", x.tail(part, 140), config=CONFIG, q_start=161)
+    tail = run(part, "triton", x.tail(part, 140), config=CONFIG, q_start=61)
 
     rounding = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(tail, whole[:, -140:], atol=rounding, rtol=rounding)
@@ -70,7 +73,7 @@ def test_last_queries_alone_equal_the_last_rows_of_prefill(
 
 @places
 def test_the_whole_with_its_gates(device: str, dtype: torch.dtype) -> None:
-    assert_whole_is_as_defined(tokens(130, **HEADS, Dk=192, device=device, dtype=dtype))
+    assert_whole_is_as_defined(tokens(70, **HEADS, Dk=192, device=device, dtype=dtype))
 
 
 FORWARD_AND_QUERY = {"_forward_kernel", "_query_kernel"}

@@ -33,15 +33,15 @@ HEADS: dict[str, Any] = {"HQ": 8, "Dk": 192, "Dv": 128, "block_size": 64}
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param({"T": 90}, id="more-tiles-than-slots"),
-        pytest.param({"T": 90, "Dk": 128}, id="more-tiles-than-slots-of-smaller-heads"),
-        pytest.param({"T": 9, "HQ": 32, "HKV": 2, "B": 2}, id="two-groups-of-16-in-a-batch"),
-        pytest.param({"T": 5, "HQ": 64}, id="a-group-of-64"),
+        pytest.param({"T": 66}, id="more-tiles-than-slots"),
+        pytest.param({"T": 45, "Dk": 128}, id="more-tiles-than-slots-of-smaller-heads"),
+        pytest.param({"T": 5, "HQ": 32, "HKV": 2, "B": 2}, id="two-groups-of-16-in-a-batch"),
+        pytest.param({"T": 3, "HQ": 64}, id="a-group-of-64"),
         pytest.param({"T": 1}, id="one-token"),
-        pytest.param({"T": 30, "q_start": 70}, id="a-later-piece"),
+        pytest.param({"T": 12, "q_start": 70}, id="a-later-piece"),
         pytest.param({"T": 27, "block_size": 24}, id="block-of-24"),
         pytest.param({"T": 9, "block_size": 100, "q_start": 120}, id="block-in-two-uneven-parts"),
-        pytest.param({"documents": (7, 1, 20, 0, 13), "block_size": 16}, id="documents"),
+        pytest.param({"documents": (5, 1, 18, 0, 3), "block_size": 16}, id="documents"),
     ],
 )
 def test_error_is_no_worse_than_that_of_the_definition(
@@ -58,13 +58,14 @@ def test_chunks_of_a_batch_join_to_the_whole(
     deterministic: bool, device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selected, "SCRATCH_BYTES", 1)
-    x = draw(**HEADS | {"T": 17, "B": 2, "block_size": 16}, device=device, dtype=dtype)
+    x = draw(**HEADS | {"T": 9, "B": 2, "block_size": 16}, device=device, dtype=dtype)
 
-    first, again = (by_kernels(x, deterministic=deterministic) for _ in range(2))
+    got = by_kernels(x, deterministic=deterministic)
 
-    assert_as_good_as_the_definition(x, first)
+    assert_as_good_as_the_definition(x, got)
     if deterministic:
-        assert all(torch.equal(first[name], again[name]) for name in first)
+        again = by_kernels(x, deterministic=True)
+        assert all(torch.equal(got[name], again[name]) for name in got)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp2:RuntimeWarning")  # then masked

@@ -3,22 +3,22 @@
 Triton's interpreter does not take Gluon. Here a kernel's functions run as Python over torch
 tensors, each partition of `warp_specialize` in a thread. A bulk copy spoils its tile when it is
 asked for and fills it when its barrier is waited for; a product reads its operands from when it is
-asked for to when it is waited for, and is NaN until then. So a tile that is read too early or
-filled too early, a wait for a barrier that nobody completes, and a fence that is missing before a
-product or an arrival, fail on any machine. Layouts, registers and what ptxas makes of it are not
-seen.
+asked for to when it is waited for, and is NaN until then. Whoever waits for a product, for its
+copies to global memory, or for a tile from there, goes on when no other partition can. So a tile
+that is read too early or filled too early, a wait for a barrier that nobody completes, and a fence
+that is missing before a product or an arrival, fail on any machine. Layouts, registers and what
+ptxas makes of it are not seen.
 """
 
 import builtins
 import itertools
 import math
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import torch
@@ -84,6 +84,12 @@ class Barrier:
 
     MBarrierLayout = MagicMock
     changed = threading.Condition()
+    running = 1
+    """Partitions that wait for nothing."""
+    waits: ClassVar[list[Callable[[], bool]]] = []
+    """What others wait for: whether it is over."""
+    queue: ClassVar[list[Callable[[], bool]]] = []
+    """Of those that are last, who goes first."""
     bytes = phase = 0
 
     def __init__(self) -> None:
@@ -96,7 +102,7 @@ class Barrier:
         self.arrive(1, size)
 
     def arrive(self, count: int, size: int = 0) -> None:
-        assert not STORED.fresh, "a copy may not see what was stored"
+        assert not (count and STORED.fresh), "a copy may not see what was stored"
         with Barrier.changed:
             self.missing -= count
             self.bytes += size
@@ -121,7 +127,29 @@ class Barrier:
             return self.phase % 2 != int(parity)
 
         with Barrier.changed:
-            assert Barrier.changed.wait_for(over, PATIENCE), "a barrier that nobody completes"
+            Barrier.waits.append(over)
+            Barrier.pause(over, "a barrier that nobody completes")
+            Barrier.waits.remove(over)
+
+    @staticmethod
+    def pause(over: Callable[[], bool], otherwise: str) -> None:
+        Barrier.running -= 1
+        Barrier.changed.notify_all()
+        assert Barrier.changed.wait_for(over, PATIENCE), otherwise
+        Barrier.running += 1
+
+    @staticmethod
+    def be_last() -> None:
+        """Go on when nobody else can: whoever should wait for this, but does not, is first."""
+
+        def turn() -> bool:
+            free = Barrier.running == 0 and Barrier.queue[0] is turn
+            return free and not any(over() for over in Barrier.waits)
+
+        with Barrier.changed:
+            Barrier.queue.append(turn)
+            Barrier.pause(turn, "others never wait")
+            Barrier.queue.remove(turn)
 
 
 class Product:
@@ -178,7 +206,7 @@ class Machine:
         kinds = {Tensor: Pointer, type(None): lambda x: x}
         given = [kinds.get(type(x), Tiles)(x) for x in pointers]
         for program in itertools.product(*map(builtins.range, self.grid)):
-            self.program = program
+            self.program, Barrier.running = program, 1
             self.kernel(*given, *map(torch.tensor, numbers), **constants)
 
     def _names(self, module: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +228,19 @@ class Machine:
         return map(torch.tensor, builtins.range(*map(int, bounds)))
 
     def _partitions(self, all_: Sequence[Any], warps: object, registers: object) -> None:
+        Barrier.running, Barrier.waits, Barrier.queue = len(all_), [], []
         with ThreadPoolExecutor(len(all_)) as pool:
             for one in as_completed([pool.submit(self._partition, *each) for each in all_]):
                 one.result()  # the first to fail
 
     def _partition(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self.local.products, self.local.stores = [], []
-        function(*arguments)
+        try:
+            function(*arguments)
+        finally:
+            with Barrier.changed:
+                Barrier.running -= 1
+                Barrier.changed.notify_all()
         assert not self.local.products, "a product that nobody waits for"
         assert not self.local.stores, "a copy that nobody waits for"
 
@@ -217,7 +251,7 @@ class Machine:
         self.local.stores.append((tiles.part(at), source.data))
 
     def _stored(self, left: int) -> None:
-        time.sleep(5e-3)  # as below
+        Barrier.be_last()
         while len(self.local.stores) > left:
             to, tile = self.local.stores.pop(0)
             to.copy_(tile)
@@ -243,7 +277,7 @@ class Machine:
         return product
 
     def _wait(self, left: int, deps: Sequence[Any]) -> Any:
-        time.sleep(5e-4)  # a tile that was given free too early is overwritten meanwhile
+        Barrier.be_last()  # a tile that was given free too early is overwritten meanwhile
         while len(self.local.products) > left:
             self.local.products.pop(0)()
         found = [
@@ -259,7 +293,7 @@ class Machine:
         def load(at: Pointer, mask: Any = True, other: float = 0) -> Tensor:
             offset, mask = torch.broadcast_tensors(tensor(at.offset), tensor(mask))
             if offset.ndim > 1:
-                time.sleep(5e-3)  # whoever does not wait for a tile is first
+                Barrier.be_last()
             return torch.where(mask, at.data[torch.where(mask, offset, 0)], other)
 
         def atomic_add(to: Pointer, x: Tensor, mask: Tensor, sem: str) -> None:
