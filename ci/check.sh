@@ -22,6 +22,7 @@ if grep -qx "torch==$torch" constraints.txt; then
   CUDA_VISIBLE_DEVICES="" python -m harness gate --counters --store "$runs" || {
     status=$?
     [ "$status" != 4 ] || echo "Exit status 4: a defect of the harness, not a verdict." >&2
+    wait "$types" || echo "The types are wrong, too." >&2
     exit "$status"
   }
 else

@@ -132,11 +132,7 @@ def test_the_clock_of_the_slowest_of_several_gpus_limits(hot: int) -> None:
     for rank, number in enumerate(("", "1")):
         channels[f"gpu{number}_sm_clock_hz"] = (1.0e9 if rank == hot else 1.9e9,) * len(t_s)
         channels[f"gpu{number}_throttle_reasons"] = (0x4 if rank == hot else 0x0,) * len(t_s)
-    (measured,) = timed(
-        case({"name": "a"}),
-        0.2,
-        processes=1,
-    )
+    (measured,) = timed(case({"name": "a"}), 0.2, processes=1)
     measured = replace(
         measured,
         ranks=(Rank(rank=0), Rank(rank=1)),

@@ -347,15 +347,17 @@ def selected_backward(
     # One buffer, zeroed and rounded at once.
     sums = torch.zeros(k.numel() + v.numel(), dtype=torch.float32, device=q.device)
     dk_sum, dv_sum = sums[: k.numel()], sums[k.numel() :]
-    wide = needs_wide_offsets(index, q, do, lse, delta, *([] if gate is None else [gate]))
     added = [last_contiguous(x) for x in add_dq]
     add1, add2, *_ = *added, None, None
 
     kind = (HKV, G, N, Dk, Dv, gate is not None, not deterministic)
-    launch, rows = _launch(architecture(q.device), *kind, wide), [do, q, partial]
-    row_strides = (*do.stride()[:3], *q.stride()[:3])
+    row_strides: tuple[int, ...] = ()
     if hopper_serves(q, v, G):
-        launch, rows, row_strides = hopper_launch(*kind), tiles_of(do, q, partial), ()
+        launch, rows = hopper_launch(*kind), tiles_of(do, q, partial)
+    else:
+        wide = needs_wide_offsets(index, q, do, lse, delta, *([] if gate is None else [gate]))
+        launch, rows = _launch(architecture(q.device), *kind, wide), [do, q, partial]
+        row_strides = (*do.stride()[:3], *q.stride()[:3])
     block_size, documents = at.config.select_block_size, at.cu_seqlens is not None
     launch_reduce = reduce_launch(HKV, G, N, Dk, block_size, index.parts, documents, len(added))
     for chunk in index.chunks:

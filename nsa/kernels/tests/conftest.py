@@ -48,6 +48,18 @@ def is_gluon(launch: KernelLaunch) -> bool:
 
 
 @pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """The kernels that would have been launched, none of which is: whether they are in Gluon."""
+    names: dict[str, bool] = {}
+
+    def note(self: KernelLaunch, *_: Any) -> None:
+        names[self.kernel.__name__] = is_gluon(self)
+
+    monkeypatch.setattr(KernelLaunch, "__call__", note)
+    return names
+
+
+@pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     """A CPU counts as 9.0, with three programs at once."""
     launch = KernelLaunch.__call__

@@ -12,8 +12,6 @@ from nsa.kernels.banded.band import Band
 from nsa.kernels.banded.forward import banded_forward
 from nsa.kernels.common import hopper
 from nsa.kernels.common.device import Architecture, as_architecture
-from nsa.kernels.common.launch import KernelLaunch
-from nsa.kernels.tests.conftest import is_gluon
 from nsa.kernels.tests.test_operator import assert_whole_is_as_defined, tokens
 from nsa.kernels.tests.test_routes import assert_none_but_rounding
 from nsa.kernels.tests.where import CALLS_KERNELS, TRITON
@@ -93,14 +91,8 @@ FORWARD_AND_QUERY = {"_forward_kernel", "_query_kernel"}
 )
 def test_they_serve_where_they_are_faster(
     arch: Architecture, D: int, DV: int, window: int, expected: set[str], device: str,
-    monkeypatch: pytest.MonkeyPatch,
+    launched: dict[str, bool],
 ) -> None:  # fmt: skip
-    launched: dict[str, bool] = {}
-    monkeypatch.setattr(
-        KernelLaunch,
-        "__call__",
-        lambda self, *_: launched.update({self.kernel.__name__: is_gluon(self)}),
-    )
     q, k, v, do = (
         torch.empty(1, 256, H, size, dtype=torch.float16, device=device)
         for H, size in ((2, D), (1, D), (1, DV), (2, DV))

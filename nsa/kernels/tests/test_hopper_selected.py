@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from nsa.kernels.common.device import Architecture, as_architecture
-from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.selected import backward
 from nsa.kernels.selected import forward as selected
 from nsa.kernels.selected.backward import selected_backward
 from nsa.kernels.selected.forward import selected_forward
 from nsa.kernels.tests.aot_cases import Shape, _selected_backward
-from nsa.kernels.tests.conftest import is_gluon
 from nsa.kernels.tests.test_selected import (
     assert_as_good_as_the_definition,
     by_kernels,
@@ -117,15 +115,8 @@ def test_it_is_its_twin_with_a_gate_and_strides(
 )
 def test_it_serves_groups_of_whole_panels(
     arch: Architecture, G: int, D: int, DV: int, serves: bool, device: str,
-    monkeypatch: pytest.MonkeyPatch,
+    launched: dict[str, bool],
 ) -> None:  # fmt: skip
-    launched: dict[str, bool] = {}
-    monkeypatch.setattr(
-        KernelLaunch,
-        "__call__",
-        lambda self, *_: launched.update({self.kernel.__name__: is_gluon(self)}),
-    )
-
     with as_architecture(arch):
         _selected_backward()(Shape(name="", HQ=2 * G, HKV=2, Dk=D, Dv=DV), 256)
 

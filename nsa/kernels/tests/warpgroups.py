@@ -4,10 +4,10 @@ Triton's interpreter does not take Gluon. Here a kernel's functions run as Pytho
 tensors, each partition of `warp_specialize` in a thread. A bulk copy spoils its tile when it is
 asked for and fills it when its barrier is waited for; a product reads its operands from when it is
 asked for to when it is waited for, and is NaN until then. Whoever waits for a product, for its
-copies to global memory, or for a tile from there, goes on when no other partition can. So a tile
-that is read too early or filled too early, a wait for a barrier that nobody completes, and a fence
-that is missing before a product or an arrival, fail on any machine. Layouts, registers and what
-ptxas makes of it are not seen.
+copies to global memory, or for a tile from there, goes on when no other partition can. So these
+mistakes fail on any machine: reading a tile before it is there, overwriting one that is still in
+use, waiting forever, and a missing fence before a product or an arrival. Layouts, registers and
+what ptxas makes of it are not seen.
 """
 
 import builtins
@@ -128,7 +128,7 @@ class Barrier:
 
         with Barrier.changed:
             Barrier.waits.append(over)
-            Barrier.pause(over, "a barrier that nobody completes")
+            Barrier.pause(over, "this barrier is never completed")
             Barrier.waits.remove(over)
 
     @staticmethod
@@ -140,7 +140,7 @@ class Barrier:
 
     @staticmethod
     def be_last() -> None:
-        """Go on when nobody else can: whoever should wait for this, but does not, is first."""
+        """Wait until no other partition can run, so that one that forgot to wait runs first."""
 
         def turn() -> bool:
             free = Barrier.running == 0 and Barrier.queue[0] is turn
@@ -148,7 +148,7 @@ class Barrier:
 
         with Barrier.changed:
             Barrier.queue.append(turn)
-            Barrier.pause(turn, "others never wait")
+            Barrier.pause(turn, "another partition never waits or ends")
             Barrier.queue.remove(turn)
 
 
@@ -241,8 +241,8 @@ class Machine:
             with Barrier.changed:
                 Barrier.running -= 1
                 Barrier.changed.notify_all()
-        assert not self.local.products, "a product that nobody waits for"
-        assert not self.local.stores, "a copy that nobody waits for"
+        assert not self.local.products, "the partition ended without waiting for its products"
+        assert not self.local.stores, "the partition ended without waiting for its copies"
 
     def _copy(self, tiles: Tiles, at: Sequence[Any], barrier: Barrier, to: Shared) -> None:
         barrier.copy(tiles.tile(at).view(to.data.shape), to.data)
