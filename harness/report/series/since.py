@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from harness import units
 from harness.analysis import roofline, scaling
@@ -42,6 +43,8 @@ NO_RUN = "none"
 """`harness report --against none`: compare with no run."""
 MOST = 3
 """Cases that one sentence names."""
+ALIKE_KERNELS = 1.03
+"""Kernels that take as long as before differ by less."""
 GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
     "same": "the same within 5 %",
@@ -91,7 +94,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     for group, text in (
         *_ended({s.case.case_id: s.outcome for s in then}, ours, name),
         *_rules(was, verdict),
-        *_moved(both, name),
+        *_moved(both, name, (before, now)),
         *_limits(before.suite, now.suite),
     ):
         said[group].append(text)
@@ -196,7 +199,9 @@ def _difference(d: drift.Difference) -> str:
 # --- what changed: a group and a sentence ------------------------------------------------
 
 
-def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _moved(
+    cases: Sequence[GateCase], name: Mapping[str, str], sides: Sequence[Run]
+) -> Iterator[tuple[str, str]]:
     """`2.0x [1.9 … 2.1] faster`, the largest change first."""
     for g in sorted(cases, key=lambda g: -abs(math.log(g.comparison.ratio if g.comparison else 1))):
         c = g.comparison
@@ -207,7 +212,16 @@ def _moved(cases: Sequence[GateCase], name: Mapping[str, str]) -> Iterator[tuple
         if g.change is Change.FASTER:
             low, high = c.high and 1 / c.high, c.low and 1 / c.low
             group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
-        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}"
+        busy = [_busy_s(run, g.case_id) for run in sides] if g.change is Change.SLOWER else [0.0]
+        alike = min(busy) > 0 and max(busy) < ALIKE_KERNELS * min(busy)
+        why = f", though its kernels take {units.duration(busy[-1])} as before: the host"
+        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why if alike else ''}"
+
+
+def _busy_s(run: Run, case_id: str) -> float:
+    """How long the GPU works in a step, median over processes; 0 if it was not profiled."""
+    profiles = [m.profile.breakdown for m in run.of(case_id) if m.profile]
+    return median([b.device_busy_s for b in profiles if b and b.device_busy_s] or [0.0])
 
 
 def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:

@@ -221,7 +221,7 @@ def test_the_documented_commands_work_on_the_stored_runs(
     kept = ROOT / "reports/runs"
     if not kept.is_dir():
         pytest.skip("not a checkout: no runs are kept here")
-    for kept_record in (*kept.glob("*smoke*/run.jsonl"), *kept.glob("*train-125m*6ffe/run.jsonl")):
+    for kept_record in (*kept.glob("*smoke*/run.jsonl"), *kept.glob("*train-125m*3411/run.jsonl")):
         copy = tmp_path / kept_record.relative_to(ROOT)
         copy.parent.mkdir(parents=True)
         shutil.copy(kept_record, copy)

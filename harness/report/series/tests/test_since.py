@@ -10,12 +10,14 @@ import pytest
 from harness.cli import report as command
 from harness.errors import HarnessError
 from harness.records import (
+    Breakdown,
     Case,
     Environment,
     Gpu,
     Measurement,
     Outcome,
     Peaks,
+    Profile,
     Rule,
     Run,
     SelfTest,
@@ -299,6 +301,22 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     assert "Suspect the node, not the code" not in text(environment())
     same_card = line(text(environment(), loop_s=0.008), "Suspect the node, not the code")
     assert "node, not the code**: host loop 4.0 ms, now 8.0 ms; every" in same_card
+
+
+@pytest.mark.parametrize(("busy_s", "host"), [(0.0041, True), (0.0060, False), (None, False)])
+def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
+    busy_s: float | None, host: bool
+) -> None:
+    (case,) = sweep(seq_len=[512])
+
+    def taken(step_s: float, busy_s: float | None) -> list[Measurement]:
+        work = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
+        return timed(case, step_s, profile=Profile(steps=2, wall_s=0.1, breakdown=work))
+
+    before = run([case], lambda _: taken(0.010, 0.0040), run_id="before")
+    now = run([case], lambda _: taken(0.020, busy_s))
+
+    assert ("though its kernels take 4.10 ms as before: the host" in screen(now, before)) is host
 
 
 def test_a_crash_is_no_matter_of_a_slow_node() -> None:
