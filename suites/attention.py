@@ -207,10 +207,6 @@ def _forward_of_peer(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> T
     match p.provider, p.branch:
         case "flex", "window":
             return peers.flex_window(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
-        case "fla-attn", "window":
-            return peers.fla_attention(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
-        case "fla-attn", "whole":
-            return peers.fla_attention(x.q, x.k_sel, x.v_sel)
         case "fla-nsa", "select":
             return peers.fla_selected(x.q, x.k_sel, x.v_sel, blocks, config=p.config)
         case "fla-nsa", "whole":
@@ -390,6 +386,8 @@ def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[st
         seen["blocks_per_query"] = round(float(used.sum(-1).double().mean()), 2)
         seen["blocks_back"] = round(float(back.sum() / used.sum()), 2)
         seen |= {f"distinct_of_{g}": round(distinct_share(blocks, g), 3) for g in (4, 16)}
+    if p.provider == "fla-nsa":
+        seen["fla-core"] = peers.fla_version()
     if p.shared:
         seen["compressed"] = f"means of {p.config.compress_block_size} tokens, apart"
     return seen

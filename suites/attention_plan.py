@@ -46,7 +46,7 @@ class AttentionPlan:
     @property
     def dense(self) -> bool:
         """Whether the provider computes plain causal attention."""
-        return self.provider in DENSE or (self.provider == "fla-attn" and self.branch == "whole")
+        return self.provider in DENSE
 
     @property
     def shared(self) -> bool:

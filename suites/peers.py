@@ -1,8 +1,7 @@
 """Kernels of other projects, as providers of the `attention` workload.
 
     flex      branch window          FlexAttention of PyTorch, compiled
-    fla-attn  whole, branch window   the Triton FlashAttention-2 of flash-linear-attention
-    fla-nsa   whole, branch select   its native sparse attention
+    fla-nsa   whole, branch select   native sparse attention of flash-linear-attention
 
 No suite needs them: a peer that is absent, or does not take a shape, declines the case.
 flash-linear-attention is `pip install fla-core`; this module is written for 0.6.0.
@@ -16,11 +15,13 @@ not change the selection. Its window is that of the flash-attn package; here it 
 algorithm built into PyTorch.
 
 Considered but not measured: native-sparse-attention-pytorch 0.2.3 (always computes in float16,
-Dk == Dv <= 128, groups that divide 16; five more packages) and flash-sparse-attn 2.0.6 (sparsity by
-a threshold on the softmax: another function).
+Dk == Dv <= 128, groups that divide 16; five more packages), flash-sparse-attn 2.0.6 (sparsity by
+a threshold on the softmax: another function), flash-msa 0.1.1 (torch 2.12, FlashAttention 3 or 4;
+proxy heads select the blocks) and the kernels of InfLLM-V2 (no package: built from source).
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,10 +39,9 @@ from nsa.routes import fa2
 
 PEERS: Mapping[str, tuple[str, ...]] = {
     "flex": ("window",),
-    "fla-attn": ("whole", "window"),
     "fla-nsa": ("whole", "select"),
 }
-"""Provider -> the branches it computes; `whole` of fla-attn is dense attention."""
+"""Provider -> the branches it computes."""
 MIN_GROUP = 16
 """Fewest query heads of a KV head for fla-nsa."""
 MASK_BLOCK = 128
@@ -93,10 +93,9 @@ def unpad_group(x: Tensor, heads: int, q_heads: int) -> Tensor:
     return grouped[:, :, :, : q_heads // heads].flatten(2, 3)
 
 
-def fla_attention(q: Tensor, k: Tensor, v: Tensor, *, window_size: int | None = None) -> Tensor:
-    """Causal attention, dense or over a window."""
-    result: Tensor = _fla("attn").parallel_attn(q, k, v, window_size=window_size)
-    return result
+def fla_version() -> str:
+    """The installed version of flash-linear-attention."""
+    return importlib.metadata.version("fla-core")
 
 
 def fla_nsa(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, *, config: NSAConfig) -> Tensor:

@@ -72,12 +72,6 @@ def window(q: Tensor, size: int) -> Positions:
     return Positions.of(q, config=NSAConfig(window_size=size))
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, *, window_size: int | None = None) -> Tensor:
-    if window_size is None:
-        return reference.dense_attention(q, k, v, Positions.of(q))
-    return reference.window_attention(q, k, v, window(q, window_size))
-
-
 def topk(
     q: Tensor, k: Tensor, *, lse: None, TK: int, block_counts: int, block_size: int, scale: float
 ) -> Tensor:
@@ -93,7 +87,6 @@ def topk(
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peers' functions as their definitions, on any device."""
     module = SimpleNamespace(
-        parallel_attn=dense,
         parallel_nsa=nsa,
         parallel_nsa_topk=topk,
         parallel_nsa_compression=lambda **_: (None, None),
@@ -104,6 +97,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
         return reference.window_attention(q, k, v, window(q, window_size))
 
     monkeypatch.setattr(peers, "_fla", lambda _: module)
+    monkeypatch.setattr(peers, "fla_version", lambda: "0.6.0")
     monkeypatch.setattr(peers, "_refusal", lambda *_: "")
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
     monkeypatch.setattr(fa2, "flash_attention", flash)
@@ -116,8 +110,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("fla-nsa", "whole", {"dq", "dk_sel", "dv_sel", "dgates"}),
         ("fla-nsa", "select", {"dq", "dk_sel", "dv_sel"}),
-        ("fla-attn", "whole", {"dq", "dk_sel", "dv_sel"}),
-        ("fla-attn", "window", {"dq", "dk_win", "dv_win"}),
         ("flex", "window", set()),
     ],
 )
@@ -136,21 +128,17 @@ def test_a_peer_is_compared_with_what_it_computes(
     assert workload.effective
     seen = workload.effective()
     assert seen["routes"] == f"{branch}:{provider}"
-    heads = {"padded_q_heads": 32} if provider == "fla-nsa" else {"q_heads": 6}
-    assert heads.items() <= seen.items()
+    fla = {"padded_q_heads": 32, "fla-core": "0.6.0"}
+    assert (fla if provider == "fla-nsa" else {"q_heads": 6}).items() <= seen.items()
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.parametrize(("provider", "branch"), [("fla-nsa", "whole"), ("fla-attn", "window")])
-def test_a_peer_that_computes_something_else_is_caught(
-    provider: str, branch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_that_computes_something_else_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     module = peers._fla("")
     monkeypatch.setattr(module, "parallel_nsa", lambda *a, **k: nsa(*a, **k) * 1.001)
-    monkeypatch.setattr(module, "parallel_attn", lambda *a, **k: dense(*a, **k) * 1.001)
 
     with pytest.raises(accuracy.Incorrect, match=r"error .* bound"):
-        accuracy.compare(workloads.attention(provider, {**OPERATOR, "branch": branch}))
+        accuracy.compare(workloads.attention("fla-nsa", OPERATOR))
 
 
 @pytest.mark.usefixtures("played")
@@ -175,14 +163,11 @@ def test_what_cannot_run_here_declines(provider: str, branch: str, message: str)
         workloads.attention(provider, {**OPERATOR, "branch": branch}).run()
 
 
-@pytest.mark.parametrize("provider", ["fla-attn", "fla-nsa"])
-def test_an_absent_package_declines_and_says_how_to_get_it(
-    provider: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_package_declines_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(Unsupported, match="pip install fla-core"):
-        workloads.attention(provider, OPERATOR)
+        workloads.attention("fla-nsa", OPERATOR)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +175,6 @@ def test_an_absent_package_declines_and_says_how_to_get_it(
     [
         ("flex", {}, "flex has no branch 'whole'; only window"),
         ("fla-nsa", {"branch": "window"}, "fla-nsa has no branch 'window'; only whole, select"),
-        ("fla-attn", {"branch": "select"}, "fla-attn has no branch 'select'"),
         ("fa2-torch", {"branch": "select"}, "no branch 'select'; only compress, window"),
         ("fla-nas", {}, "did you mean 'fla-nsa'"),
         ("gather", {"selection": "random"}, "needs branch=select"),
