@@ -41,6 +41,7 @@ from harness.report.verdict_text import (
     farthest,
     gap_text,
     met_sentence,
+    misses,
     needed_text,
     outside,
     rule_sentence,
@@ -197,21 +198,13 @@ def deciding(v: Verdict) -> RuleResult | None:
         return None
     worst = [r for r in counted if r.decision is v.rule.decision]
     numbers = [r for r in worst if any(f.estimate for f in r.findings)] or worst
-    return next((r for r in numbers if any(_misses(f, r.stated) for f in r.findings)), numbers[0])
-
-
-def _misses(f: Finding, stated: Rule | None) -> bool:
-    """Whether the value alone, without its interval, is worse than is needed."""
-    if f.estimate is None or stated is None:
-        return outside(f)
-    value, go = f.estimate.value, stated.go
-    return value < go if stated.higher_is_better else value > go
+    return next((r for r in numbers if any(misses(f, r.stated) for f in r.findings)), numbers[0])
 
 
 def _surely(f: Finding, stated: Rule | None) -> bool:
     """Whether all of the interval is worse than is needed."""
     ends = (f.estimate.low, f.estimate.high) if f.estimate else (None, None)
-    return _misses(f, stated) and all(
+    return misses(f, stated) and all(
         e is not None
         and (stated is None or (e < stated.go if stated.higher_is_better else e > stated.go))
         for e in ends
@@ -281,7 +274,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
 
 def _above(r: RuleResult) -> str:
     """Of the rule whose number the first line has: how many miss it, if not all."""
-    missed = sum(_misses(f, r.stated) for f in r.findings)
+    missed = sum(misses(f, r.stated) for f in r.findings)
     if not r.stated or not 0 < missed < r.judged:
         return "see above"
     noun = "pair" if r.stated.against else "case"
@@ -315,7 +308,7 @@ def _word(result: RuleResult) -> str:
         ):
             return "Not decided"
         case Decision.CONDITIONAL if facts <= {Fact.FEW} and not any(
-            _misses(f, result.stated) for f in result.findings
+            misses(f, result.stated) for f in result.findings
         ):
             return "Probably"
         case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:

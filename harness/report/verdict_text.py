@@ -139,6 +139,14 @@ def outside(f: Finding) -> bool:
     return (f.low is not None and e.high < f.low) or (f.high is not None and e.low > f.high)
 
 
+def misses(f: Finding, stated: Rule | None) -> bool:
+    """Whether the value alone, without its interval, is worse than is needed."""
+    if f.estimate is None or stated is None:
+        return outside(f)
+    value, go = f.estimate.value, stated.go
+    return value < go if stated.higher_is_better else value > go
+
+
 def farthest(findings: Sequence[Finding]) -> Finding:
     """The finding that misses its range by the largest factor."""
     return max(findings, key=_distance)

@@ -166,6 +166,32 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
         assert "1,390 of 1,980 MHz" in cause.evidence
 
 
+@pytest.mark.parametrize(("go", "named"), [(0.1, False), (4.0, True)])
+def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
+    go: float, named: bool
+) -> None:
+    """It needs more processes, of both sides: rules compare cases of one run."""
+    sides = {"workload": ("train",), "gc": ("on",)}, {"workload": ("others",), "gc": ("off",)}
+    ours, theirs = (Match(criteria=of) for of in sides)
+    rule = Rule(name="pair", metric="step_s", go=go, match=ours, against=theirs)
+    slow = planted.limited(0x4, 0.7)
+    made = planted.planted(
+        lambda c, m: slow(c, m) if c.axes["gc"] == "on" else m, planted.GC[:2], rules=(rule,)
+    )
+    peer, own = made.suite.cases
+    peer = replace(peer, workload="others", settings=replace(peer.settings, processes=1))
+    measured = [m for m in made.measurements if m.case_id == own.case_id or m.process < 1]
+    suite = replace(made.suite, cases=(peer, own))
+    made = replace(made, suite=suite, measurements=tuple(measured))
+    summaries = summarise(made)
+    verdict = judge(made.suite, made.environment, summaries, ())
+
+    assert bool(remedies.relevant(causes(made, summaries), verdict)) == named
+    first = remedies.next_steps(verdict, made, ())[0]
+    assert first.startswith("Measure in three processes: ")
+    assert f"-f {own.case_id} -f {peer.case_id} " in first
+
+
 @pytest.mark.parametrize(
     ("rule", "over"),
     [
