@@ -105,8 +105,12 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     step, slower = "", [g for g in both if g.change is Change.SLOWER]
     if slower:
         worst = max(slower, key=lambda g: g.comparison.ratio if g.comparison else 0.0)
-        ids = f"{before.run_id} {now.run_id} --case {shlex.quote(worst.case_id)}"
-        step = f"Find what made {name[worst.case_id]} slower: `harness bisect --runs {ids}`"
+        sides = f"--runs {before.run_id} {now.run_id}"  # they have one commit
+        good, bad = (g.commit[:10] if (g := r.environment.git) else "" for r in (before, now))
+        if good != bad and good and bad:
+            sides = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
+        search = f"harness bisect {sides} --case {shlex.quote(worst.case_id)}"
+        step = f"Find what made {name[worst.case_id]} slower: `{search}`"
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]

@@ -13,6 +13,7 @@ from harness.records import (
     Breakdown,
     Case,
     Environment,
+    Git,
     Gpu,
     Measurement,
     Outcome,
@@ -333,9 +334,24 @@ def test_a_crash_is_no_matter_of_a_slow_node() -> None:
         return screen(run(both, measure, env=slow), before)
 
     assert "suspect the node" in worse(crash=False)
-    beside = context.Beside(against=before)
-    values = context.build(run(both, lambda c: timed(c, 0.013)), Path("reports"), beside)[0]
+    assert "suspect the node" not in worse(crash=True)
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(commits: int) -> None:
+    (case,) = sweep(seq_len=[512])
+    old = environment(git=Git(commit=f"{commits}" * 40, branch="main"))
+    before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=old, run_id="before")
+    now = run(
+        [case],
+        lambda c: timed(c, 0.020, cv=0.001),
+        env=environment(git=Git(commit="1" * 40, branch="main")),
+    )
+
+    values = context.build(now, Path("reports"), context.Beside(against=before))[0]
+
     steps: Any = values["next_steps"]
     (step,) = [s for s in steps if "bisect" in s]
-    assert "`harness bisect --runs before " in step
-    assert "suspect the node" not in worse(crash=True)
+    ends = f"{now.suite.path} --good 2222222222 --bad 1111111111"
+    sides = ends if commits == 2 else f"--runs before {now.run_id}"
+    assert f"`harness bisect {sides} --case {case.case_id}`" in step
