@@ -270,7 +270,8 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
         elif first.low is not None and first.low > 1:
             place = f"is ahead already at {least:.10g}"
         elif last.high is not None and last.high < 1:
-            place = f"is behind up to {end:.10g}"
+            every_one = all(r.high is not None and r.high < 1 for _, r in one.points)
+            place = f"is behind {'up to' if every_one else 'at'} {end:.10g}"
         else:
             place = "is neither ahead nor behind for certain"
         where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
