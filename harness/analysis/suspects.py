@@ -1,8 +1,8 @@
 """What explains a gap: the effect of each suspect against the difference between seen and expected.
 
-A suspect is ruled out if four effects of its size together would not do, and enough if its whole
-interval lies beyond the gap. "Enough" is no proof: that needs a run in which removing it closes the
-gap on the machine of the gap.
+A suspect is ruled out if four effects of its size together would not do. It is enough if its whole
+interval lies beyond the gap and the case with it misses what was expected. "Enough" is no proof:
+that needs a run in which removing it closes the gap on the machine of the gap.
 """
 
 import math
@@ -107,9 +107,14 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
     if effect is None or effect.low is None or effect.high is None:
         return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect)
     low, high, factor = effect.low, effect.high, gap.factor
+    higher = METRICS[gap.metric].higher_is_better
+    reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
+    worst = (min if higher else max)(reached, default=None)
     share = None
     if low >= factor:
         conclusion = Conclusion.ENOUGH
+        if worst is not None and (worst >= gap.expected if higher else worst <= gap.expected):
+            conclusion = Conclusion.UNDECIDED
     elif high**RULING_OUT < factor:
         conclusion = Conclusion.RULED_OUT
     elif low > SHOWN:
@@ -117,14 +122,12 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
         share = math.log(low) / math.log(factor), min(1.0, math.log(high) / math.log(factor))
     else:
         conclusion = Conclusion.UNDECIDED
-    reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
-    worst = min if METRICS[gap.metric].higher_is_better else max
     return Diagnosis(
         name=suspect.name,
         conclusion=conclusion,
         effect=effect,
         share=share,
-        reached=worst(reached, default=None),
+        reached=worst,
         remedy=suspect.remedy,
     )
 
