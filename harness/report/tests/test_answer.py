@@ -118,6 +118,16 @@ def test_the_first_line_says_what_to_do_and_why(changes: dict[str, Any], said: s
     assert values(measured(**changes))["headline"].startswith(said)
 
 
+def test_the_best_of_several_cases_has_its_name() -> None:
+    """What one configuration reaches, the others need not."""
+    best = replace(FLOOR, quantifier="any", go=1.0, abort=None)
+    built = values(measured(dense_s=1.5, rules=(best, RATIO)))
+    (said,) = (a for a in built["answers"] if PARTS["fast"] in a)
+
+    assert "Yes**: best of 2 cases: " in said
+    assert "(nsa, seq_len=" in said
+
+
 def test_an_answer_says_how_many_miss_it_where_the_first_line_has_the_number() -> None:
     (said,) = (a for a in values(measured(long_dense_s=1.5))["answers"] if "twice" in a)
 
