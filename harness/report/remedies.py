@@ -139,6 +139,8 @@ class Excess:
     case_id: str
     partner: str
     """The case that it is compared with, if the rule is a ratio."""
+    beyond: str
+    """The provider of that case."""
     step_s: float
     lose_s: float
     parts: tuple[Saving, ...]
@@ -165,6 +167,7 @@ def excess(v: Verdict, run: Run) -> Excess | None:
                 rule=rule,
                 case_id=case_id,
                 partner=partner,
+                beyond=beside.provider if beside else "",
                 step_s=step_s,
                 lose_s=step_s - limit_s,
                 parts=savings(step_s, limit_s, parts),
@@ -185,7 +188,8 @@ def savings_table(found: Excess | None, names: Mapping[str, str]) -> Table | Non
         rows.append((listed([s.name for s in out]), each, str(Conclusion.RULED_OUT)))
     over = f"{units.duration(found.lose_s)} of {units.duration(found.step_s)}"
     head = f"what keeps {names[found.case_id]} from “{found.rule}” ({over} too slow)"
-    return Table(columns=(head, ">most it can save", "conclusion"), rows=tuple(rows))
+    most = f">most it can save{f' beyond {found.beyond}' if found.beyond else ''}"
+    return Table(columns=(head, most, "conclusion"), rows=tuple(rows))
 
 
 def speed_up(found: Excess, run: Run) -> str:

@@ -127,6 +127,9 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer(named
         "-f train/nsa/seq_len=512 -f train/dense/seq_len=512`"
     )
     shared = {"loss": 0.01} if named else {"feed forward": 0.04, "loss": 0.02}
+    table = remedies.savings_table(found, case_names(made.suite))
+    assert table is not None
+    assert table.columns[1] == ">most it can save beyond dense"
     saved = {s.name: s.most_s for s in found.parts if s.name != "other kernels"}
     assert saved == pytest.approx({"select": 0.06, **shared})
 
@@ -217,6 +220,7 @@ def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, ove
     assert (table is None) == (not over)
     if table is not None:
         assert f"({over} too slow)" in table.columns[0]
+        assert table.columns[1] == ">most it can save"
         assert "seq_len=4096, NSA_FA2=0" in table.columns[0]
         assert [row[0] for row in table.rows[:3]] == ["select", "compress", "window"]
         (step,) = remedies.next_steps(verdict, made, (), over=found)
