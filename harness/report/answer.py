@@ -50,7 +50,8 @@ from harness.report.verdict_text import (
 from harness.units import finding_sentence
 
 MAX_ROWS, MAX_OTHERS = 8, 2
-"""Of the first screen: rows of its table, and sentences on rules that no part asks."""
+"""Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
+that miss an expectation."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
@@ -152,8 +153,7 @@ def headline(
             short = [a for a in noted if a.judgement in _MISSED]
             judged = [a for a in noted if a.judgement in _JUDGED]
             word, todo = "Read", "the limits are met"
-            many = f"{len(short)} of {plural('expectation', len(judged))}"
-            said = f"{said}; but {many} missed, {factors_text(short)}"
+            said = f"{said}; but {len(short)} of {plural('expectation', len(judged))} missed"
         case _:
             unmet = [r for r in v.rules if r.applies and r.decision is not Decision.GO]
             read = regressed or unmet
@@ -246,7 +246,10 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         met = [a for a in asked if a.judgement is Judgement.MET]
         word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
         those = missed or (met if word == "met" else asked)
-        by = f" ({factors_text(missed)})" if missed else ""
+        names = case_names(suite)
+        missed.sort(key=lambda a: -a.factors[0])
+        far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
+        by = f": {listed(far, MAX_OTHERS)}" if far else ""
         count = f"{len(those)} of {plural('expectation', len(asked))}"
         yield f"Noted: {count} {word}{by}."
 
