@@ -314,10 +314,23 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
         work = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
         return timed(case, step_s, profile=Profile(steps=2, wall_s=0.1, breakdown=work))
 
-    before = run([case], lambda _: taken(0.010, 0.0040), run_id="before")
-    now = run([case], lambda _: taken(0.020, busy_s))
+    def tested(launch_s: float) -> tuple[SelfTest, ...]:
+        return (SelfTest(at="", device="", peaks=Peaks(launch_s=launch_s)),)
 
-    assert ("though its kernels take 4.10 ms as before: the host" in screen(now, before)) is host
+    first = tested(4e-6)
+    before = run([case], lambda _: taken(0.010, 0.0040), run_id="before", self_tests=first)
+    now = run([case], lambda _: taken(0.020, busy_s), self_tests=first)
+    slow = replace(now, self_tests=tested(7e-6))
+
+    def step(now: Run) -> str:
+        beside = context.Beside(against=before)
+        return str(context.build(now, Path("reports"), beside)[0]["next_steps"])
+
+    said, known = screen(now, before), screen(slow, before)
+    assert ("though its kernels take 4.10 ms as before: the host." in said) is host
+    assert ("the host, where a launch takes 7.00 µs, 4.00 µs before." in known) is host
+    assert "harness bisect" in step(now), "the host may run other code"
+    assert ("harness bisect" in step(slow)) is not host
 
 
 def test_a_crash_is_no_matter_of_a_slow_node() -> None:
