@@ -94,6 +94,24 @@ def test_the_message_of_a_figure_is_what_it_shows(dense_s: dict[Any, float], mes
     assert pictures(run(cases, measure))["speed-train"].alt == message
 
 
+def test_a_pair_that_no_curve_shows_is_in_the_message_with_its_ratio() -> None:
+    """It may say the opposite of the curve."""
+    sizes = [(512, 1), (512, 4), (2048, 2)]
+    cases = [
+        case({"seq_len": n, "batch": b}, provider=p) for p in ("nsa", "dense") for n, b in sizes
+    ]
+
+    def measure(c: Case) -> list[Measurement]:
+        dense_s = 0.05 if c.axes["seq_len"] == 512 else 0.3
+        step_s = 0.1 if c.provider == "nsa" else dense_s
+        return timed(c, step_s, samples_s=(step_s,) * 20)
+
+    assert pictures(run(cases, measure))["speed-train"].alt == (
+        "nsa is 2.0x slower than dense at batch 4; "
+        "not drawn: seq_len=2048, batch 2: 3.0x faster than dense"
+    )
+
+
 @pytest.mark.parametrize(
     ("rules", "label"),
     [
