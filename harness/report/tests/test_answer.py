@@ -144,7 +144,7 @@ def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
     assert built["headline"].endswith("; but 2 of 2 expectations missed.")
     assert built["verdict"].decision is Decision.GO
     table = built["expectations"]
-    assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 above")]
+    assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 missed")]
     assert table.remarks == ("Not asked on this GPU: 1 expectation for A100 (2 cases).",)
 
 
@@ -377,6 +377,22 @@ def test_a_crossover_lies_between_measured_lengths(
     (section,) = values(crossing(ratios, processes))["sections"]
 
     assert section["crossovers"] == [f"Against dense, along `seq_len`: nsa {said} (train)."]
+
+
+def test_those_that_are_ahead_already_are_beside_those_that_get_ahead() -> None:
+    grid: dict[str, Any] = {"n": [1, 2], "T": [512, 1024, 2048]}
+    cases = [c for p in ("nsa", "dense") for c in sweep(provider=p, **grid)]
+
+    def measure(c: Case) -> list[Measurement]:
+        behind = c.axes["n"] == 1 and c.axes["T"] == 512
+        nsa_s = 2.0 if behind else 0.5
+        return timed(c, nsa_s if c.provider == "nsa" else 1.0, cv=0.002)
+
+    recorded = run(cases, measure, rules=(replace(RATIO, asks="", go=0.1, abort=None),))
+
+    (said,) = (a for a in values(recorded)["answers"] if "overtakes" in a)
+    where = "between T 512 and 1024 (1 of 2 configurations; 1 more is ahead already)."
+    assert said == f"nsa overtakes dense {where}"
 
 
 @pytest.mark.parametrize("judged", [False, True])
