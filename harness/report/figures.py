@@ -316,7 +316,8 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
         said.append(f"{what} {units.number(sum(found) / len(found) / size)} {unit}".strip())
     rows[-1].set_xlim(0, phase.end_s - phase.start_s)
     rows[-1].set_xlabel("seconds since sampling began", color=MUTED)
-    return _picture("utilisation", figure, label, f"On average: {', '.join(said)}")
+    who = f"Process {measurement.process}, on average"
+    return _picture("utilisation", figure, label, f"{who}: {', '.join(said)}")
 
 
 def slug(text: str) -> str:

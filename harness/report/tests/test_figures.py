@@ -131,7 +131,7 @@ def test_utilisation_is_that_of_the_slowest_judged_case(
 
     shown = pictures(replace(recorded, suite=replace(recorded.suite, rules=rules)))
 
-    assert shown["utilisation"].alt.startswith(f"{label}; On average: GPU busy ")
+    assert shown["utilisation"].alt.startswith(f"{label}; Process 0, on average: GPU busy ")
 
 
 def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
@@ -199,7 +199,11 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert table.remarks[3:] == (
         "Kernels of a CUDA graph count to the part that launches them without the graph, except a "
         "few that differ.",
+        "A profile is of one process, so its step is not the mean of the results.",
     )
+    left_out = where_table(found[4:], names)
+    assert left_out is not None
+    assert "A profile" not in str(left_out.remarks)
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
     assert figures.where(found[4:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
