@@ -360,7 +360,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         parts.append(f"contributes: {listed(some)}")
     else:
-        parts.append("nothing that was tested is enough")
+        parts.append("nothing that was tested is shown to be enough")
     if not gpu_matches(gap.gpu, device):
         parts.append(f"not proven: seen on {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
@@ -386,6 +386,8 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         e, text = d.effect, str(d.conclusion)
         if d.share:
             text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
+        if d.conclusion is Conclusion.UNDECIDED and d.reached and e and (e.low or 0) >= gap.factor:
+            text += f": still {units.quantity(gap.metric, d.reached)} here"
         effect = NONE
         if e is not None:
             control = f"control: {units.measured(gap.metric, e)}"

@@ -10,6 +10,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
 from harness.records import (
+    OVER_STEPS,
     WORST_FIRST,
     Case,
     Decision,
@@ -90,7 +91,8 @@ def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
     if not any(r.stated for r in v.rules):
         return [*found]
     asked = [r for r in v.rules if r.stated and r.applies and r.counts]
-    missed = [f for r in asked for f in r.findings if misses(f, r.stated)]
+    timed = [r for r in asked if r.stated and r.stated.metric not in OVER_STEPS]
+    missed = [f for r in timed for f in r.findings if misses(f, r.stated)]
     pairs = {(case_id, f.partner) for f in missed for case_id in f.cases}
     return [c for one in found if (c := one if one.share is None else one.within(pairs))]
 

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     Accuracy,
     Case,
     Decision,
+    Estimate,
     Expectation,
+    Gap,
     Gpu,
     Match,
     Measurement,
@@ -18,10 +21,11 @@ from harness.records import (
     Rule,
     Run,
     Stop,
+    Suspects,
     TensorError,
     Weight,
 )
-from harness.report import remedies
+from harness.report import answer, remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests.fake_runs import H200, environment, run, sweep, timed
@@ -146,6 +150,23 @@ def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
     table = built["expectations"]
     assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 missed")]
     assert table.remarks == ("Not asked on this GPU: 1 expectation for A100 (2 cases).",)
+
+
+def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
+    gap = Gap(metric="tokens_per_s", expected=100, seen=33)
+    suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
+    effect = Estimate(value=18.6, low=17.4, high=19.9, processes=3, samples=60)
+    kernels = Diagnosis(
+        name="no kernels", conclusion=Conclusion.UNDECIDED, effect=effect, reached=4200.0
+    )
+    loose = replace(kernels, name="loose", effect=replace(effect, value=1.2, low=0.9, high=1.6))
+
+    (said,) = answer.explained([kernels, loose], suite, "NVIDIA H200")
+    table = answer.suspects_table([kernels, loose], suite)
+
+    assert said.endswith("** nothing that was tested is shown to be enough.")
+    assert table is not None
+    assert [row[2] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
 
 
 def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:

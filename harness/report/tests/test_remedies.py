@@ -190,6 +190,13 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     verdict = judge(made.suite, made.environment, summaries, ())
 
     assert bool(remedies.relevant(causes(made, summaries), verdict)) == named
+    of_steps = [
+        replace(r, stated=r.stated and replace(r.stated, metric="steps_taken"))
+        for r in verdict.rules
+    ]
+    assert not remedies.relevant(
+        causes(made, summaries), replace(verdict, rules=tuple(of_steps))
+    ), "a step that is slow is no reason of another miss"
     first = remedies.next_steps(verdict, made, ())[0]
     assert first.startswith("Measure in three processes: ")
     assert f"-f {own.case_id} -f {peer.case_id} " in first
