@@ -249,7 +249,8 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         names = case_names(suite)
         missed.sort(key=lambda a: -a.factors[0])
         far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
-        by = f": {listed(far, MAX_OTHERS)}" if far else ""
+        by = f": {listed(far)}" if far else ""
+        by = by if len(far) <= MAX_OTHERS else f", farthest {far[0]}"
         count = f"{len(those)} of {plural('expectation', len(asked))}"
         yield f"Noted: {count} {word}{by}."
 

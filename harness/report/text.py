@@ -285,14 +285,14 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
 
 
 def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
-    """`nsa overtakes dense between T 8192 and 32768 (7 of 10 configurations; 2 more are ahead
-    already)`: where it does."""
+    """`nsa overtakes dense between T 8192 and 32768 (7 of 10 configurations; 2 already
+    ahead)`: where it does."""
     v, ends = found[0], [one.crossover for one in found if one.crossover]
     ahead = sum((one.points[0][1].low or 0) > 1 for one in found if not one.crossover)
     between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
     many = f"{len(ends)} of {plural('configuration', len(found))}"
     if ahead:
-        many += f"; {ahead} more {'are' if ahead > 1 else 'is'} ahead already"
+        many += f"; {ahead} already ahead"
     return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
 
 

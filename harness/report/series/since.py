@@ -222,7 +222,7 @@ def _moved(
             group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
         why = ""
         if g.change is Change.SLOWER and (busy_s := _as_before(sides, g.case_id)):
-            kernels = f"though its kernels take {units.duration(busy_s)} as before"
+            kernels = f"though its kernels still take {units.duration(busy_s)}"
             why = f", {kernels}: the host{_slow_launches(sides)}"
         yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why}"
 
@@ -238,7 +238,7 @@ def _slow_launches(sides: Sequence[Run]) -> str:
     before, now = (t.peaks.launch_s if (t := run.self_test) else None for run in sides)
     if not before or not now or now < HOST_MOVED * before:
         return ""
-    return f", where a launch takes {units.duration(now)}, {units.duration(before)} before"
+    return f" ({units.duration(now)} a launch, {units.duration(before)} before)"
 
 
 def _busy_s(run: Run, case_id: str) -> float:

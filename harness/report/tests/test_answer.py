@@ -412,7 +412,7 @@ def test_those_that_are_ahead_already_are_beside_those_that_get_ahead() -> None:
     recorded = run(cases, measure, rules=(replace(RATIO, asks="", go=0.1, abort=None),))
 
     (said,) = (a for a in values(recorded)["answers"] if "overtakes" in a)
-    where = "between T 512 and 1024 (1 of 2 configurations; 1 more is ahead already)."
+    where = "between T 512 and 1024 (1 of 2 configurations; 1 already ahead)."
     assert said == f"nsa overtakes dense {where}"
 
 
