@@ -313,10 +313,11 @@ def times(estimate: Estimate) -> str:
 
 
 def slowdown(estimate: Estimate) -> str:
-    """A ratio of step times: `+1.7 % [+0.0 … +3.3]`, or from twofold on `109x [106 … 113]`."""
+    """A ratio of step times: `+1.7 % [+0.0 … +3.3]`, or from twofold on `109x [106 … 113]`, and
+    below one half `109x [106 … 113] faster`."""
     if estimate.value >= 2:
         return times(estimate)
-    return change(estimate.value, estimate.low, estimate.high)
+    return change(estimate.value, estimate.low, estimate.high).replace(" less", " faster")
 
 
 def better(metric: str) -> str:

@@ -408,7 +408,8 @@ def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
                 without = [p for p in every if p != part]
                 if without in lists and all({*one} <= {*every} for one in lists):
                     added[part] = less(step, near[lists.index(without)].metrics["step_s"])
-            if len(added) > 1:
+            most = sum(e.high or e.value for e in added.values())
+            if len(added) > 1 and most < step.value:  # beyond it, nothing is known of the rest
                 parts = {part: e.value for part, e in added.items()}
                 parts[REST] = step.value - sum(parts.values())
                 yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)

@@ -1,8 +1,8 @@
 """What explains a gap: the effect of each suspect against the difference between seen and expected.
 
-A suspect is ruled out if four effects of its size together would not do, and enough if its whole
-interval lies beyond the gap. "Enough" is no proof: that needs a run in which removing it closes the
-gap on the machine of the gap.
+A suspect is ruled out if four effects of its size together would not do. It is enough if its whole
+interval lies beyond the gap, unless the case with it does far better than was expected. "Enough" is
+no proof: that needs a run in which removing it closes the gap on the machine of the gap.
 """
 
 import math
@@ -32,6 +32,8 @@ SHOWN = 1.02
 """Least effect that counts as a contribution."""
 RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
+FASTER_GPU = 4.0
+"""How many times as fast as the GPU of the gap another one may be."""
 ALIKE = 1.05
 """Ratio of a part to the same one of another case up to which they take as long."""
 
@@ -107,9 +109,14 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
     if effect is None or effect.low is None or effect.high is None:
         return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect)
     low, high, factor = effect.low, effect.high, gap.factor
+    higher = METRICS[gap.metric].higher_is_better
+    reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
+    worst = (min if higher else max)(reached, default=gap.seen)
     share = None
     if low >= factor:
-        conclusion = Conclusion.ENOUGH
+        faster, slower = (worst, gap.expected) if higher else (gap.expected, worst)
+        far = faster >= FASTER_GPU * slower
+        conclusion = Conclusion.UNDECIDED if far else Conclusion.ENOUGH
     elif high**RULING_OUT < factor:
         conclusion = Conclusion.RULED_OUT
     elif low > SHOWN:
@@ -117,14 +124,12 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
         share = math.log(low) / math.log(factor), min(1.0, math.log(high) / math.log(factor))
     else:
         conclusion = Conclusion.UNDECIDED
-    reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
-    worst = min if METRICS[gap.metric].higher_is_better else max
     return Diagnosis(
         name=suspect.name,
         conclusion=conclusion,
         effect=effect,
         share=share,
-        reached=worst(reached, default=None),
+        reached=worst if reached else None,
         remedy=suspect.remedy,
     )
 

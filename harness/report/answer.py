@@ -41,6 +41,7 @@ from harness.report.verdict_text import (
     farthest,
     gap_text,
     met_sentence,
+    misses,
     needed_text,
     outside,
     rule_sentence,
@@ -49,7 +50,8 @@ from harness.report.verdict_text import (
 from harness.units import finding_sentence
 
 MAX_ROWS, MAX_OTHERS = 8, 2
-"""Of the first screen: rows of its table, and sentences on rules that no part asks."""
+"""Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
+that miss an expectation."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
@@ -151,8 +153,7 @@ def headline(
             short = [a for a in noted if a.judgement in _MISSED]
             judged = [a for a in noted if a.judgement in _JUDGED]
             word, todo = "Read", "the limits are met"
-            many = f"{len(short)} of {plural('expectation', len(judged))}"
-            said = f"{said}; but {many} missed, {factors_text(short)}"
+            said = f"{said}; but {len(short)} of {plural('expectation', len(judged))} missed"
         case _:
             unmet = [r for r in v.rules if r.applies and r.decision is not Decision.GO]
             read = regressed or unmet
@@ -197,21 +198,13 @@ def deciding(v: Verdict) -> RuleResult | None:
         return None
     worst = [r for r in counted if r.decision is v.rule.decision]
     numbers = [r for r in worst if any(f.estimate for f in r.findings)] or worst
-    return next((r for r in numbers if any(_misses(f, r.stated) for f in r.findings)), numbers[0])
-
-
-def _misses(f: Finding, stated: Rule | None) -> bool:
-    """Whether the value alone, without its interval, is worse than is needed."""
-    if f.estimate is None or stated is None:
-        return outside(f)
-    value, go = f.estimate.value, stated.go
-    return value < go if stated.higher_is_better else value > go
+    return next((r for r in numbers if any(misses(f, r.stated) for f in r.findings)), numbers[0])
 
 
 def _surely(f: Finding, stated: Rule | None) -> bool:
     """Whether all of the interval is worse than is needed."""
     ends = (f.estimate.low, f.estimate.high) if f.estimate else (None, None)
-    return _misses(f, stated) and all(
+    return misses(f, stated) and all(
         e is not None
         and (stated is None or (e < stated.go if stated.higher_is_better else e > stated.go))
         for e in ends
@@ -253,7 +246,11 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         met = [a for a in asked if a.judgement is Judgement.MET]
         word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
         those = missed or (met if word == "met" else asked)
-        by = f" ({factors_text(missed)})" if missed else ""
+        names = case_names(suite)
+        missed.sort(key=lambda a: -a.factors[0])
+        far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
+        by = f": {listed(far)}" if far else ""
+        by = by if len(far) <= MAX_OTHERS else f", farthest {far[0]}"
         count = f"{len(those)} of {plural('expectation', len(asked))}"
         yield f"Noted: {count} {word}{by}."
 
@@ -281,7 +278,7 @@ def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
 
 def _above(r: RuleResult) -> str:
     """Of the rule whose number the first line has: how many miss it, if not all."""
-    missed = sum(_misses(f, r.stated) for f in r.findings)
+    missed = sum(misses(f, r.stated) for f in r.findings)
     if not r.stated or not 0 < missed < r.judged:
         return "see above"
     noun = "pair" if r.stated.against else "case"
@@ -315,7 +312,7 @@ def _word(result: RuleResult) -> str:
         ):
             return "Not decided"
         case Decision.CONDITIONAL if facts <= {Fact.FEW} and not any(
-            _misses(f, result.stated) for f in result.findings
+            misses(f, result.stated) for f in result.findings
         ):
             return "Probably"
         case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
@@ -364,7 +361,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         parts.append(f"contributes: {listed(some)}")
     else:
-        parts.append("nothing that was tested is enough")
+        parts.append("nothing that was tested is shown to be enough")
     if not gpu_matches(gap.gpu, device):
         parts.append(f"not proven: seen on {gap.gpu}")
     yield f"{head}** {'; '.join(parts)}."
@@ -390,6 +387,8 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         e, text = d.effect, str(d.conclusion)
         if d.share:
             text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
+        if d.conclusion is Conclusion.UNDECIDED and d.reached and e and (e.low or 0) >= gap.factor:
+            text += f": still {units.quantity(gap.metric, d.reached)} here"
         effect = NONE
         if e is not None:
             control = f"control: {units.measured(gap.metric, e)}"

@@ -29,7 +29,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import growth
-from harness.report.text import plural, span_of_speeds
+from harness.report.text import MAX_NAMES, listed, span_of_speeds
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -136,8 +136,14 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
         for t in theirs
         if (ends := [r.value for v in drawn if v.theirs == t for x, r in v.points if x == xs[-1]])
     ]
-    if alone := len(found) - len(drawn):
-        said.append(f"not drawn: {plural('pair', alone)} without another along {drawn[0].axis}")
+    alone = [
+        f"{names[v.first.case.case_id]}, {v.axis} {x:,g}: {span_of_speeds([r.value])} {v.theirs}"
+        for v in found
+        if v not in drawn
+        for x, r in v.points
+    ]
+    if alone:
+        said.append(f"not drawn: {listed(alone, MAX_NAMES)}")
     return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
@@ -310,7 +316,8 @@ def telemetry(measurement: Measurement, label: str) -> Picture | None:
         said.append(f"{what} {units.number(sum(found) / len(found) / size)} {unit}".strip())
     rows[-1].set_xlim(0, phase.end_s - phase.start_s)
     rows[-1].set_xlabel("seconds since sampling began", color=MUTED)
-    return _picture("utilisation", figure, label, f"On average: {', '.join(said)}")
+    who = f"Process {measurement.process}, on average"
+    return _picture("utilisation", figure, label, f"{who}: {', '.join(said)}")
 
 
 def slug(text: str) -> str:

@@ -107,6 +107,8 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
         but = ", except a few that differ" if {*replayed} != {SAME_STEP} else ""
         known = "Kernels of a CUDA graph count to the part that launches them without the graph"
         remarks.append(f"{known}{but}.")
+    if not all(s.alone or s.added for s in found):
+        remarks.append("A profile is of one process, so its step is not the mean of the results.")
     columns = ("case", *(f">{n}" for n in shown), ">step")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
 

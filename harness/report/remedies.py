@@ -10,6 +10,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
 from harness.records import (
+    OVER_STEPS,
     WORST_FIRST,
     Case,
     Decision,
@@ -25,6 +26,7 @@ from harness.report.failures import Failure
 from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name, plural, rest_command
+from harness.report.verdict_text import misses
 
 MAX_STEPS, MAX_ROWS = 3, 8
 """Commands of the first screen, and rows of the table of causes."""
@@ -89,8 +91,9 @@ def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
     if not any(r.stated for r in v.rules):
         return [*found]
     asked = [r for r in v.rules if r.stated and r.applies and r.counts]
-    missed = [r for r in asked if r.decision is not Decision.GO]
-    pairs = {(case_id, f.partner) for r in missed for f in r.findings for case_id in f.cases}
+    timed = [r for r in asked if r.stated and r.stated.metric not in OVER_STEPS]
+    missed = [f for r in timed for f in r.findings if misses(f, r.stated)]
+    pairs = {(case_id, f.partner) for f in missed for case_id in f.cases}
     return [c for one in found if (c := one if one.share is None else one.within(pairs))]
 
 
@@ -138,6 +141,8 @@ class Excess:
     case_id: str
     partner: str
     """The case that it is compared with, if the rule is a ratio."""
+    beyond: str
+    """The provider of that case."""
     step_s: float
     lose_s: float
     parts: tuple[Saving, ...]
@@ -164,6 +169,7 @@ def excess(v: Verdict, run: Run) -> Excess | None:
                 rule=rule,
                 case_id=case_id,
                 partner=partner,
+                beyond=beside.provider if beside else "",
                 step_s=step_s,
                 lose_s=step_s - limit_s,
                 parts=savings(step_s, limit_s, parts),
@@ -184,7 +190,8 @@ def savings_table(found: Excess | None, names: Mapping[str, str]) -> Table | Non
         rows.append((listed([s.name for s in out]), each, str(Conclusion.RULED_OUT)))
     over = f"{units.duration(found.lose_s)} of {units.duration(found.step_s)}"
     head = f"what keeps {names[found.case_id]} from “{found.rule}” ({over} too slow)"
-    return Table(columns=(head, ">most it can save", "conclusion"), rows=tuple(rows))
+    most = f">most it can save{f' beyond {found.beyond}' if found.beyond else ''}"
+    return Table(columns=(head, most, "conclusion"), rows=tuple(rows))
 
 
 def speed_up(found: Excess, run: Run) -> str:
@@ -298,9 +305,9 @@ def _steps(
         install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
         first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
         yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
-    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner)]
-    if once := [i for i in few if i in cases and cases[i].settings.processes < 2]:
-        yield f"Measure in three processes: `{again} {_only(once, cases)} -s measure.processes=3`"
+    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner) if i in cases]
+    if any(cases[i].settings.processes < 2 for i in few):  # a rule compares cases of one run
+        yield f"Measure in three processes: `{again} {_only(few, cases)} -s measure.processes=3`"
     if loose := [i for f in found if f.fact in _LOOSE for i in f.cases if i in cases]:
         more = 2 * max(cases[i].settings.processes for i in loose)
         only = _only(loose, cases)
@@ -314,6 +321,9 @@ def _allowed(f: Finding, cases: Mapping[str, Case]) -> bool:
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
-    """`-f 'train/dense/*'`: the cases of their workloads and providers."""
-    groups = dict.fromkeys(f"{c.workload}/{c.provider}*" for i in ids if (c := cases.get(i)))
-    return " ".join(f"-f {shlex.quote(g)}" for g in groups)
+    """`-f 'train/dense/*'`: the cases of their workloads and providers; one alone by its id."""
+    groups: dict[str, set[str]] = {}
+    for c in filter(None, map(cases.get, ids)):
+        groups.setdefault(f"{c.workload}/{c.provider}*", set()).add(c.case_id)
+    chosen = (group if len(of) > 1 else next(iter(of)) for group, of in groups.items())
+    return " ".join(f"-f {shlex.quote(one)}" for one in chosen)

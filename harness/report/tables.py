@@ -175,15 +175,15 @@ def _against(ours: Estimate | None, theirs: Estimate | None) -> str:
 
 
 def _ratio_cell(ratio: Estimate, *, brief: bool = False) -> str:
-    """`1.45x [1.40 … 1.50] slower`; `~` in front if the interval contains 1."""
+    """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if the interval contains 1."""
     faster = ratio.value >= 1
-    if not faster:
+    open_ = ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+    if not faster and not open_:
         low, high = (None if e is None else 1 / e for e in (ratio.high, ratio.low))
         ratio = replace(ratio, value=1 / ratio.value, low=low, high=high)
-    open_ = "~ " if ratio.low is not None and ratio.low <= 1 else ""
     single = brief or ratio.processes < 2  # a guard band is no interval
     text = units.number(ratio.value, 3) + "x" if single else units.times(ratio)
-    return f"{open_}{text} {'faster' if faster else 'slower'}"
+    return f"~ {text} as fast" if open_ else f"{text} {'faster' if faster else 'slower'}"
 
 
 def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:

@@ -38,8 +38,8 @@ TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
 JUDGEMENTS = {
     Judgement.MET: "met",
-    Judgement.BELOW: "below",
-    Judgement.ABOVE: "above",
+    Judgement.BELOW: "missed",
+    Judgement.ABOVE: "missed",
     Judgement.UNDECIDED: "undecided",
     Judgement.OTHER_GPU: "for another GPU and not judged",
     Judgement.NOT_MEASURED: "not measured",
@@ -223,7 +223,7 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 
 
 def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]:
-    """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] (4 pairs)."""
+    """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] slower (4 pairs)."""
     for axis, base, other in dict.fromkeys((e.axis, e.base, e.other) for e in found):
         own = [e for e in found if (e.axis, e.base, e.other) == (axis, base, other)]
         against = f"{units.scalar(base)}{f' in {other}' if other else ''}"
@@ -244,11 +244,11 @@ def _effect(e: Effect, word: Word) -> str:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
         return f"{_span(e)} by pair ({pairs})"
-    amount = _slower(e.ratio, e.low, e.high)
+    amount, change = _slower(e.ratio, e.low, e.high), units.change(e.ratio, e.low, e.high)
     if e.negligible:
-        amount = f"unchanged ({amount})"
+        amount = f"unchanged ({change})"
     elif e.low is not None and e.high is not None and e.low <= 1 <= e.high:
-        amount = f"no difference shown ({amount})"
+        amount = f"no difference shown ({change})"
     elif e.low is None:
         pairs += ", one process a case"
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
@@ -270,7 +270,8 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
         elif first.low is not None and first.low > 1:
             place = f"is ahead already at {least:.10g}"
         elif last.high is not None and last.high < 1:
-            place = f"is behind up to {end:.10g}"
+            every_one = all(r.high is not None and r.high < 1 for _, r in one.points)
+            place = f"is behind {'up to' if every_one else 'at'} {end:.10g}"
         else:
             place = "is neither ahead nor behind for certain"
         where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
@@ -284,10 +285,14 @@ def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: 
 
 
 def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
-    """`nsa overtakes dense between T 8192 and 32768 (9 of 10 configurations)`: where it does."""
+    """`nsa overtakes dense between T 8192 and 32768 (7 of 10 configurations; 2 already
+    ahead)`: where it does."""
     v, ends = found[0], [one.crossover for one in found if one.crossover]
+    ahead = sum((one.points[0][1].low or 0) > 1 for one in found if not one.crossover)
     between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
     many = f"{len(ends)} of {plural('configuration', len(found))}"
+    if ahead:
+        many += f"; {ahead} already ahead"
     return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
 
 
@@ -321,12 +326,15 @@ def _end(ratio: float) -> tuple[str, str]:
     return units.change(times), word
 
 
-def _slower(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """A ratio of times in its plain direction: `10x slower`, `3.5x faster`, `+24 %`."""
-    if ratio > 1 / TWOFOLD:
-        return units.change(ratio, low, high) + (" slower" if ratio >= TWOFOLD else "")
-    ends = None if high is None else 1 / high, None if low is None else 1 / low
-    return f"{units.change(1 / ratio, *ends)} faster"
+def _slower(ratio: float, low: float | None, high: float | None) -> str:
+    """A ratio of times in its plain direction: `10x slower`, `+24 % faster`, `3.1x slower, not
+    bounded`."""
+    word, ends = "slower", (low, high)
+    if ratio < 1:
+        ends = None if high is None else 1 / high, None if low is None else 1 / low
+        word, ratio = "faster", 1 / ratio
+    amount, no, bound = units.change(ratio, *ends).partition(", not")
+    return f"{amount} {word}{no}{bound}"
 
 
 # --- axes without effect, variables ------------------------------------------------------

@@ -101,16 +101,16 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 def met_sentence(result: RuleResult, stated: Rule) -> str:
     """The value nearest to the limit of a rule that is met, without its case: `at least 6,010
-    tokens/s`."""
+    tokens/s`. The best of several has its case: the others may miss the limit."""
     worst = _worst(result, stated)
     if worst is None and len(result.findings) == 1:
         (worst,) = result.findings
-    if worst is None or worst.estimate is None:
+    one_of_many = stated.quantifier == "any" and result.judged > 1
+    if worst is None or worst.estimate is None or one_of_many:
         return rule_sentence(result, 1)
     value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
     side = "at least " if stated.higher_is_better else "at most "
-    several = result.judged > 1 and stated.quantifier != "any"
-    return f"{side if several else ''}{value}"
+    return f"{side if result.judged > 1 else ''}{value}"
 
 
 def _missed(result: RuleResult) -> str:
@@ -137,6 +137,14 @@ def outside(f: Finding) -> bool:
     if e is None or e.low is None or e.high is None:
         return False
     return (f.low is not None and e.high < f.low) or (f.high is not None and e.low > f.high)
+
+
+def misses(f: Finding, stated: Rule | None) -> bool:
+    """Whether the value alone, without its interval, is worse than is needed."""
+    if f.estimate is None or stated is None:
+        return outside(f)
+    value, go = f.estimate.value, stated.go
+    return value < go if stated.higher_is_better else value > go
 
 
 def farthest(findings: Sequence[Finding]) -> Finding:

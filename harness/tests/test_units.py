@@ -117,6 +117,19 @@ def test_change(ratio: tuple[float, float, float], text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((1.24, 1.20, 1.28), "+24 % [+20 … +28]"),
+        ((0.01, 0.008, 0.0125), "100x [80 … 125] faster"),
+    ],
+)
+def test_the_effect_of_a_suspect_has_its_plain_direction(
+    ends: tuple[float, float, float], text: str
+) -> None:
+    assert units.slowdown(estimate(*ends)) == text
+
+
+@pytest.mark.parametrize(
     ("metric", "values", "text"),
     [
         ("scaling_exponent", (0.4, -0.02, 0.8), "0.4 [-0.02 … 0.8]"),

@@ -279,7 +279,7 @@ def test_an_operator_and_parts_left_out_are_shown_beside_many_cases_of_the_model
     checked = case({"branch": "same"}, workload="checked", factory=model[0].factory)
     profile = seen(0.06, select=0.04, window=0.01)
 
-    parts = {"a+b": 0.03, "a": 0.02, "b": 0.01}
+    parts = {"a+b": 0.04, "a": 0.03, "b": 0.03}
     ablation = [case({"branch": p}, workload="less", factory=model[0].factory) for p in parts]
     times: dict[str, Any] = {"op": 0.01, "same": 0.02, **parts}
 
@@ -352,6 +352,8 @@ def test_parts_left_out_add_what_the_step_is_longer_by_with_them() -> None:
     assert found.added["c"].low < 0  # type: ignore[operator]
     few = run(sweep(PARTS=["a+b", "a"]), lambda c: timed(c, 0.1))
     assert stacks(few, summarise(few)) == ()
+    loose = run(cases, lambda c: timed(c, planted[str(c.axes["PARTS"])], cv=0.2))
+    assert not [s for s in stacks(loose, summarise(loose)) if s.added]
 
 
 def test_the_speed_up_at_the_roofline_is_that_of_ours_without_its_distance() -> None:

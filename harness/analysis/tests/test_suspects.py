@@ -79,6 +79,16 @@ def test_the_planted_cause_is_found_and_the_other_flag_is_not_accused(
         assert found["loop"].reached == pytest.approx(512 / by, rel=0.05)
 
 
+@pytest.mark.parametrize(("expected", "conclusion"), [(20, ENOUGH), (5, UNDECIDED)])
+def test_a_case_far_above_what_was_expected_explains_nothing_by_itself(
+    expected: float, conclusion: Conclusion
+) -> None:
+    """It makes 25.6 tokens/s here with the loop; the GPU of the gap may be slower, but not by 5."""
+    modest = replace(HERE, expected=expected, seen=expected / 10)
+
+    assert diagnosed({"loop": 20.0}, gap=modest)["loop"].conclusion is conclusion
+
+
 def test_a_share_is_of_the_logarithm_of_the_gap() -> None:
     share = diagnosed({"gc": 10**0.5}, gap=HERE)["gc"].share
 

@@ -12,7 +12,7 @@ from statistics import median
 from harness import units
 from harness.analysis import roofline, scaling
 from harness.analysis import verdict as gate
-from harness.analysis.comparison import ALIKE, NodeChange, node_change
+from harness.analysis.comparison import ALIKE, HOST_MOVED, NodeChange, node_change
 from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import baselines, compare
@@ -84,6 +84,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     Args:
         summaries: Of the later run, as its verdict.
     """
+    sides = before, now
     found, then = compare.runs(before, now, across=True, calibrations=None), summarise(before)
     suite = replace(now.suite, cases=before.suite.cases)
     was = gate.judge(suite, before.environment, then, scaling.fit(then))
@@ -94,7 +95,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     for group, text in (
         *_ended({s.case.case_id: s.outcome for s in then}, ours, name),
         *_rules(was, verdict),
-        *_moved(both, name, (before, now)),
+        *_moved(both, name, sides),
         *_limits(before.suite, now.suite),
     ):
         said[group].append(text)
@@ -102,11 +103,18 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     worse = said["Regressed"]
     of = f"{len(worse)}, worst: " if worse[1:] else ""
     regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}" if worse else ""
-    step, slower = "", [g for g in both if g.change is Change.SLOWER]
+    slower = [g for g in both if g.change is Change.SLOWER]
+    step = ""
+    if _slow_launches(sides):  # no commit of the code can change that
+        slower = [g for g in slower if not _as_before(sides, g.case_id)]
     if slower:
         worst = max(slower, key=lambda g: g.comparison.ratio if g.comparison else 0.0)
-        ids = f"{before.run_id} {now.run_id} --case {shlex.quote(worst.case_id)}"
-        step = f"Find what made {name[worst.case_id]} slower: `harness bisect --runs {ids}`"
+        ends = f"--runs {before.run_id} {now.run_id}"  # they have one commit
+        good, bad = (g.commit[:10] if (g := r.environment.git) else "" for r in sides)
+        if good != bad and good and bad:
+            ends = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
+        search = f"harness bisect {ends} --case {shlex.quote(worst.case_id)}"
+        step = f"Find what made {name[worst.case_id]} slower: `{search}`"
     old = {s.case.case_id: s for s in then}
     pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
     by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
@@ -212,10 +220,25 @@ def _moved(
         if g.change is Change.FASTER:
             low, high = c.high and 1 / c.high, c.low and 1 / c.low
             group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
-        busy = [_busy_s(run, g.case_id) for run in sides] if g.change is Change.SLOWER else [0.0]
-        alike = min(busy) > 0 and max(busy) < ALIKE_KERNELS * min(busy)
-        why = f", though its kernels take {units.duration(busy[-1])} as before: the host"
-        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why if alike else ''}"
+        why = ""
+        if g.change is Change.SLOWER and (busy_s := _as_before(sides, g.case_id)):
+            kernels = f"though its kernels still take {units.duration(busy_s)}"
+            why = f", {kernels}: the host{_slow_launches(sides)}"
+        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why}"
+
+
+def _as_before(sides: Sequence[Run], case_id: str) -> float:
+    """How long the GPU works in a step, if that is as long as before; else 0."""
+    busy = [_busy_s(run, case_id) for run in sides]
+    return busy[-1] if 0 < max(busy) < ALIKE_KERNELS * min(busy) else 0.0
+
+
+def _slow_launches(sides: Sequence[Run]) -> str:
+    """What the self-tests say of the host of the later run, if it launches more slowly."""
+    before, now = (t.peaks.launch_s if (t := run.self_test) else None for run in sides)
+    if not before or not now or now < HOST_MOVED * before:
+        return ""
+    return f" ({units.duration(now)} a launch, {units.duration(before)} before)"
 
 
 def _busy_s(run: Run, case_id: str) -> float:

@@ -94,6 +94,24 @@ def test_the_message_of_a_figure_is_what_it_shows(dense_s: dict[Any, float], mes
     assert pictures(run(cases, measure))["speed-train"].alt == message
 
 
+def test_a_pair_that_no_curve_shows_is_in_the_message_with_its_ratio() -> None:
+    """It may say the opposite of the curve."""
+    sizes = [(512, 1), (512, 4), (2048, 2)]
+    cases = [
+        case({"seq_len": n, "batch": b}, provider=p) for p in ("nsa", "dense") for n, b in sizes
+    ]
+
+    def measure(c: Case) -> list[Measurement]:
+        dense_s = 0.05 if c.axes["seq_len"] == 512 else 0.3
+        step_s = 0.1 if c.provider == "nsa" else dense_s
+        return timed(c, step_s, samples_s=(step_s,) * 20)
+
+    assert pictures(run(cases, measure))["speed-train"].alt == (
+        "nsa is 2.0x slower than dense at batch 4; "
+        "not drawn: seq_len=2048, batch 2: 3.0x faster than dense"
+    )
+
+
 @pytest.mark.parametrize(
     ("rules", "label"),
     [
@@ -113,7 +131,7 @@ def test_utilisation_is_that_of_the_slowest_judged_case(
 
     shown = pictures(replace(recorded, suite=replace(recorded.suite, rules=rules)))
 
-    assert shown["utilisation"].alt.startswith(f"{label}; On average: GPU busy ")
+    assert shown["utilisation"].alt.startswith(f"{label}; Process 0, on average: GPU busy ")
 
 
 def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
@@ -181,7 +199,11 @@ def test_where_the_time_goes_has_a_column_a_part_and_a_bar_a_case() -> None:
     assert table.remarks[3:] == (
         "Kernels of a CUDA graph count to the part that launches them without the graph, except a "
         "few that differ.",
+        "A profile is of one process, so its step is not the mean of the results.",
     )
+    left_out = where_table(found[4:], names)
+    assert left_out is not None
+    assert "A profile" not in str(left_out.remarks)
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
     assert figures.where(found[4:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]

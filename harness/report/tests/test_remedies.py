@@ -127,6 +127,9 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer(named
         "-f train/nsa/seq_len=512 -f train/dense/seq_len=512`"
     )
     shared = {"loss": 0.01} if named else {"feed forward": 0.04, "loss": 0.02}
+    table = remedies.savings_table(found, case_names(made.suite))
+    assert table is not None
+    assert table.columns[1] == ">most it can save beyond dense"
     saved = {s.name: s.most_s for s in found.parts if s.name != "other kernels"}
     assert saved == pytest.approx({"select": 0.06, **shared})
 
@@ -166,6 +169,39 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
         assert "1,390 of 1,980 MHz" in cause.evidence
 
 
+@pytest.mark.parametrize(("go", "named"), [(0.1, False), (4.0, True)])
+def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
+    go: float, named: bool
+) -> None:
+    """It needs more processes, of both sides: rules compare cases of one run."""
+    sides = {"workload": ("train",), "gc": ("on",)}, {"workload": ("others",), "gc": ("off",)}
+    ours, theirs = (Match(criteria=of) for of in sides)
+    rule = Rule(name="pair", metric="step_s", go=go, match=ours, against=theirs)
+    slow = planted.limited(0x4, 0.7)
+    made = planted.planted(
+        lambda c, m: slow(c, m) if c.axes["gc"] == "on" else m, planted.GC[:2], rules=(rule,)
+    )
+    peer, own = made.suite.cases
+    peer = replace(peer, workload="others", settings=replace(peer.settings, processes=1))
+    measured = [m for m in made.measurements if m.case_id == own.case_id or m.process < 1]
+    suite = replace(made.suite, cases=(peer, own))
+    made = replace(made, suite=suite, measurements=tuple(measured))
+    summaries = summarise(made)
+    verdict = judge(made.suite, made.environment, summaries, ())
+
+    assert bool(remedies.relevant(causes(made, summaries), verdict)) == named
+    of_steps = [
+        replace(r, stated=r.stated and replace(r.stated, metric="steps_taken"))
+        for r in verdict.rules
+    ]
+    assert not remedies.relevant(
+        causes(made, summaries), replace(verdict, rules=tuple(of_steps))
+    ), "a step that is slow is no reason of another miss"
+    first = remedies.next_steps(verdict, made, ())[0]
+    assert first.startswith("Measure in three processes: ")
+    assert f"-f {own.case_id} -f {peer.case_id} " in first
+
+
 @pytest.mark.parametrize(
     ("rule", "over"),
     [
@@ -191,6 +227,7 @@ def test_the_parts_of_the_slowest_case_are_held_against_the_rule(rule: Rule, ove
     assert (table is None) == (not over)
     if table is not None:
         assert f"({over} too slow)" in table.columns[0]
+        assert table.columns[1] == ">most it can save"
         assert "seq_len=4096, NSA_FA2=0" in table.columns[0]
         assert [row[0] for row in table.rows[:3]] == ["select", "compress", "window"]
         (step,) = remedies.next_steps(verdict, made, (), over=found)

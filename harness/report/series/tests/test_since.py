@@ -13,6 +13,7 @@ from harness.records import (
     Breakdown,
     Case,
     Environment,
+    Git,
     Gpu,
     Measurement,
     Outcome,
@@ -313,10 +314,23 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
         work = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
         return timed(case, step_s, profile=Profile(steps=2, wall_s=0.1, breakdown=work))
 
-    before = run([case], lambda _: taken(0.010, 0.0040), run_id="before")
-    now = run([case], lambda _: taken(0.020, busy_s))
+    def tested(launch_s: float) -> tuple[SelfTest, ...]:
+        return (SelfTest(at="", device="", peaks=Peaks(launch_s=launch_s)),)
 
-    assert ("though its kernels take 4.10 ms as before: the host" in screen(now, before)) is host
+    first = tested(4e-6)
+    before = run([case], lambda _: taken(0.010, 0.0040), run_id="before", self_tests=first)
+    now = run([case], lambda _: taken(0.020, busy_s), self_tests=first)
+    slow = replace(now, self_tests=tested(7e-6))
+
+    def step(now: Run) -> str:
+        beside = context.Beside(against=before)
+        return str(context.build(now, Path("reports"), beside)[0]["next_steps"])
+
+    said, known = screen(now, before), screen(slow, before)
+    assert ("though its kernels still take 4.10 ms: the host." in said) is host
+    assert ("the host (7.00 µs a launch, 4.00 µs before)." in known) is host
+    assert "harness bisect" in step(now), "the host may run other code"
+    assert ("harness bisect" in step(slow)) is not host
 
 
 def test_a_crash_is_no_matter_of_a_slow_node() -> None:
@@ -333,9 +347,24 @@ def test_a_crash_is_no_matter_of_a_slow_node() -> None:
         return screen(run(both, measure, env=slow), before)
 
     assert "suspect the node" in worse(crash=False)
-    beside = context.Beside(against=before)
-    values = context.build(run(both, lambda c: timed(c, 0.013)), Path("reports"), beside)[0]
+    assert "suspect the node" not in worse(crash=True)
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(commits: int) -> None:
+    (case,) = sweep(seq_len=[512])
+    old = environment(git=Git(commit=f"{commits}" * 40, branch="main"))
+    before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=old, run_id="before")
+    now = run(
+        [case],
+        lambda c: timed(c, 0.020, cv=0.001),
+        env=environment(git=Git(commit="1" * 40, branch="main")),
+    )
+
+    values = context.build(now, Path("reports"), context.Beside(against=before))[0]
+
     steps: Any = values["next_steps"]
     (step,) = [s for s in steps if "bisect" in s]
-    assert "`harness bisect --runs before " in step
-    assert "suspect the node" not in worse(crash=True)
+    ends = f"{now.suite.path} --good 2222222222 --bad 1111111111"
+    sides = ends if commits == 2 else f"--runs before {now.run_id}"
+    assert f"`harness bisect {sides} --case {case.case_id}`" in step
