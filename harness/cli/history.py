@@ -169,7 +169,6 @@ def reports(
 def listed(headers: Sequence[RunHeader]) -> Table:
     """The runs in the store, oldest first. An id contains suite, device and time."""
     rows = console.table("run", "commit", "cases")
-    rows.columns[0].no_wrap = True  # ids are copied from here
     for h in headers:
         rows.add_row(h.run_id, h.commit[:10], _ended(h))
     return rows
