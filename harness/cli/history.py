@@ -20,6 +20,7 @@ from harness.errors import HarnessError
 from harness.gate import creep
 from harness.records import METRICS, Outcome
 from harness.report.pivots import require_metric
+from harness.report.text import plural
 from harness.store import index
 from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
@@ -148,7 +149,7 @@ def rebuild(
     if as_json:
         document({"index": str(store_root / index.INDEX), "runs": count})
     else:
-        show(f"{store_root / index.INDEX}: {count:,} runs")
+        show(f"{store_root / index.INDEX}: {plural('run', count)}")
 
 
 @index_app.command()
