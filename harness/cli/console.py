@@ -37,7 +37,7 @@ from harness.records import (
 )
 from harness.report.markdown import plain
 from harness.report.pivots import PivotTables
-from harness.report.tables import environment_rows
+from harness.report.tables import NONE, environment_rows
 from harness.report.text import command_text, outcome_name, plural, rest_command
 from harness.report.verdict_text import (
     case_reason,
@@ -116,10 +116,12 @@ class _Table(Table):
             yield from super().__rich_console__(console, options)
             return
         (_, *names), *columns = cells
-        titles = [heading for heading, *_ in columns]
+        titles = [heading.plain.replace("\n", "") for heading, *_ in columns]
         for name, *row in zip(names, *(rest for _, *rest in columns), strict=True):
             parts = zip(titles, row, strict=True)
-            facts = Text(", ").join(Text.assemble(t, " ", cell) for t, cell in parts if cell)
+            facts = Text(", ").join(
+                Text.assemble(t, " ", cell) for t, cell in parts if cell.plain not in ("", NONE)
+            )
             yield name
             yield Padding(facts, (0, 0, 0, 2))
 
