@@ -78,7 +78,7 @@ def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
     }.get(kind)
     if known is not None and name not in known:
         raise HarnessError(
-            f"--{kind} {name}: {case.case_id} has none", f"There are {', '.join(known)}."
+            f"--{kind} {name}: {case.case_id} has no such {kind}", f"Use one of {', '.join(known)}."
         )
     return Criterion(kind=kind, name=name)
 

@@ -284,9 +284,13 @@ def find(root: Path, name: str) -> Path:
         fits = folders[-1:]
     if len(fits) == 1:
         return fits[0]
+    if not folders:
+        start = "Start one: harness bisect SUITE --case CASE --good COMMIT"
+        raise StoreError(f"{root} has no bisections", start)
     known = ", ".join(f.name for f in folders[-3:])
-    remedy = f"The latest are: {known}." if known else "No bisection is stored there."
-    raise StoreError(f"{name!r} matches {len(fits)} bisections in {root}", remedy)
+    raise StoreError(
+        f"{name!r} matches {len(fits)} bisections in {root}", f"The latest are: {known}."
+    )
 
 
 def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:

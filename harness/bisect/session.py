@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import units
 from harness.bisect import criteria, differences, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
@@ -305,12 +306,15 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
         if apart:
             continue
         reading, outcome = subject.read(measured), measured.measurement.outcome
-        value = str(outcome)
         if isinstance(reading, ProcessReading):
             readings.append(reading)
-            value = f"{reading.value:.6g}" if outcome is Outcome.OK else value
+            value = units.plain(processes.journal.request.criterion.name, reading.value)
+        else:
+            value = f"no reading: {reading}"
+        if outcome is not Outcome.OK:
+            value = str(outcome)
         processes.log(
-            f"{block.stage} {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
+            f"block {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
         )
         if isinstance(reading, Unreadable) and not reading.again:
             _skip(processes, subject, place, str(reading))

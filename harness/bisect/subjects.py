@@ -183,6 +183,8 @@ class Commits(Subject[CommitsConclusion]):
         return self.history[place].short
 
     def remark(self) -> str:
+        if len(self.history) == 2:
+            return ""
         chances = self.search.probabilities()
         best = int(chances.argmax())
         return f"; {self.name(best)} {chances[best]:.0%} likely"

@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -35,7 +37,7 @@ from harness.records import (
 )
 from harness.report.markdown import plain
 from harness.report.pivots import PivotTables
-from harness.report.tables import environment_rows
+from harness.report.tables import NONE, environment_rows
 from harness.report.text import command_text, outcome_name, plural, rest_command
 from harness.report.verdict_text import (
     case_reason,
@@ -48,6 +50,8 @@ from harness.report.verdict_text import (
 EXIT_REFUSED = 2
 HEADING = 16
 """Columns of the heading of a pivot table's column: many run ids fit beside each other."""
+WHOLE = ("case", "run", "suite", "outcome")
+"""Columns that are never broken: ids are copied from them."""
 LOG_WIDTH = 160
 """Columns of a file or a pipe, such as a CI log."""
 
@@ -93,18 +97,46 @@ def console(*, stderr: bool = False) -> Console:
     return here
 
 
+class _Table(Table):
+    """A plain table; where its columns do not fit, each row is an id with a list below it.
+
+    A broken id cannot be copied, and a cut number is another number.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            column.overflow = "fold"
+        cells = [[*map(_text, (c.header, *c.cells))] for c in self.columns]
+        widths = [max(Measurement.get(console, options, t).maximum for t in c) for c in cells]
+        least = [
+            width if column.no_wrap else min(width, HEADING)
+            for column, width in zip(self.columns, widths, strict=True)
+        ]
+        if not self.show_header or sum(least) + 2 * len(least) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        (_, *names), *columns = cells
+        titles = [heading.plain.replace("\n", "") for heading, *_ in columns]
+        for name, *row in zip(names, *(rest for _, *rest in columns), strict=True):
+            parts = zip(titles, row, strict=True)
+            facts = Text(", ").join(
+                Text.assemble(t, " ", cell) for t, cell in parts if cell.plain not in ("", NONE)
+            )
+            yield name
+            yield Padding(facts, (0, 0, 0, 2))
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
+
+
 def table(*columns: str, right: Collection[str] = ()) -> Table:
     """A plain table; without columns it has no header. Those in `right` hold numbers."""
-    made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
+    made = _Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
     for name in columns:
         number = name in right
-        # A cut number is another number.
-        made.add_column(
-            name,
-            justify="right" if number else "left",
-            overflow="fold",
-            no_wrap=number or name == "outcome",
-        )
+        whole = number or name in WHOLE
+        made.add_column(name, justify="right" if number else "left", no_wrap=whole)
     return made
 
 
@@ -187,7 +219,8 @@ def plan(
     """What a run would do, what it requires, and how long it will take."""
     runs_programs = any(c.program for c in suite.cases)
     right = ("processes", "limit each", "expected")
-    columns = ("case", *right, "environment", *["command"][:runs_programs])
+    sets_any = any(c.env for c in suite.cases)
+    columns = ("case", *right, *["environment"][:sets_any], *["command"][:runs_programs])
     rows = table(*columns, right=right)
     low_s = high_s = 0.0
     for c, each in zip(suite.cases, expected, strict=True):
@@ -198,8 +231,8 @@ def plan(
             str(c.settings.processes),
             units.duration(c.settings.timeout_s),
             _span(count * each.low_s, count * each.high_s),
-            escape(" ".join(f"{k}={v}" for k, v in c.env.items())),
-            *([escape(command_text(c))] if runs_programs else []),
+            *[escape(" ".join(f"{k}={v}" for k, v in c.env.items()))][:sets_any],
+            *[escape(command_text(c))][:runs_programs],
         )
     processes = sum(c.settings.processes for c in suite.cases)
     state = Group(Text("Requirements:"), _checks(requirements)) if requirements else Group()

@@ -88,7 +88,8 @@ def import_(
             ids = (writer.run_id,)
         case _:
             raise HarnessError(
-                f"{file}: unknown format", f"Add --format {' or --format '.join(Source)}."
+                f"{file}: its ending names no format",
+                f"Check the name, or add --format {' or --format '.join(Source)}.",
             )
     options.write("".join(f"{run_id}\n" for run_id in ids).encode())
 

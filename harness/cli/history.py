@@ -20,6 +20,7 @@ from harness.errors import HarnessError
 from harness.gate import creep
 from harness.records import METRICS, Outcome
 from harness.report.pivots import require_metric
+from harness.report.text import plural
 from harness.store import index
 from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
@@ -148,7 +149,7 @@ def rebuild(
     if as_json:
         document({"index": str(store_root / index.INDEX), "runs": count})
     else:
-        show(f"{store_root / index.INDEX}: {count:,} runs")
+        show(f"{store_root / index.INDEX}: {plural('run', count)}")
 
 
 @index_app.command()
@@ -169,7 +170,6 @@ def reports(
 def listed(headers: Sequence[RunHeader]) -> Table:
     """The runs in the store, oldest first. An id contains suite, device and time."""
     rows = console.table("run", "commit", "cases")
-    rows.columns[0].no_wrap = True  # ids are copied from here
     for h in headers:
         rows.add_row(h.run_id, h.commit[:10], _ended(h))
     return rows

@@ -59,7 +59,8 @@ def _in_one_message() -> Iterator[None]:
         option = getattr(error, "option_name", None)
         if option in RENAMED:
             raise HarnessError(f"{option} is now {RENAMED[option]}", see) from None
-        raise HarnessError(error.format_message().replace("Value error, ", ""), see) from None
+        said = error.format_message().replace("Value error, ", "")
+        raise HarnessError(said.replace("Input should be", "must be"), see) from None
     except SystemExit:  # rich exits with 1 if the pipe is closed; a verdict exits by typer.Exit
         raise SystemExit(EXIT_REFUSED) from None
     except BrokenPipeError:

@@ -28,7 +28,14 @@ class _Bar:
 
     def __init__(self, to: Console, *columns: ProgressColumn, description: str) -> None:
         # Processes last minutes: the mean of all of them tells how long the rest takes.
-        self._bar = Progress(*columns, console=to, transient=True, speed_estimate_period=DAY_S)
+        # In a log it would leave an empty line.
+        self._bar = Progress(
+            *columns,
+            console=to,
+            transient=True,
+            speed_estimate_period=DAY_S,
+            disable=not to.is_terminal,
+        )
         self._task = self._bar.add_task(description, total=None)
 
     def __enter__(self) -> Self:

@@ -139,7 +139,8 @@ def verify(
         try:
             made = context.written(page.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise HarnessError(f"cannot read {page}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise HarnessError(f"cannot read {page}: {why}", "Name a report.") from error
         if made is None:
             raise HarnessError(
                 f"{page} does not say from which run it was made",

@@ -123,10 +123,15 @@ def run(
     harness run attention --executor local
     """
     began = time.monotonic()
-    if (suite is None) == (resume is None):
+    if suite is None and resume is None:
         raise HarnessError(
             "a run needs either a suite or --resume RUN",
             "For example: harness run suites/smoke.yaml",
+        )
+    if suite is not None and resume is not None:
+        raise HarnessError(
+            f"--resume {resume} continues that run with its own suite",
+            f"Remove {suite}, or remove --resume to start a new run.",
         )
     if dry_run and budget_min:
         raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
@@ -134,7 +139,8 @@ def run(
     for name, (option, file) in files.items():
         if file and executor is not name:
             raise HarnessError(
-                f"{option} applies to --executor {name} only", "Remove it, or add that."
+                f"{option} applies to --executor {name} only",
+                f"Remove it, or use --executor {name}.",
             )
     if resume is not None and (only or overrides or dry_run or executor):
         raise HarnessError(

@@ -216,8 +216,9 @@ def of(name: str, file: str, device: str) -> HostExecutor:
         if not places:
             raise ValueError("it names no host")
     except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise HarnessError(
-            f"cannot read the hosts file {file}: {error}", f"Give {lines_such_as}"
+            f"cannot read the hosts file {file}: {why}", f"Give {lines_such_as}"
         ) from None
     if not shutil.which(SSH[0]):
         raise HarnessError("ssh was not found on PATH", "Install OpenSSH's client.")

@@ -64,7 +64,10 @@ def runs(
     baseline = named_alike(baseline, candidate, filters)
     before, after = _passing(baseline, filters), _passing(candidate, filters)
     if not (before.keys() | after.keys()):
-        raise HarnessError(f"no case of the two runs matches {list(filters)}")
+        raise HarnessError(
+            f"no case of the two runs matches {' '.join(map(repr, filters))}",
+            f"List the cases: harness show {candidate.run_id}",
+        )
     one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))

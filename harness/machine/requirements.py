@@ -14,7 +14,7 @@ from harness import units
 from harness.errors import SuiteError
 from harness.records import Check, Environment, Grade, Scalar, Suite, gpu_matches
 
-GPU_NODE = "Run it on a GPU node. `harness list` shows what runs anywhere."
+GPU_NODE = "Run it on a GPU node; `harness run smoke` needs no GPU."
 _CHOOSE = "Choose GPUs with CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists them."
 _UNKNOWN = "not recorded"
 _TORCH = {

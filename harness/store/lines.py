@@ -97,7 +97,7 @@ def decode(line: bytes, place: str) -> Line:
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # also UnicodeDecodeError
-        raise damaged(place, str(error)) from None
+        raise damaged(place, f"not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise damaged(place, "not a JSON object")
     schema = fields.get("schema", SCHEMA_VERSION)  # only the first line has it

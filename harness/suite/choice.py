@@ -99,7 +99,9 @@ def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) ->
         ids = [case.case_id for case in cases[:_SHOWN_IDS]]
         more = f"\n  and {len(cases) - len(ids)} more" if len(cases) > len(ids) else ""
         raise SuiteError(
-            path, f"no case matches {' '.join(filters)}", "Cases:\n  " + "\n  ".join(ids) + more
+            path,
+            f"no case matches {' '.join(map(repr, filters))}",
+            "Cases:\n  " + "\n  ".join(ids) + more,
         )
     return kept
 

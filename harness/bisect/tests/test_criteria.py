@@ -130,8 +130,8 @@ def test_one_criterion_is_chosen_and_a_wrong_name_lists_the_valid_ones() -> None
     program = replace(CASE, factory="", program=PROGRAM)
     assert criteria.chosen(program, {"metric": "loss_s"}).name == "loss_s"
     for given, message in (
-        ({"metric": "loss_s"}, r"(?s)--metric loss_s: .*has none.*step_s"),
-        ({"counter": "host_sync"}, r"(?s)host_sync.*There are .*host_syncs"),
+        ({"metric": "loss_s"}, r"(?s)--metric loss_s: .*no such metric.*step_s"),
+        ({"counter": "host_sync"}, r"(?s)host_sync.*Use one of .*host_syncs"),
         ({"metric": "step_s", "outcome": "crash"}, "one criterion"),
     ):
         with pytest.raises(HarnessError, match=message):

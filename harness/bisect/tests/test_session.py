@@ -160,6 +160,7 @@ def test_an_interrupted_search_resumes_from_its_journal(
     result = run(Journal.resume(tmp_path, "latest"), tmp_path, say=said.append)
 
     assert said[0].startswith(f"{result.folder.name}: "), "the name to resume it by"
+    assert any(re.match(r"block \d+: \w+ [\d.]+ m?s \(", line) for line in said), said
     assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert machine.processes == result.processes
     taken = journalled(tmp_path)

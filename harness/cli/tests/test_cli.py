@@ -288,11 +288,16 @@ def measurements(record: Path) -> int:
     [
         (["run", "smok"], "Did you mean 'smoke'"),
         (["run"], "either a suite or --resume"),
-        (["run", "smoke", "--resume", "latest"], "either a suite or --resume"),
+        (["run", "smoke", "--resume", "latest"], "Remove smoke, or remove --resume"),
+        (["run", "smoke", "--hosts", "h"], "or use --executor ssh"),
+        (["run", "smoke", "--executor", "ssh", "--hosts", "h"], "h: No such file or"),
+        (["run", "smoke", "--budget", "0"], "'--budget': must be"),
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
         (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
-        (["overhead", "attention"], "needs an NVIDIA GPU"),
+        (["overhead", "attention"], "`harness run smoke` needs no GPU"),
+        (["verify", "absent.md"], "cannot read absent.md: No such file or directory\n  Name"),
+        (["import", "absent"], "absent: its ending names no format\n  Check the name"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "harness list runs"),
         (["calibrate", "smoke", "--pairs", "3"], "Invalid value for '--pairs': "),
@@ -300,6 +305,7 @@ def measurements(record: Path) -> int:
         (["gate", "--bse", "main"], "No such option: --bse (Possible options: --base"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),
         (["baseline", "keep"], "No such command 'keep'"),
+        (["gate", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),
         (["run", "smoke", "--no-proof"], "--no-proof is now --no-self-test"),
@@ -363,6 +369,21 @@ def test_a_broken_installation_is_exit_4(
 
     assert left.value.code == 4
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_during_the_imports_is_exit_3_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.__import__", interrupted)
+    with pytest.raises(SystemExit) as left:
+        __main__.main()
+    monkeypatch.undo()
+
+    assert left.value.code == 3
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_misspelt_flag_stops_the_run_before_it_begins(tmp_path: Path) -> None:

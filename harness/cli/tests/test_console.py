@@ -4,6 +4,7 @@ To accept a change: python -m harness.cli.tests.test_console
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first(
         "train/nsa/seq_len=1: clock limited in 4 of 9 readings (+1 more)",
         "train/nsa/seq_len=1: few samples",
     ]
+
+
+def test_a_narrow_terminal_breaks_no_id_and_cuts_nothing() -> None:
+    narrow = Console(width=40)
+    metrics = {
+        "step_s": Estimate(value=0.152, low=0.151, high=0.153, processes=3, samples=9),
+        "tokens_per_s": Estimate(value=4.3e5, low=4.29e5, high=4.32e5, processes=3, samples=9),
+    }
+    words, long = console.table(), "train/nsa/seq_len=2048/" * 3
+    words.add_row("GO", long)
+
+    with narrow.capture() as captured:
+        narrow.print(console.summaries([replace(summary(1), metrics=metrics)]), words)
+
+    printed = captured.get()
+    assert printed.splitlines()[0].rstrip() == "train/nsa/seq_len=1"
+    assert "[429,000…432,000]" in "".join(printed.split())
+    assert long in "".join(printed.split())
 
 
 def test_the_doctor_ends_with_its_verdict() -> None:

@@ -248,7 +248,7 @@ def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
 
 
 def test_a_filter_without_a_match_lists_cases(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="no case matches nothing") as caught:
+    with pytest.raises(SuiteError, match="no case matches 'nothing'") as caught:
         suites.load(write_suite(tmp_path), filters=["nothing"])
 
     assert "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0" in str(caught.value)
