@@ -89,6 +89,19 @@ def test_the_operator_agrees_with_its_definition(provider: str, branch: str) -> 
     accuracy.require_finite_output(workload.run())
 
 
+@pytest.mark.parametrize(
+    ("provider", "branch"), [("dense", "whole"), ("eager", "compress"), ("eager", "window")]
+)
+def test_no_blocks_are_selected_for_attention_without_them(
+    provider: str, branch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "select_blocks", None)
+    workload = workloads.attention(provider, {**OPERATOR, "branch": branch})
+
+    assert accuracy.compare(workload).tensors
+    workload.run()
+
+
 def test_selection_is_judged_by_what_the_blocks_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
     axes = {**OPERATOR, "pass": "forward", "branch": "scores"}
     accuracy.compare(workloads.attention("gather", axes))
