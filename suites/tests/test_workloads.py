@@ -53,6 +53,17 @@ def test_the_language_model_agrees_with_its_definition(
     assert seen["attention"] == provider
 
 
+def test_a_reference_draws_no_weights() -> None:
+    """Those of the model are taken; to draw others first takes a second."""
+    workload = workloads.forward("nsa", {**MODEL, "seq_len": 40})
+    assert workload.reference
+    before = torch.get_rng_state()
+
+    workload.reference()
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("provider", ["nsa", "dense"])
 def test_a_layer_agrees_with_its_definition_and_is_called_as_a_module(
     provider: str, monkeypatch: pytest.MonkeyPatch
