@@ -149,7 +149,10 @@ def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: in
 
 
 def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
-    """The blocks that the code under test selects or gets: [B, T, HKV, n]."""
+    """The blocks that the code under test selects or gets: [B, T, HKV, n]; n = 0 if it needs none,
+    because to select without kernels takes as long as all else of a set-up."""
+    if not p.reads_blocks:
+        return torch.empty(p.B, p.T, p.HKV, 0, dtype=torch.int32, device=x.q.device)
     sizes = {"B": p.B, "T": p.T, "HKV": p.HKV}
     if p.selection == "trained":
         return trained_blocks(**sizes, config=p.config, device=x.q.device.type)
@@ -378,7 +381,7 @@ def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[st
         "device": str(x.q.device),
         "routes": _route_taken(p),
     }
-    if p.branch in ("whole", "scores", "select") and not p.dense:
+    if p.reads_blocks:
         used = blocks >= 0
         own = torch.arange(p.T, device=blocks.device)[:, None, None] // p.config.select_block_size
         back = (own - blocks).masked_fill(~used, 0)

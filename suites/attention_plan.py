@@ -59,6 +59,11 @@ class AttentionPlan:
         return self.branch in ("whole", "scores") and not self.dense
 
     @property
+    def reads_blocks(self) -> bool:
+        """Whether the computation under test attends to selected blocks, or selects them."""
+        return self.selects or self.branch == "select"
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Attentions that are computed: those whose outputs the gates weigh, or one."""
         one = "dense" if self.dense else self.branch

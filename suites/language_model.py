@@ -416,10 +416,11 @@ def _preset_of(model: ByteLM) -> str:
 
 def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
     """The same weights in a model that computes every branch as defined, by reference routes."""
-    weight = next(model.parameters())
-    copy = ByteLM(model.config, dense_backend="reference", aux_stats=False)
-    copy.load_state_dict(model.state_dict())
-    return copy.to(weight.device, dtype)
+    with torch.device("meta"):  # to draw the weights of 125m takes a second
+        copy = ByteLM(model.config, dense_backend="reference", aux_stats=False)
+    weights = {name: x.to(dtype, copy=True) for name, x in model.state_dict().items()}
+    copy.load_state_dict(weights, assign=True)
+    return copy
 
 
 def _learned(

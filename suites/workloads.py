@@ -31,8 +31,13 @@ __all__ = [
     "training_run",
 ]
 
-PRELOAD = ("nsa.kernels.operator", "nsa.kernels.decode.attend", "torch.profiler")
-"""Modules that the factories import; imported once for all workers."""
+PRELOAD = (
+    "nsa.kernels.routes",
+    "nsa.kernels.decode.attend",
+    "torch.profiler",
+    "torch._inductor.compile_fx",
+)
+"""Modules that the factories import; imported once for all workers. The compiler takes a second."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "attention": AttentionPlan.read,

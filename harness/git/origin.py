@@ -9,6 +9,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +30,8 @@ _NOT_FOUND = re.compile(
     r"No module named '?(?P<module>[\w.]+)"
     r"|cannot import name '(?P<name>\w+)' from '(?P<package>[\w.]+)'"
 )
-_HARNESS = Path(__file__).resolve().parents[1]
+_HARNESS = str(Path(__file__).resolve().parents[1])
+_STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
 _INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
@@ -59,8 +61,8 @@ def loaded(
     found, others = [], []
     for name, module in sorted(sys.modules.items()):
         if _top(name) not in tested:
-            file = _file(module)
-            others += [(name, file)] if file else []
+            if elsewhere and (file := _file(module)):
+                others.append((name, file))
             continue
         places = _places(module)
         if name == _top(name) and places:
@@ -71,12 +73,8 @@ def loaded(
 
 def outside(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
     """One sentence per module whose file is not in the roots."""
-    inside = tuple(os.path.join(os.path.realpath(root), "") for root in roots)  # noqa: PTH118
-    return tuple(
-        f"{name} is {place}"
-        for name, place in places
-        if not os.path.realpath(place).startswith(inside)
-    )
+    inside = tuple(map(os.path.realpath, roots))
+    return tuple(f"{name} is {place}" for name, place in places if not _is_in(_real(place), inside))
 
 
 def from_other_trees(
@@ -89,22 +87,20 @@ def from_other_trees(
     """
     if not (roots and elsewhere):
         return ()
-    mine = repository.top(roots).resolve()
-    trees = {mine, *(Path(tree).resolve() for tree in elsewhere)}
-    innermost_first = sorted(trees, key=lambda tree: len(tree.parts), reverse=True)
-    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in _INSTALLED} - trees
-    found: dict[Path, dict[str, tuple[str, str]]] = {}
+    mine = os.path.realpath(repository.top(roots))
+    trees = {mine, *map(os.path.realpath, elsewhere)}
+    innermost_first = sorted(trees, key=len, reverse=True)
+    installed = {os.path.realpath(sysconfig.get_path(kind)) for kind in _INSTALLED} - trees
+    found: dict[str, dict[str, tuple[str, str]]] = {}
     for name, place in places:
-        file = Path(place).resolve()
-        owner = next((tree for tree in innermost_first if file.is_relative_to(tree)), mine)
-        if owner == mine or _top(name) == OURS:
-            continue
-        if not any(file.is_relative_to(folder) for folder in (_HARNESS, *installed)):
-            found.setdefault(owner, {})[name] = (str(file), place)
+        file = _real(place)
+        owner = next((tree for tree in innermost_first if _is_in(file, (tree,))), mine)
+        if owner != mine and _top(name) != OURS and not _is_in(file, (_HARNESS, *installed)):
+            found.setdefault(owner, {})[name] = (file, place)
     return tuple(
         f"{name} is {place}"
         for owner, named in found.items()
-        for ignored in [_ignored(owner, [file for file, _ in named.values()])]
+        for ignored in [_ignored(Path(owner), [file for file, _ in named.values()])]
         for name, (file, place) in named.items()
         if file not in ignored
     )
@@ -126,10 +122,9 @@ def own_packages() -> dict[str, str]:
 
 def _is_installed(file: str) -> bool:
     """Whether a file belongs to this Python, or was installed there."""
-    place, library = Path(file).resolve(), Path(sysconfig.get_path("stdlib")).resolve()
-    return bool({"site-packages", "dist-packages"} & {*place.parts}) or place.is_relative_to(
-        library
-    )
+    place = _real(file)
+    parts = {"site-packages", "dist-packages"} & {*Path(place).parts}
+    return bool(parts) or _is_in(place, (_STDLIB,))
 
 
 def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
@@ -140,10 +135,9 @@ def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
     nested = [str(place) for place in places if place.is_dir()]
     for folder in (*folders, *nested):
         own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
-        for name, module in sorted(sys.modules.items()):
-            file = _file(module)
-            wanted = _module_file(folder, name) if _top(name) in own else None
-            if not wanted or not file or Path(file).resolve() == wanted.resolve():
+        for name in sorted(name for name in [*sys.modules] if _top(name) in own):
+            file, wanted = _file(sys.modules.get(name)), _module_file(folder, name)
+            if not wanted or not file or _real(file) == _real(str(wanted)):
                 continue
             if _is_installed(file) or outside([(name, file)], folders):
                 found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
@@ -199,6 +193,23 @@ def _places(module: object) -> list[str]:
     """A module's file; the first folder of a namespace package."""
     file = getattr(module, "__file__", None)
     return [file] if file else [str(folder) for folder in getattr(module, "__path__", ())][:1]
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def _real(file: str) -> str:
+    """The real path of a file; its folder, which many share, is resolved once a process."""
+    folder, name = os.path.split(file)
+    place = os.path.join(_real_folder(folder), name)  # noqa: PTH118 - thousands of files
+    return os.path.realpath(place) if os.path.islink(place) else place  # noqa: PTH114
+
+
+def _is_in(file: str, folders: Sequence[str]) -> bool:
+    """Whether a file is below one of the folders; all are real paths."""
+    return file.startswith(tuple(os.path.join(folder, "") for folder in folders))  # noqa: PTH118
 
 
 def _top(name: str) -> str:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.ma  # the first median imports it
 from numpy.typing import NDArray
 
 from harness.records import MeasureSettings, OverSteps

@@ -113,11 +113,9 @@ class Forked:
 
 def serve(control_fd: int) -> None:
     """Fork forkservers until the other end of the socket closes."""
-    import torch._dynamo  # noqa: F401  as a forkserver does
-
     from harness.worker import forkserver
 
-    forkserver.freeze()
+    forkserver._preload([])
     control, started = socket.socket(fileno=control_fd), 0
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2, socket.MSG_CMSG_CLOEXEC)

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+import torch
 
 from harness import messages
 from harness.records import bounded
@@ -47,6 +48,9 @@ from harness.workload import PRELOAD
 
 DYNAMO = "torch._dynamo"
 """Counting operators and the first step of an optimizer import it, in over a second."""
+HASHES = {"triton.runtime.cache": "triton_key", "torch._inductor.codecache": "torch_key"}
+"""What hashes the files of Triton (half a gigabyte) and of torch, once a process, in 0.3 s each:
+before the first launch of a Triton kernel, and before compiling."""
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
@@ -203,7 +207,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
     """Import DYNAMO; then, with these folders first on the path, the factories' modules and what
-    these name in PRELOAD.
+    these name in PRELOAD; where torch can use a GPU, call HASHES.
 
     Returns:
         Why a fork of this process would differ from a fresh one; empty if it would not.
@@ -215,6 +219,8 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
         for name in modules:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
+        if torch.backends.cuda.is_built():
+            _hash()
         _require_untouched_gpu()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported
         return bounded(f"{type(error).__name__}: {error}")
@@ -222,6 +228,13 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
     freeze()
     return ""
+
+
+def _hash() -> None:
+    """Call the HASHES of the modules that are imported. What another version of these names
+    otherwise, workers compute."""
+    for module, name in HASHES.items():
+        getattr(sys.modules.get(module), name, lambda: None)()
 
 
 def freeze() -> None:

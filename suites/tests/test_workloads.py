@@ -53,6 +53,17 @@ def test_the_language_model_agrees_with_its_definition(
     assert seen["attention"] == provider
 
 
+def test_a_reference_draws_no_weights() -> None:
+    """Those of the model are taken; to draw others first takes a second."""
+    workload = workloads.forward("nsa", {**MODEL, "seq_len": 40})
+    assert workload.reference
+    before = torch.get_rng_state()
+
+    workload.reference()
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("provider", ["nsa", "dense"])
 def test_a_layer_agrees_with_its_definition_and_is_called_as_a_module(
     provider: str, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +98,19 @@ def test_the_operator_agrees_with_its_definition(provider: str, branch: str) -> 
 
     assert {"o", "dq"} <= {t.name for t in compared.tensors}
     accuracy.require_finite_output(workload.run())
+
+
+@pytest.mark.parametrize(
+    ("provider", "branch"), [("dense", "whole"), ("eager", "compress"), ("eager", "window")]
+)
+def test_no_blocks_are_selected_for_attention_without_them(
+    provider: str, branch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "select_blocks", None)
+    workload = workloads.attention(provider, {**OPERATOR, "branch": branch})
+
+    assert accuracy.compare(workload).tensors
+    workload.run()
 
 
 def test_selection_is_judged_by_what_the_blocks_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What the forkserver imports before it forks."""
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -71,6 +72,20 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
     forkserver._preload(["own"], [str(tmp_path)])
 
     assert seen == [(forkserver.DYNAMO, False), ("own", True)]
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_what_a_gpu_worker_would_hash_is_hashed_before_the_fork(
+    cuda: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {name: Mock() for name in forkserver.HASHES.values()}
+    for module, name in forkserver.HASHES.items():
+        monkeypatch.setattr(importlib.import_module(module), name, hashes[name])
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: cuda)
+
+    assert forkserver._preload([]) == ""
+
+    assert all(each.called is cuda for each in hashes.values())
 
 
 def test_an_order_that_is_not_unicode_is_one_clear_error() -> None:
