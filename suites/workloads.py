@@ -31,13 +31,8 @@ __all__ = [
     "training_run",
 ]
 
-PRELOAD = (
-    "nsa.kernels.routes",
-    "nsa.kernels.decode.attend",
-    "torch.profiler",
-    "torch._inductor.compile_fx",
-)
-"""Modules that the factories import; imported once for all workers. The compiler takes a second."""
+PRELOAD = ("nsa.kernels.routes", "nsa.kernels.decode.attend", "torch.profiler")
+"""Modules that the factories import; imported once for all workers."""
 
 _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "attention": AttentionPlan.read,

@@ -48,9 +48,8 @@ from harness.workload import PRELOAD
 
 DYNAMO = "torch._dynamo"
 """Counting operators and the first step of an optimizer import it, in over a second."""
-HASHES = {"triton.runtime.cache": "triton_key", "torch._inductor.codecache": "torch_key"}
-"""What hashes the files of Triton (half a gigabyte) and of torch, once a process, in 0.3 s each:
-before the first launch of a Triton kernel, and before compiling."""
+TRITON_CACHE = "triton.runtime.cache"
+"""Its `triton_key` hashes the files of Triton, half a gigabyte, before the first launch of a process."""
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
@@ -207,7 +206,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
     """Import DYNAMO; then, with these folders first on the path, the factories' modules and what
-    these name in PRELOAD; where torch can use a GPU, call HASHES.
+    these name in PRELOAD; where torch can use a GPU, hash Triton's files.
 
     Returns:
         Why a fork of this process would differ from a fresh one; empty if it would not.
@@ -220,7 +219,7 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
         if torch.backends.cuda.is_built():
-            _hash()
+            getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
         _require_untouched_gpu()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported
         return bounded(f"{type(error).__name__}: {error}")
@@ -228,13 +227,6 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
     freeze()
     return ""
-
-
-def _hash() -> None:
-    """Call the HASHES of the modules that are imported. What another version of these names
-    otherwise, workers compute."""
-    for module, name in HASHES.items():
-        getattr(sys.modules.get(module), name, lambda: None)()
 
 
 def freeze() -> None:
