@@ -129,7 +129,9 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
     """The suites that the policy chooses, and the cases that are gone from them."""
     asked = _choices(loaded, request.mode)
     if not asked:
-        raise SuiteError(loaded.path, "names no suite to count", "List one under `counters`.")
+        raise SuiteError(
+            loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
+        )
     kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
     suites = {c.suite: require(trees.places, c, loaded) for c in asked}
     for suite in suites.values():

@@ -24,6 +24,8 @@ class Difference:
     """How it could move a number."""
 
     def __str__(self) -> str:
+        if self.baseline == self.candidate:
+            return f"{self.name}: {self.baseline}; {self.how}"
         return f"{self.name}: {self.baseline} before, {self.candidate} now"
 
 

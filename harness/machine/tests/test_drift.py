@@ -41,6 +41,7 @@ def test_code_outside_git_is_a_difference() -> None:
     (found,) = drift.differences(outside, outside)
 
     assert found.name == "commit"
+    assert str(found) == f"commit: not known; {found.how}"
 
 
 @pytest.mark.parametrize(
