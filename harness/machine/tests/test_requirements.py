@@ -24,7 +24,7 @@ from harness.tests.small_run import ENVIRONMENT, GPU, SUITE
 
 FIT = replace(
     ENVIRONMENT,
-    versions={**ENVIRONMENT.versions, "flash-attn": "2.8.3"},
+    versions={"torch": "2.9.0a0+50eac811a6.nv25.09", "flash-attn": "2.8.3"},
     torch_settings={"allow_tf32_matmul": True, "float32_matmul_precision": "high"},
     variables={"PYTORCH_CUDA_ALLOC_CONF": "backend:native,expandable_segments:True", "HOST": "a"},
     other_variables={"HF_TOKEN": "set"},
@@ -37,7 +37,7 @@ ALL: Mapping[str, Scalar] = {
     "driver": ">=570,<580",
     "gpu_free_bytes": 70e9,
     "packages.flash-attn": ">=2",
-    "packages.torch": ">=2.4",
+    "packages.torch": ">=2.9",
     "torch.float32_matmul_precision": "high",
     "variables.PYTORCH_CUDA_ALLOC_CONF": "*expandable_segments:True*",
     "variables.HF_TOKEN": "*",
@@ -109,12 +109,6 @@ def test_everything_that_is_missing_is_in_one_message_with_its_command() -> None
     assert lines[0].endswith("Use the node.")
     assert "pip install 'flash-attn>=2' --no-build-isolation" in lines[5]
     assert lines[-1].endswith("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-
-
-def test_a_build_of_a_release_meets_its_bound() -> None:
-    suite = replace(SUITE, requires={"packages.torch": ">=2.9"})
-
-    requirements.require(suite, changed(versions={"torch": "2.9.0a0+50eac811a6.nv25.09"}))
 
 
 @pytest.mark.parametrize("lacks", [None, "1.0"])

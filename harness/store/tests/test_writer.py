@@ -187,33 +187,25 @@ def test_a_full_disk_loses_nothing_recorded(tmp_path: Path, writer: store_writer
         (KeyboardInterrupt(), KeyboardInterrupt),
     ],
 )
-def test_a_failed_sync_leaves_no_half_line(
+def test_a_line_is_synced_as_a_whole_or_left_out(
     writer: store_writer.RunWriter,
     monkeypatch: pytest.MonkeyPatch,
     failure: BaseException,
     seen: type[BaseException],
 ) -> None:
-    before = run_file(writer).read_bytes()
+    before, synced = run_file(writer).read_bytes(), b""
 
     def fails(fd: int) -> None:
+        nonlocal synced
+        synced = run_file(writer).read_bytes()
         raise failure
 
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(seen):
         writer.append(measured(0))
 
+    assert synced == before + lines.encode(measured(0))
     assert run_file(writer).read_bytes() == before
-
-
-def test_every_line_is_synced_before_append_returns(
-    writer: store_writer.RunWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
-
-    writer.append(measured(0))
-
-    assert sizes == [run_file(writer).stat().st_size]
 
 
 def test_a_full_disk_at_the_start_leaves_no_folder(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ MISTAKES = [
     ("    env:", "    zip: [^[seq_len, gc]]\n    env:"),
     ("    env:", "    zip: [[gc, NSA_USE_FA2], ^[gc, seq_len]]\n    env:"),
     ("    env:", "    zip: [^[gc]]\n    env:"),
+    ("exclude:", '^exclude:\n      - {gc: ["off", "on"]}'),
     ("cost:", "axis_names: {seq_len: T, gc: ^T}\ncost:"),
     ("cost:", "axis_names: {gc: ^preset}\ncost:"),
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
