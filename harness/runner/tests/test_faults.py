@@ -1,7 +1,7 @@
 """Each fault of a worker has its outcome and its evidence, and the next case runs.
 
-Hangs: test_hangs.py. Parents, their disk and the clock: test_parents.py. A whole run, and machines
-that are not fit: test_run.py. Errors that Python reports: harness/worker/tests/test_answer.py.
+Hangs: test_hangs.py. Parents and their disk: test_parents.py. A whole run, and machines that are
+not fit: test_run.py. Errors that Python reports: harness/worker/tests/test_answer.py.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Writing runs: nothing recorded is lost, whatever the disk does."""
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -79,15 +78,16 @@ def test_a_measurement_comes_back_exactly(**drawn: Any) -> None:
 
 def test_a_run_comes_back_exactly(tmp_path: Path, writer: store_writer.RunWriter) -> None:
     recorded = (measured(0), measured(0, CASES[1]), measured(1, CASES[1]))
-    for measurement in recorded:
-        writer.append(measurement)
-    writer.finish()
+    for line in (PROOF, *recorded):
+        writer.append(line)
+    writer.finish(wall_s=12.5)
 
     run = reader.load(tmp_path, writer.run_id)
 
     assert (run.run_id, run.folder) == (writer.run_id, str(writer.folder))
     assert repr((run.suite, run.environment)) == repr((SUITE, ENVIRONMENT))
     assert run.measurements == recorded
+    assert (run.self_test, run.wall_s) == (PROOF, 12.5)
     assert run.started_at
     assert run.ended_at
     assert run.notes == ()
@@ -95,11 +95,12 @@ def test_a_run_comes_back_exactly(tmp_path: Path, writer: store_writer.RunWriter
 
 
 @pytest.mark.parametrize("measured_at", [None, datetime(2026, 11, 1, 12, tzinfo=UTC)])
-def test_the_wall_time_of_a_run_is_not_that_of_its_import(
-    tmp_path: Path, measured_at: datetime | None
+def test_the_wall_time_of_a_run_is_monotonic_and_not_that_of_its_import(
+    tmp_path: Path, measured_at: datetime | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_writer.create(tmp_path, SUITE, ENVIRONMENT, started_at=measured_at) as writer:
-        writer.finish()
+        monkeypatch.setattr(store_writer, "now", lambda: "2026-11-01T00:00:00+00:00")
+        writer.finish()  # long before it began
 
     run = reader.load(tmp_path, writer.run_id)
     assert (run.elapsed_s is None) is (measured_at is not None)
@@ -142,20 +143,6 @@ def test_text_that_is_not_unicode_is_recorded(
     writer.append(Measurement(case_id="a", process=0, outcome=Outcome.CRASH, detail="no \udcff"))
 
     assert reader.load(tmp_path, "latest").measurements[0].detail == "no ?"
-
-
-def test_the_self_test_is_stored_before_the_measurements(
-    writer: store_writer.RunWriter,
-) -> None:
-    writer.append(PROOF)
-    writer.append(measured(0))
-    writer.finish(wall_s=12.5)
-
-    run = reader.load(writer.folder.parent, writer.run_id)
-
-    kinds = [json.loads(line)["kind"] for line in run_file(writer).read_text().splitlines()]
-    assert kinds == ["run", "self_test", "measurement", "end"]
-    assert (run.self_test, run.wall_s) == (PROOF, 12.5)
 
 
 # --- disks that are full or read-only ----------------------------------------------------
