@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.measure.attestation import PathMismatch, observed
-from harness.records import Case
+from harness.tests.workers import make_case
 from harness.workload import Workload
 
 
@@ -22,14 +22,7 @@ from harness.workload import Workload
 def test_another_axis_value_or_an_unread_variable_is_a_mismatch(
     changes: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    case = Case(
-        case_id="a",
-        workload="a",
-        factory="a:a",
-        provider="a",
-        axes={"T": 8},
-        env={"NSA_A": "1", "UNKNOWN": "1"},
-    )
+    case = make_case("good", axes={"T": 8}, env={"NSA_A": "1", "UNKNOWN": "1"})
     flags = {"NSA_A": True, "EXPORTED": False}  # by the user, not by the case
     right = Workload(run=lambda: None, effective=lambda: {"T": 8, "other": 2}, flags=lambda: flags)
 
