@@ -279,6 +279,8 @@ def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
         yield from program.check_settings(kept, loc)
         for key, criteria in _matches(workload):
             yield from sweep.check_match(criteria, (*loc, *key), kept)
+    if not cases:
+        return  # what else is wrong follows from it
     if len(cases) > sweep.MAX_CASES:
         text = f"{len(cases)} cases, but a suite may have at most {sweep.MAX_CASES}"
         yield Problem(("workloads",), text, "Split the suite.", at_key=True)
