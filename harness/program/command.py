@@ -269,10 +269,6 @@ class _Session:
             ),
         )
 
-    def measurement(self) -> Measurement:
-        """The measurement of a program that has ended."""
-        return self._measured() if self.ended or self.first is None else self._crashed(self.first)
-
     def _crashed(self, failed: RankOutput) -> Measurement:
         errors = failed.stderr.text.decode(errors="replace")
         last = failed.stderr.last.strip() or failed.stdout.last.strip()
@@ -301,7 +297,10 @@ class _Session:
             return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
         return self.failed(Outcome.CRASH, detail)
 
-    def _measured(self) -> Measurement:
+    def measurement(self) -> Measurement:
+        """The measurement of a program that has ended."""
+        if self.first is not None and not self.ended:
+            return self._crashed(self.first)
         case, effective = self.order.case, self._effective()
         steps, reported = self.program.steps, self._step_times()
         if any(value.value <= 0 for value in reported):
