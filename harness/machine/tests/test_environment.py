@@ -103,12 +103,8 @@ def test_facts_follow_the_current_settings(monkeypatch: pytest.MonkeyPatch) -> N
 # --- capture -----------------------------------------------------------------------------
 
 
-def test_the_record_names_host_versions_and_the_variables_that_can_move_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_record_names_host_versions_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpus", no_nvml)
-    monkeypatch.setenv("NSA_USE_FA2", "1")
-    monkeypatch.setenv("HF_TOKEN", "secret")
 
     captured = capture(CPU_FACTS)
 
@@ -119,15 +115,14 @@ def test_the_record_names_host_versions_and_the_variables_that_can_move_numbers(
     assert captured.versions.keys() >= {"python", "harness", "numpy", "torch", "triton"}
     assert captured.command == ("harness", "run")
     assert captured.git is None
-    assert captured.variables["NSA_USE_FA2"] == "1"
-    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
 
 
 def test_the_record_names_what_decides_which_code_runs(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "gpus", no_nvml)
-    for name, value in (("PYTHONPATH", "/a:/b"), ("HF_TOKEN", "secret"), ("MY_FLAG", "1")):
+    set_here = {"PYTHONPATH": "/a:/b", "HF_TOKEN": "secret", "MY_FLAG": "1", "NSA_USE_FA2": "1"}
+    for name, value in set_here.items():
         monkeypatch.setenv(name, value)
     site = tmp_path_factory.mktemp("site")
     for file in (repository / "mine/model.py", repository / "theirs/a.py", site / "theirs.py"):
@@ -141,7 +136,8 @@ def test_the_record_names_what_decides_which_code_runs(
     assert captured.path == (str(site), "{repository}", "{prefix}/lib")
     assert captured.packages["mine"] == "{repository}/mine"
     assert captured.packages["theirs"] == str(site / "theirs.py")
-    assert captured.variables["PYTHONPATH"] == "/a:/b"
+    assert (captured.variables["PYTHONPATH"], captured.variables["NSA_USE_FA2"]) == ("/a:/b", "1")
+    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
     assert captured.other_variables["HF_TOKEN"] == "set"
     monkeypatch.setenv("MY_FLAG", "2")
     assert capture(CPU_FACTS).other_variables["MY_FLAG"] != captured.other_variables["MY_FLAG"]
