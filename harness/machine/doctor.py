@@ -37,27 +37,6 @@ DISTORTING = {
 """Environment variables that distort timings, and how."""
 
 
-def inspect(environment: Environment, *, store: Path, constraints: Path) -> Vitals:
-    """Read the state of the machine.
-
-    Args:
-        environment: Names the GPU to read.
-        store: The folder of the runs; need not exist.
-        constraints: The file of pinned versions; need not exist.
-    """
-    reading, unavailable = _read_gpu(environment)
-    folder = store.absolute()
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    return Vitals(
-        gpu=reading,
-        gpu_unavailable=unavailable,
-        load=os.getloadavg()[0],
-        steal=steal_share(AT_START, psutil.cpu_times()),
-        disk_free_bytes=shutil.disk_usage(existing).free,
-        pinned=read_pins(constraints.read_text()) if constraints.is_file() else {},
-    )
-
-
 def steal_share(before: Any, now: Any) -> float | None:
     """Stolen over wanted CPU time between two readings of psutil.cpu_times()."""
     names = ("user", "nice", "system", "irq", "softirq", "steal")
@@ -84,10 +63,26 @@ def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Map
 
 
 def examined(environment: Environment, *, store: Path, constraints: Path) -> Environment:
-    """The environment with the state of the machine and its checks; arguments as of `inspect`."""
-    vitals = inspect(environment, store=store, constraints=constraints)
-    found = checks(environment, vitals)
-    return replace(environment, vitals=replace(vitals, checks=tuple(found)))
+    """The environment with the state of the machine and its checks.
+
+    Args:
+        environment: Names the GPU to read.
+        store: The folder of the runs; need not exist.
+        constraints: The file of pinned versions; need not exist.
+    """
+    reading, unavailable = _read_gpu(environment)
+    folder = store.absolute()
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    vitals = Vitals(
+        gpu=reading,
+        gpu_unavailable=unavailable,
+        load=os.getloadavg()[0],
+        steal=steal_share(AT_START, psutil.cpu_times()),
+        disk_free_bytes=shutil.disk_usage(existing).free,
+        pinned=read_pins(constraints.read_text()) if constraints.is_file() else {},
+    )
+    found = tuple(checks(environment, vitals))
+    return replace(environment, vitals=replace(vitals, checks=found))
 
 
 def read_pins(text: str) -> dict[str, str]:

@@ -107,7 +107,4 @@ def _cudnn_version() -> str | None:
 
 
 def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    return next((d.version for d in metadata.distributions(name=distribution)), None)

@@ -8,7 +8,6 @@ for a workload. The program runs to its end, or, if the suite says so, until the
 samples; its descendants end with the worker.
 """
 
-import math
 import os
 import re
 import resource
@@ -17,7 +16,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,7 +25,7 @@ from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signa
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
 from harness.program.ranks import RankOutput, StepTimes, first_failed
-from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, StepReader, Value
+from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, Value
 from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
@@ -120,8 +118,6 @@ class _Session:
         """The rank that failed first."""
         self.reporter = WorkerReporter(channel, self.series.log.take)
         self.reporter.phase("setup")
-        self.unfinished: dict[str, float] = {}
-        """Metrics reported since the last step."""
 
     def run(self) -> None:
         """Run the program to its end.
@@ -143,13 +139,16 @@ class _Session:
             output = self.outputs[read.rank]
             (output.stderr if read.from_stderr else output.stdout).add(read)
             try:
-                if output is self.own:
-                    self._take(read, output.finder)
-                else:
-                    output.follow(read)
+                took = output.take(read)
             except MissingMetric:
                 self.first = output
                 raise
+            if output is self.own:
+                self._report(read, took)
+            else:
+                output.series.log.take()
+            if output.not_finite and not self.program.ranks:
+                raise output.not_finite
             for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
                 if at is not None and one.code is None:
                     one.ended(each.returncode, at)
@@ -166,40 +165,22 @@ class _Session:
             self.metrics.read_files(self.ended_at)
             self.metrics.require_all()
 
-    def _take(self, read: Read, finder: StepReader | None) -> None:
-        steps: list[Step] = []
-        alive = finder is None or not self.warm
-        for line in read.lines:
-            self.lines += 1
-            step = None
-            try:
-                step = finder.read(line) if finder else None
-                self.unfinished |= self.metrics.read_line(line, read.at)
-            except NotFinite as error:
-                self.series.add(steps, read.at)
-                own_step = step.count if step else None
-                self.own.fails(read.at, error, own_step)
-                if own_step is not None:
-                    self.series.log.note(own_step, {error.metric: math.nan})
-                if not self.program.ranks:
-                    raise
-                return
-            if step is not None:
-                steps.append(replace(step, values=self.unfinished))
-                self.unfinished = {}
-            elif finder and not alive:
-                alive = finder.is_alive(line)
-        took = self.series.add(steps, read.at)
+    def _report(self, read: Read, took: Sequence[float]) -> None:
+        """Report what rank 0 printed: the times of its steps, or that it lives."""
+        finder, lines = self.own.finder, read.lines
+        self.lines += len(lines)
         self.reporter.last_step = self.series.last_step
         for took_s in took:
             self.reporter.ran(took_s)
+        stepped = self.series.last_line_at == read.at
+        alive = stepped or not (finder and self.warm) or any(map(finder.is_alive, lines))
         # The program may hang after its last line: the next read then reports the steps left.
-        if (read.lines and (alive or steps)) or self.reporter.is_behind:
+        if (lines and alive) or self.reporter.is_behind:
             self.alive()
         if self.series.warm_at is not None and not self.warm:
             self.warm = True
             self.reporter.phase("warmup", self.series.warm_at)
-        if steps:
+        if stepped:
             start = self.series.look().start
             if start < self.series.count and self.series.began_at[start] != self.sampling_at:
                 self.sampling_at = self.series.began_at[start]
@@ -288,10 +269,6 @@ class _Session:
             ),
         )
 
-    def measurement(self) -> Measurement:
-        """The measurement of a program that has ended."""
-        return self._measured() if self.ended or self.first is None else self._crashed(self.first)
-
     def _crashed(self, failed: RankOutput) -> Measurement:
         errors = failed.stderr.text.decode(errors="replace")
         last = failed.stderr.last.strip() or failed.stdout.last.strip()
@@ -320,7 +297,10 @@ class _Session:
             return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
         return self.failed(Outcome.CRASH, detail)
 
-    def _measured(self) -> Measurement:
+    def measurement(self) -> Measurement:
+        """The measurement of a program that has ended."""
+        if self.first is not None and not self.ended:
+            return self._crashed(self.first)
         case, effective = self.order.case, self._effective()
         steps, reported = self.program.steps, self._step_times()
         if any(value.value <= 0 for value in reported):

@@ -5,11 +5,13 @@ So the first failure is awaited for a moment, and one that names a broken connec
 rank that broke it may still be ending.
 """
 
+import math
 import re
 import signal
 import statistics
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,29 +56,38 @@ class RankOutput:
         self.not_finite_at: int | None = None
         """The program's own number of the step that reported NaN or infinity."""
         self.failed_at: float | None = None
+        self._unfinished: dict[str, float] = {}
+        """Metrics reported since the last step."""
 
-    def follow(self, read: Read) -> None:
-        """Take in what a rank other than 0 prints; MissingMetric for a garbled line."""
+    def take(self, read: Read) -> list[float]:
+        """Take in what it prints, up to NaN or infinity; the times of the steps after setup.
+
+        Raises:
+            MissingMetric: A line is garbled.
+        """
         steps = []
         for line in read.lines:
             step = None
             try:
                 step = self.finder.read(line) if self.finder else None
-                self.metrics.read_line(line, read.at)
+                self._unfinished |= self.metrics.read_line(line, read.at)
             except NotFinite as error:
-                self.fails(read.at, error, step.count if step else None)
+                self._fails(read.at, error, step.count if step else None)
                 break
-            steps += [step] if step else []
-        self.series.add(steps, read.at)
-        self.series.log.take()
+            if step:
+                steps.append(replace(step, values=self._unfinished))
+                self._unfinished = {}
+        return self.series.add(steps, read.at)
 
     def ended(self, code: int, at: float) -> None:
         self.code = code
         if code:
             self.failed_at = self.failed_at or at
 
-    def fails(self, at: float, error: NotFinite, own_step: int | None) -> None:
+    def _fails(self, at: float, error: NotFinite, own_step: int | None) -> None:
         """It reported NaN or infinity."""
+        if own_step is not None:
+            self.series.log.note(own_step, {error.metric: math.nan})
         if self.not_finite is None:
             self.not_finite, self.not_finite_at, self.failed_at = error, own_step, at
 

@@ -20,7 +20,8 @@ class ProgramSteps(StepSeries):
         self.log = StepLog(launched_at)
         """The steps after setup, with the metrics of their lines, until they are reported."""
         self._setup_steps = setup_steps
-        self._last_line_at: float | None = None
+        self.last_line_at: float | None = None
+        """time.monotonic of the last line that reports a step."""
         self.last_step: int | None = None
         """The program's own number of its last step, if it prints one."""
         self.finished = 0
@@ -46,16 +47,16 @@ class ProgramSteps(StepSeries):
                 took += [step.time_s] * min(advance, EVERY_READING)
             restarted |= advance == 0
             untimed += [(step, advance, self.finished)] if step.time_s is None else []
-        if untimed and self._last_line_at is not None and not (is_setup or restarted):
-            each_s = (at - self._last_line_at) / sum(advance for _, advance, _ in untimed)
+        if untimed and self.last_line_at is not None and not (is_setup or restarted):
+            each_s = (at - self.last_line_at) / sum(advance for _, advance, _ in untimed)
             done = 0
             for step, advance, number in untimed:
-                self._keep(each_s, self._last_line_at + done * each_s, step, number)
+                self._keep(each_s, self.last_line_at + done * each_s, step, number)
                 done += advance
             took += [each_s] * min(done, EVERY_READING)
             self.together += len(untimed) if len(untimed) > 1 else 0
         if steps:
-            self._last_line_at = at
+            self.last_line_at = at
             if self.warm_at is None and self.finished >= self._setup_steps:
                 self.warm_at = min(self.began_at[0], at) if self.began_at else at
         return took

@@ -311,8 +311,9 @@ def _enter(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int])
     try:
         run = reader.load(folder.parent, folder)
         cases = summary.summarise(run)
-        header = replace(reader.header_of(run), outcomes=dict(Counter(map(_outcome, cases))))
         rows = [_row(case) for case in cases]
+        outcomes = Counter(outcome for _, outcome, *_ in rows)
+        header = replace(reader.header_of(run), outcomes=dict(outcomes))
     except Exception as error:  # noqa: BLE001 - listed with the run; one record must not stop others
         reason = "" if isinstance(error, StoreError) else f"its summary fails: {error!r}"
         problem = reason or str(error).partition("\n")[0]
@@ -334,7 +335,8 @@ def _row(case: CaseSummary) -> tuple[str, str, str, str, str]:
     fields = {name: asdict(e) for name, e in case.metrics.items()}
     detail = case.detail.partition("\n")[0]
     metrics = json.dumps(fields, allow_nan=False)
-    return case.case.case_id, _outcome(case), detail, metrics, digest_of(case.case)
+    outcome = str(case.outcome or NOT_RUN)
+    return case.case.case_id, outcome, detail, metrics, digest_of(case.case)
 
 
 def digest_of(case: Case) -> str:
@@ -343,7 +345,3 @@ def digest_of(case: Case) -> str:
     what = (case.program.argv, case.program.cwd) if case.program else case.factory
     asked = what, case.provider, sorted(case.axes.items()), sorted(case.env.items()), how
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
-
-
-def _outcome(case: CaseSummary) -> str:
-    return str(case.outcome) if case.outcome else NOT_RUN

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -73,6 +74,12 @@ def _scalar(value: Any) -> Scalar:
     raise wrong("must be one value: a number, text, true or false")
 
 
+def _not_ok(outcome: Outcome) -> Outcome:
+    if outcome is Outcome.OK:
+        raise wrong("must not be ok, which is always allowed", remedy="Remove it.")
+    return outcome
+
+
 def _one_or_list(value: Any) -> str:
     return "list" if isinstance(value, list) else "one"
 
@@ -94,7 +101,7 @@ AxisName = Annotated[str, Field(pattern=AXIS)]
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
 Matching = dict[str, Values]
 """Axis (or `workload`, `provider`) -> its value, or a list of allowed values."""
-AllowedOutcome = Annotated[Outcome, Field(strict=False)]
+AllowedOutcome = Annotated[Outcome, Field(strict=False), AfterValidator(_not_ok)]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0)]
 
@@ -194,7 +201,7 @@ def problem(error: ErrorDetails, data: Any) -> Problem:
         case "unknown_key":
             return Problem(loc, error["msg"], remedy, at_key=True)
         case "suite":
-            return Problem(loc, f"{name} {error['msg']}", remedy)
+            return Problem(loc, f"{name} {error['msg']}", remedy, at_key)
         case "missing":
             return Problem(loc, f"{error['loc'][-1]} is missing")
         case "string_pattern_mismatch":

@@ -18,7 +18,6 @@ from harness.records import (
     Expectation,
     Gap,
     Metric,
-    Outcome,
     Rule,
     SeeAlso,
     Suite,
@@ -278,9 +277,10 @@ def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
         cases += kept
         yield from _measure_problems(workload, loc, kept)
         yield from program.check_settings(kept, loc)
-        yield from _allow_problems(workload, (*loc, "allow"))
         for key, criteria in _matches(workload):
             yield from sweep.check_match(criteria, (*loc, *key), kept)
+    if not cases:
+        return  # what else is wrong follows from it
     if len(cases) > sweep.MAX_CASES:
         text = f"{len(cases)} cases, but a suite may have at most {sweep.MAX_CASES}"
         yield Problem(("workloads",), text, "Split the suite.", at_key=True)
@@ -400,14 +400,3 @@ def _contrary(cases: Sequence[Case]) -> str:
         if fewest > most:
             return f"min_samples {fewest} is above max_samples {most}, for {case.case_id}"
     return ""
-
-
-def _allow_problems(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
-    needless, remedy = "ok is always allowed", "Remove it."
-    if isinstance(workload.allow, dict):
-        if Outcome.OK in workload.allow:
-            yield Problem((*loc, "ok"), needless, remedy, at_key=True)
-        return
-    for i, allowed in enumerate(workload.allow):
-        if allowed.outcome is Outcome.OK:
-            yield Problem((*loc, i, "outcome"), needless, remedy)

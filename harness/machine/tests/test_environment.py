@@ -103,12 +103,8 @@ def test_facts_follow_the_current_settings(monkeypatch: pytest.MonkeyPatch) -> N
 # --- capture -----------------------------------------------------------------------------
 
 
-def test_the_record_names_host_versions_and_the_variables_that_can_move_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_record_names_host_versions_and_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "gpus", no_nvml)
-    monkeypatch.setenv("NSA_USE_FA2", "1")
-    monkeypatch.setenv("HF_TOKEN", "secret")
 
     captured = capture(CPU_FACTS)
 
@@ -119,15 +115,14 @@ def test_the_record_names_host_versions_and_the_variables_that_can_move_numbers(
     assert captured.versions.keys() >= {"python", "harness", "numpy", "torch", "triton"}
     assert captured.command == ("harness", "run")
     assert captured.git is None
-    assert captured.variables["NSA_USE_FA2"] == "1"
-    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
 
 
 def test_the_record_names_what_decides_which_code_runs(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvml, "gpus", no_nvml)
-    for name, value in (("PYTHONPATH", "/a:/b"), ("HF_TOKEN", "secret"), ("MY_FLAG", "1")):
+    set_here = {"PYTHONPATH": "/a:/b", "HF_TOKEN": "secret", "MY_FLAG": "1", "NSA_USE_FA2": "1"}
+    for name, value in set_here.items():
         monkeypatch.setenv(name, value)
     site = tmp_path_factory.mktemp("site")
     for file in (repository / "mine/model.py", repository / "theirs/a.py", site / "theirs.py"):
@@ -141,7 +136,8 @@ def test_the_record_names_what_decides_which_code_runs(
     assert captured.path == (str(site), "{repository}", "{prefix}/lib")
     assert captured.packages["mine"] == "{repository}/mine"
     assert captured.packages["theirs"] == str(site / "theirs.py")
-    assert captured.variables["PYTHONPATH"] == "/a:/b"
+    assert (captured.variables["PYTHONPATH"], captured.variables["NSA_USE_FA2"]) == ("/a:/b", "1")
+    assert all(name.startswith(VARIABLE_PREFIXES) for name in captured.variables)
     assert captured.other_variables["HF_TOKEN"] == "set"
     monkeypatch.setenv("MY_FLAG", "2")
     assert capture(CPU_FACTS).other_variables["MY_FLAG"] != captured.other_variables["MY_FLAG"]
@@ -216,14 +212,6 @@ def test_commit_and_branch_are_those_around_the_folder(repository: Path) -> None
     assert read_git(repository) == replace(expected, branch="(detached)")
 
 
-def test_reports_and_ignored_files_do_not_make_it_dirty(repository: Path) -> None:
-    for name in ("ignored", "reports/runs/run.jsonl", "ci/baselines/counters.json"):
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text("x")
-
-    assert dirty(repository) == ""
-
-
 RUN = "20261122-184540-s-cpu-6de7"
 
 
@@ -234,8 +222,10 @@ RUN = "20261122-184540-s-cpu-6de7"
 def test_a_folder_of_runs_is_not_a_change_wherever_it_is(
     store: str, line: str, repository: Path
 ) -> None:
-    for name in (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log", "index.sqlite"):
-        file = repository / store / name
+    """Nor are baselines."""
+    runs = (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log", "index.sqlite")
+    for name in (*(f"{store}/{run}" for run in runs), "ci/baselines/counters.json"):
+        file = repository / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("x")
 
@@ -402,22 +392,25 @@ pytest>=8
     assert doctor.read_pins(text) == {"torch": "2.11.0", "flash-attn": "2.8.3"}
 
 
+def examined(here: Environment, store: Path, constraints: Path) -> Vitals:
+    vitals = doctor.examined(here, store=store, constraints=constraints).vitals
+    assert vitals is not None
+    return vitals
+
+
 def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) -> None:
     constraints = tmp_path / "constraints.txt"
     constraints.write_text("numpy==2.1.3\n")
 
-    vitals = doctor.inspect(CPU_ONLY, store=tmp_path / "a" / "b", constraints=constraints)
+    vitals = examined(CPU_ONLY, tmp_path / "a" / "b", constraints)
 
     assert (vitals.steal is None) is not hasattr(psutil.cpu_times(), "steal")
     assert vitals.disk_free_bytes > 0
     assert vitals.pinned == {"numpy": "2.1.3"}
     assert vitals.gpu == {}
     assert set(vitals.gpu_unavailable.values()) == {CPU_ONLY.gpu_unavailable}
-    examined = doctor.examined(CPU_ONLY, store=tmp_path, constraints=constraints).vitals
-    assert examined is not None
-    assert (examined.pinned, examined.checks[0].name) == (vitals.pinned, "device")
-    absent = doctor.inspect(CPU_ONLY, store=tmp_path, constraints=tmp_path / "absent")
-    assert absent.pinned == {}
+    assert vitals.checks[0].name == "device"
+    assert examined(CPU_ONLY, tmp_path, tmp_path / "absent").pinned == {}
 
 
 def test_inspection_waits_until_the_worker_has_left_the_gpu(
@@ -433,7 +426,7 @@ def test_inspection_waits_until_the_worker_has_left_the_gpu(
     monkeypatch.setattr(doctor, "NvmlProbe", lambda uuid, why: {GPU.uuid: probe}[uuid])
     monkeypatch.setattr(doctor, "SETTLE_S", 0.1)
 
-    vitals = doctor.inspect(HEALTHY, store=tmp_path, constraints=tmp_path / "absent")
+    vitals = examined(HEALTHY, tmp_path, tmp_path / "absent")
 
     assert vitals.gpu["gpu_utilisation"] == 0.0
 

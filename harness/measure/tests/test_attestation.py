@@ -6,33 +6,29 @@ from typing import Any
 import pytest
 
 from harness.measure.attestation import PathMismatch, observed
-from harness.records import Case
+from harness.tests.workers import make_case
 from harness.workload import Workload
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
+    ("changes", "error", "said"),
     [
-        ({"effective": lambda: {"T": 7, "other": 1}}, PathMismatch),
-        ({"flags": lambda: {"NSA_A": False}}, PathMismatch),
-        ({"effective": lambda: {"T": [8]}}, TypeError),
-        ({"flags": lambda: {"NSA_A": 1}}, TypeError),
+        ({"effective": lambda: {"T": 7, "other": 1}}, PathMismatch, "asked for 8, ran with 7"),
+        ({"flags": lambda: {"NSA_A": False}}, PathMismatch, "NSA_A=1 was set, but nothing"),
+        ({"effective": lambda: {"T": [8]}}, TypeError, "'T' a list"),
+        ({"flags": lambda: {"NSA_A": 1}}, TypeError, "'NSA_A' a int"),
     ],
 )
 def test_another_axis_value_or_an_unread_variable_is_a_mismatch(
-    changes: dict[str, Any], error: type[Exception]
+    changes: dict[str, Any], error: type[Exception], said: str
 ) -> None:
-    case = Case(
-        case_id="a",
-        workload="a",
-        factory="a:a",
-        provider="a",
-        axes={"T": 8},
-        env={"NSA_A": "1", "UNKNOWN": "1"},
-    )
+    case = make_case("good", axes={"T": 8}, env={"NSA_A": "1", "UNKNOWN": "1"})
     flags = {"NSA_A": True, "EXPORTED": False}  # by the user, not by the case
     right = Workload(run=lambda: None, effective=lambda: {"T": 8, "other": 2}, flags=lambda: flags)
 
     assert observed(case, right) == ({"T": 8, "other": 2}, flags)
-    with pytest.raises(error):
-        observed(case, replace(right, **changes))
+    changed = replace(right, **changes)
+    with pytest.raises(error, match=said) as raised:
+        observed(case, changed)
+    if isinstance(raised.value, PathMismatch):
+        assert raised.value.seen.keys() == {"effective", "flags_read"}

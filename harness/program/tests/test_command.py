@@ -13,9 +13,9 @@ from harness.analysis.summary import summarise
 from harness.messages import MeasureOrder
 from harness.program import command
 from harness.program.process import Lines, Read
-from harness.program.reported import Step, StepReader
+from harness.program.reported import Step
 from harness.program.steps import ProgramSteps
-from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run, Steps
+from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
 from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
@@ -76,13 +76,14 @@ def test_the_last_of_quick_steps_are_reported_while_none_follows(
     assert case.program
     order = MeasureOrder(case=case, process=0, launched_at=0.0)
     session = command._Session(case.program, order, Mock(send=sent.append), tmp_path)
-    finder, now = StepReader(Steps(step="^step")), 0.0
+    now = 0.0
     for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
         monkeypatch.setattr(clock, lambda: now)
 
     for lines in [("step loss 1",)] * 41 + [()]:
         now += 0.012 if lines else 0.5
-        session._take(Read(now, lines, False, b""), finder)
+        read = Read(now, lines, False, b"")
+        session._report(read, session.own.take(read))
 
     kept = [step for m in sent if getattr(m, "over_steps", None) for step in m.over_steps.step]
     assert kept == [*range(2, 42)]  # the first line ends the setup

@@ -1,7 +1,7 @@
 """Each fault of a worker has its outcome and its evidence, and the next case runs.
 
-Hangs: test_hangs.py. Parents, their disk and the clock: test_parents.py. A whole run, and machines
-that are not fit: test_run.py. Errors that Python reports: harness/worker/tests/test_answer.py.
+Hangs: test_hangs.py. Parents and their disk: test_parents.py. A whole run, and machines that are
+not fit: test_run.py. Errors that Python reports: harness/worker/tests/test_answer.py.
 """
 
 import re
@@ -104,20 +104,6 @@ def test_what_a_workload_prints_or_forks_is_no_answer(warm: Launcher, tmp_path: 
     assert '{"kind": "phase"' in log
     assert full.outcome is Outcome.INVALID_ENVIRONMENT
     assert "No space left on device" in full.detail
-
-
-def test_a_flag_that_is_set_and_never_read_is_a_mismatch(warm: Launcher, tmp_path: Path) -> None:
-    """Unless the workload does not know it: it may be for torch or CUDA."""
-    set_flags = {"NSA_READ": "1", "NSA_OTHER": "1"}
-    known = make_case("reads_a_flag", env=set_flags)
-    unread = make_case("reads_a_flag", env={**set_flags, "NSA_UNREAD": "3"})
-
-    good, bad = run(warm, tmp_path, known, replace(unread, case_id="unread"))
-
-    assert (good.outcome, good.flags_read) == (Outcome.OK, {"NSA_READ": True})
-    assert (bad.outcome, bad.samples_s) == (Outcome.PATH_MISMATCH, ())
-    assert bad.flags_read == {"NSA_READ": True, "NSA_UNREAD": False}
-    assert "NSA_UNREAD=3 was set" in bad.detail
 
 
 def test_a_stopped_worker_is_killed(

@@ -1,4 +1,4 @@
-"""Faults of the parent, of two parents, of their disk and of the clock.
+"""Faults of the parent, of two parents and of their disk.
 
 No measurement is lost or recorded twice.
 """
@@ -218,19 +218,3 @@ def test_a_read_only_store_is_one_clear_error_and_the_record_stays(
             store_writer.resume(tmp_path, writer.run_id)
 
     assert reader.load(tmp_path, writer.run_id).measurements == (measured(0),)
-
-
-# --- of the clock ------------------------------------------------------------------------
-
-
-def test_a_run_knows_its_length_by_a_monotonic_clock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stamps = iter(["2026-11-21T12:00:00+00:00"] * 3)
-    with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as writer:
-        monkeypatch.setattr(store_writer, "now", lambda: next(stamps))  # long before it began
-        writer.finish()
-
-    elapsed_s = reader.load(tmp_path, "latest").elapsed_s
-    assert elapsed_s is not None
-    assert 0 < elapsed_s < 3600

@@ -57,8 +57,7 @@ class Planned(Memory):
 
     def run(self, suite: Suite, **options: Any) -> list[tuple[str, int, Outcome]]:
         options |= {"launcher": self.launcher, "observer": self.observer}
-        agenda = Agenda(suite, recorded=options.pop("recorded", ()))
-        run_suite(agenda, writer=self, probes=(), **options)
+        run_suite(Agenda(suite), writer=self, probes=(), **options)
         return self.outcomes
 
 
@@ -70,13 +69,6 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
 def suite_of(*names: str, processes: int = 1) -> Suite:
     settings = replace(QUICK, processes=processes)
     return make_suite(*(make_case(name, settings=settings) for name in names))
-
-
-def test_processes_take_turns_and_the_second_round_goes_backwards(planned: Planned) -> None:
-    assert [(name, process) for name, process, _ in planned.run(suite_of(*"abc", processes=2))] == [
-        *(("a", 0), ("b", 0), ("c", 0)),
-        *(("c", 1), ("b", 1), ("a", 1)),
-    ]
 
 
 def test_a_failed_case_is_not_measured_again(planned: Planned) -> None:
@@ -103,16 +95,6 @@ def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
         late.join()
         signal.signal(signal.SIGTERM, before)
     assert not planned.outcomes
-
-
-def test_a_resumed_run_does_only_what_is_left(planned: Planned) -> None:
-    suite = suite_of("raises", "good", processes=2)
-    before = [
-        Measurement(case_id="raises", process=0, outcome=Outcome.CRASH),
-        Measurement(case_id="good", process=0, outcome=Outcome.OK, samples_s=(1.0,)),
-    ]
-
-    assert planned.run(suite, recorded=before) == [("good", 1, Outcome.OK)]
 
 
 def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:

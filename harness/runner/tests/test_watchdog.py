@@ -59,10 +59,6 @@ def reported(*steps_s: float, settings: MeasureSettings = QUICK, phase: str = "w
     return story
 
 
-def measured(story: Story, ending: Ending) -> Measurement:
-    return story.measurement(ending)
-
-
 def after(story: Story, seconds: float) -> Ending:
     """How it ended so long after the launch; it had not ended just before."""
     assert story.ending(AT + seconds - 0.01, None) is None
@@ -74,7 +70,7 @@ def after(story: Story, seconds: float) -> Ending:
 def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
     story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
 
-    m = measured(story, after(story, 2.5))
+    m = story.measurement(after(story, 2.5))
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail.startswith("slow: not done in 2.5 s, set timeout_s to 5 or more; in warmup, at")
@@ -93,7 +89,7 @@ def test_neither_a_cold_first_step_nor_an_unfinished_one_bounds_the_others() -> 
 def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
     story = reported(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
 
-    m = measured(story, after(story, 1.0))
+    m = story.measurement(after(story, 1.0))
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail.startswith("no step finished in 1.01 s, in warmup; no step is known yet")
@@ -108,7 +104,7 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
 
     ending = after(story, 0.5)
 
-    assert measured(story, ending).tokens == 64, "its rate is bounded: less than a step in its time"
+    assert story.measurement(ending).tokens == 64, "its rate is less than a step in its time"
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
@@ -117,7 +113,7 @@ def test_a_rank_that_showed_no_step_has_an_unknown_number() -> None:
     story = reported(settings=replace(QUICK, timeout_s=2.5))
     story.rank_steps = (19, 0)
 
-    assert [r.steps for r in measured(story, after(story, 2.5)).ranks] == [19, None]
+    assert [r.steps for r in story.measurement(after(story, 2.5)).ranks] == [19, None]
 
 
 def part(*steps: int, **values: tuple[float, ...]) -> OverSteps:
@@ -132,7 +128,7 @@ def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
         done = StepsDone(steps=at, spent_s=at, shortest_s=1.0, over_steps=over_steps)
         story.hear(done, AT + at)
 
-    m = measured(story, after(story, 9.0))
+    m = story.measurement(after(story, 9.0))
 
     loss, norm = (3.0, 2.0, None, 1.0), (None, None, None, 5.0)
     joined = replace(part(1, 2, 3, 4), values={"loss": loss, "grad_norm": norm})
@@ -320,19 +316,7 @@ def test_a_process_that_answered_has_time_to_exit() -> None:
 
     ending = after(story, 1.0 + watchdog.EXIT_S)
 
-    assert (ending.outcome, measured(story, ending).outcome) == (None, Outcome.NON_FINITE)
-
-
-def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
-    story = reported(0.5)
-    story.hear(Preliminary(measurement=FAILED), AT + 1.0)
-
-    ending = story.ending(AT + 1.1, -11)
-
-    assert ending is not None
-    assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
-    m = measured(story, ending)
-    assert (m.outcome, m.evidence and m.evidence.steps) == (Outcome.NON_FINITE, 2)
+    assert (ending.outcome, story.measurement(ending).outcome) == (None, Outcome.NON_FINITE)
 
 
 def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(

@@ -10,8 +10,8 @@ import harness
 from harness.analysis.summary import summarise
 from harness.records import Case, Counters, Measurement, MetricSource, Outcome, Program, Run
 from harness.store.reader import load
-from harness.store.writer import create
 from harness.tests.fake_runs import ended, run, sweep, timed, trained
+from harness.tests.indexed import store
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BOTH = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024])]
@@ -35,11 +35,8 @@ def measure(c: Case) -> list[Measurement]:
 def recorded(tmp_path: Path) -> Run:
     cases = [replace(c, axes={**c.axes, "outcome": 1}) for c in BOTH]
     whole = run([replace(cases[0], program=PROGRAM), *cases[1:]], measure)
-    with create(tmp_path / "reports/runs", whole.suite, whole.environment) as writer:
-        for m in whole.measurements:
-            writer.append(m)
-        writer.finish()
-    return load(tmp_path / "reports/runs", "latest")
+    root = tmp_path / "reports/runs"
+    return load(root, store(root, whole))
 
 
 def test_a_case_has_its_axes_its_outcome_and_its_metrics_with_units(recorded: Run) -> None:

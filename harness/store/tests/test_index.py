@@ -18,7 +18,7 @@ from harness.errors import StoreError
 from harness.records import CaseSummary, Run
 from harness.store import index, reader
 from harness.store.writer import resume
-from harness.tests.indexed import CASE, ids, record, silent
+from harness.tests.indexed import CASE, headers, ids, record, silent
 
 
 def test_the_index_follows_the_folders(tmp_path: Path) -> None:
@@ -39,21 +39,12 @@ def test_the_index_follows_the_folders(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == [copied, second, index.INDEX]
 
 
-def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:
-    whole, broken = record(tmp_path), record(tmp_path)
-    file = tmp_path / broken / reader.RUN_FILE
-    lines = file.read_bytes().split(b"\n")
-    file.write_bytes(b"\n".join([lines[0], b"{", *lines[1:]]))
-
-    found = index.ask(tmp_path, lambda known: known.runs(), silent)
-
-    assert {h.run_id: h.state for h in found} == {whole: "complete", broken: "unreadable"}
-
-
-def test_a_run_whose_summary_fails_is_listed_and_harms_no_other(
+def test_a_run_that_cannot_be_read_or_summarised_is_listed_and_harms_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, broken = record(tmp_path), record(tmp_path)
+    whole, failing, damaged = (record(tmp_path) for _ in range(3))
+    file = tmp_path / damaged / reader.RUN_FILE
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\n{\n", 1))
     summarise = summary.summarise
 
     def fails(run: Run) -> tuple[CaseSummary, ...]:
@@ -61,13 +52,13 @@ def test_a_run_whose_summary_fails_is_listed_and_harms_no_other(
 
     monkeypatch.setattr(summary, "summarise", fails)
 
-    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+    found = {h.run_id: h for h in headers(tmp_path)}
 
-    assert {h.run_id: h.state for h in found} == {whole: "complete", broken: "unreadable"}
-    assert [h.problem.partition("(")[0] for h in found] == [
-        "its summary fails: ZeroDivisionError" if h.run_id == broken else "" for h in found
-    ]
-    assert index.rebuild(tmp_path, silent) == 2
+    assert (found[whole].state, found[whole].problem) == ("complete", "")
+    assert found[failing].state == found[damaged].state == "unreadable"
+    assert found[failing].problem.startswith("its summary fails: ZeroDivisionError")
+    assert found[damaged].problem.startswith(f"{file}:2: ")
+    assert index.rebuild(tmp_path, silent) == 3
 
 
 def test_an_empty_store_has_no_runs_and_no_index(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        pytest.param(b'"schema": 4', b'"schema": 99', r"jsonl:1: .*99", id="later"),
+        pytest.param(b'"schema": 4', b'"schema": 99', r"jsonl:1: .*99; .* up to 4\n", id="later"),
         pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
         pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
         pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),

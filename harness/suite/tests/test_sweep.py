@@ -107,12 +107,6 @@ def test_the_number_of_cases_is_checked_before_they_are_made() -> None:
     assert message.startswith("x.yaml:9:5: 2000000000 cases")
 
 
-def test_excluding_everything_is_an_error() -> None:
-    message = error_of(GOOD.replace('gc: "on", seq_len: [256, 512]', 'gc: ["on", "off"]'))
-
-    assert message.startswith("x.yaml:15:5: every combination is excluded")
-
-
 def test_workloads_need_different_names_and_share_the_limit_on_cases(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
