@@ -49,7 +49,7 @@ from harness.workload import PRELOAD
 DYNAMO = "torch._dynamo"
 """Counting operators and the first step of an optimizer import it, in over a second."""
 TRITON_CACHE = "triton.runtime.cache"
-"""Its `triton_key` hashes the files of Triton, half a gigabyte, before the first launch of a process."""
+"""Its `triton_key` hashes Triton's files, half a gigabyte: once a process, before a launch."""
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
