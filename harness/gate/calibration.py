@@ -54,7 +54,7 @@ times in ten and seldom bound all clean cases by 3 %; so it needs more pairs and
 """
 
 DAY_CV: Mapping[NoiseClass, float] = {**UPPER_CV, NoiseClass.NOISY: 0.04}
-"""Variation of a case between days on one GPU, until `between_days` can measure it. Assumed: the
+"""Variation of a case between days on one GPU, until `day_cv` can measure it. Assumed: the
 largest variation between processes of the class."""
 
 CARD_CV = 0.02
@@ -107,9 +107,6 @@ class Calibration:
     """Standard deviation between builds, over the cases; None if there was one build, or fewer
     than MIN_CASES cases."""
 
-    def levels(self) -> Mapping[str, float]:
-        return {c.case_id: c.level_s for c in self.cases}
-
     def thresholds(self, case_id: str) -> Thresholds:
         """Thresholds by the noise of a case, or of the node if the case was not calibrated."""
         noise = next((c.noise for c in self.cases if c.case_id == case_id), self.noise)
@@ -122,10 +119,9 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> C
     builds."""
     build_cv = _between_builds(pairs.values()) if builds and len(pairs) >= MIN_CASES else None
     of_builds = math.sqrt(2) * (build_cv or 0.0)
-    p_values = holm({case_id: _two_sided(found, of_builds) for case_id, found in pairs.items()})
-    cases = tuple(
-        _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
-    )
+    found = [_case_noise(case_id, of_case, of_builds) for case_id, of_case in pairs.items()]
+    p_values = holm({c.case_id: c.p_value for c in found})
+    cases = tuple(replace(c, p_value=p_values[c.case_id]) for c in found)
     middle = float(np.median([c.process_cv for c in cases]))
     noise = classify(middle)
     limits = THRESHOLDS[noise]
@@ -171,23 +167,6 @@ def by_scatter(thresholds: Thresholds, given: Mapping[str, Any], process_cv: flo
         return thresholds
     wider = THRESHOLDS[NoiseClass.NOISY].tolerance
     return replace(thresholds, tolerance=min(wider, thresholds.stored_tolerance))
-
-
-def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> float:
-    """Variation of the level of a case between days on one GPU.
-
-    Args:
-        levels: `Calibration.levels` of the same commit on different days.
-        noise: The node's class, used for fewer than MIN_DAYS days.
-
-    Returns:
-        The standard deviation of log levels, root mean square over the cases common to all days.
-    """
-    common = set.intersection(*(set(day) for day in levels)) if levels else set()
-    if len(levels) < MIN_DAYS or not common:
-        return DAY_CV[noise]
-    logs = np.log([[day[case_id] for case_id in sorted(common)] for day in levels])
-    return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,25 +220,20 @@ def in_store(store: Path, here: Environment, say: index.Say) -> BetweenCards:
     return index.ask(store, question, say)
 
 
-def _two_sided(pairs: Sequence[Pair], of_builds: float) -> float:
-    """Of Student's test that the ratio is one, apart from the luck of builds: a rank test of so few
-    pairs reaches no level that Holm asks of many cases."""
+def _case_noise(case_id: str, pairs: Sequence[Pair], of_builds: float) -> CaseNoise:
+    """Noise of one case; its p-value is not adjusted yet, but apart from the luck of builds."""
     logs, order = time_logs(pairs), swapped(pairs)
-    se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(order)), of_builds)
-    return float(2 * stdtr(len(order) - 2, -abs(hodges_lehmann(logs, order)) / max(se, 1e-12)))
-
-
-def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:
-    logs, order = time_logs(pairs), swapped(pairs)
-    cv = float(process_cv(logs, order))
+    centre, cv = float(hodges_lehmann(logs, order)), float(process_cv(logs, order))
     medians = [s for p in pairs for s in (p.baseline_s, p.candidate_s)]
+    # Student's test: a rank test of so few pairs reaches no level that Holm asks of many cases.
+    se = math.hypot(cv * math.sqrt(2 / len(order)), of_builds)
     return CaseNoise(
         case_id=case_id,
         noise=classify(cv),
         process_cv=cv,
         level_s=float(np.exp(np.mean(np.log(medians)))),
-        ratio=float(np.exp(hodges_lehmann(logs, order))),
-        p_value=p_value,
+        ratio=math.exp(centre),
+        p_value=float(2 * stdtr(len(order) - 2, -abs(centre) / max(se, 1e-12))),
         pairs=len(pairs),
     )
 
@@ -297,19 +271,6 @@ class Stored:
     uncommitted: bool = False
 
     @property
-    def day_cv(self) -> float:
-        """Variation between days, from the last calibration of this commit on each day;
-        calibrations of uncommitted code do not count."""
-        alike = {
-            day.at[:10]: day.levels
-            for day in self.days
-            if day.commit == self.commit and self.commit
-            if not day.uncommitted and not self.uncommitted
-            if day.device in ("", self.device)
-        }
-        return between_days(list(alike.values()), self.answer.noise)
-
-    @property
     def builds(self) -> str:
         found = self.answer.build_cv
         return ASSUMED if found is None else f"equal builds differ by {units.percent(found)}"
@@ -332,8 +293,23 @@ ASSUMED = (
 
 
 def day_cv(stored: Stored | None) -> float:
-    """Variation between days; that of a typical node without a calibration."""
-    return stored.day_cv if stored else DAY_CV[NoiseClass.TYPICAL]
+    """Variation of the level of a case between days on one GPU, root mean square over the cases
+    common to all days: from the last calibration of this commit on each day, but for uncommitted
+    code. Assumed by class for fewer than MIN_DAYS days."""
+    if stored is None:
+        return DAY_CV[NoiseClass.TYPICAL]
+    alike = {
+        day.at[:10]: day.levels
+        for day in stored.days
+        if day.commit == stored.commit and stored.commit
+        if not day.uncommitted and not stored.uncommitted
+        if day.device in ("", stored.device)
+    }
+    common = sorted(set[str]().union(*alike.values()).intersection(*alike.values()))
+    if len(alike) < MIN_DAYS or not common:
+        return DAY_CV[stored.answer.noise]
+    logs = np.log([[day[case_id] for case_id in common] for day in alike.values()])
+    return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
 def store(
@@ -356,7 +332,7 @@ def store(
     commit = environment.git.commit if environment.git else ""
     answer = calibrate(pairs, builds=builds)
     days = [replace(d, device=d.device or before.device) for d in before.days] if before else []
-    levels, uncommitted = answer.levels(), environment.uncommitted
+    uncommitted, levels = environment.uncommitted, {c.case_id: c.level_s for c in answer.cases}
     days.append(Day(at=at, commit=commit, levels=levels, uncommitted=uncommitted, device=device))
     stored = Stored(
         suite=suite,

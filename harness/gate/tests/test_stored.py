@@ -89,7 +89,7 @@ def test_variation_between_days_needs_several_days_of_one_commit(tmp_path: Path)
     assumed = DAY_CV[stored.answer.noise]
 
     def cv(days: Sequence[calibration.Day], **changes: Any) -> float:
-        return replace(stored, days=tuple(days), **changes).day_cv
+        return calibration.day_cv(replace(stored, days=tuple(days), **changes))
 
     assert cv(apart) == cv([*again, *apart[1:]]) == pytest.approx(0.0912, abs=1e-4)
     assert cv(again) == cv([*again, *apart[2:]]) == assumed, "an hour is no day"
@@ -127,7 +127,7 @@ def test_a_calibration_of_another_card_is_used_and_says_so(tmp_path: Path) -> No
     assert "another card" not in of_card.sentence(HERE)
     again = calibration.store(tmp_path, OTHER, SUITE, "c d", {CASE.case_id: A_A})
     assert [d.device for d in again.days] == [fake_runs.H200.uuid] * 2 + ["GPU-other"]
-    assert again.day_cv == DAY_CV[again.answer.noise], "the days of another card do not count"
+    assert calibration.day_cv(again) == DAY_CV[again.answer.noise], "of this card only"
     assert loaded(tmp_path) == again, "one for the model"
 
 
