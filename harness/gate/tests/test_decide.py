@@ -99,23 +99,6 @@ def judged(
 
 
 @pytest.mark.parametrize(
-    ("change", "decision"),
-    [
-        (Change.SAME, GO),
-        (Change.FASTER, GO),
-        (Change.SLOWER, NO_GO),
-        (Change.UNDECIDED, OPEN),
-    ],
-)
-def test_the_comparison_decides(change: Change, decision: Decision) -> None:
-    found = judged(comparison=replace(SAME, change=change))
-
-    assert (found.decision, found.change, found.state) == (decision, change, State.COMPARED)
-    assert found.comparison is not None
-    assert found.comparison.ratio == SAME.ratio
-
-
-@pytest.mark.parametrize(
     ("outcome", "base", "decision"),
     [
         (Outcome.CRASH, Outcome.OK, NO_GO),
