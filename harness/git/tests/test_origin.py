@@ -33,7 +33,8 @@ def make(provider, axes):
 
 def case(factory: str, program: Program | None = None) -> Case:
     name = factory or "program"
-    return fake_runs.case({}, case_id=name, factory=factory, settings=QUICK, program=program)
+    found: Case = fake_runs.case({}, case_id=name, factory=factory, settings=QUICK, program=program)
+    return found
 
 
 SLEEP = dataclasses.replace(
