@@ -54,7 +54,7 @@ times in ten and seldom bound all clean cases by 3 %; so it needs more pairs and
 """
 
 DAY_CV: Mapping[NoiseClass, float] = {**UPPER_CV, NoiseClass.NOISY: 0.04}
-"""Variation of a case between days on one GPU, until `day_cv` can measure it. Assumed: the
+"""Variation of a case between days on one GPU, until `between_days` can measure it. Assumed: the
 largest variation between processes of the class."""
 
 CARD_CV = 0.02
@@ -106,6 +106,9 @@ class Calibration:
     build_cv: float | None = None
     """Standard deviation between builds, over the cases; None if there was one build, or fewer
     than MIN_CASES cases."""
+
+    def levels(self) -> Mapping[str, float]:
+        return {c.case_id: c.level_s for c in self.cases}
 
     def thresholds(self, case_id: str) -> Thresholds:
         """Thresholds by the noise of a case, or of the node if the case was not calibrated."""
@@ -167,6 +170,16 @@ def by_scatter(thresholds: Thresholds, given: Mapping[str, Any], process_cv: flo
         return thresholds
     wider = THRESHOLDS[NoiseClass.NOISY].tolerance
     return replace(thresholds, tolerance=min(wider, thresholds.stored_tolerance))
+
+
+def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> float:
+    """Standard deviation of log levels between days on one GPU, root mean square over the cases
+    common to all days; assumed by class for fewer than MIN_DAYS days."""
+    common = set.intersection(*(set(day) for day in levels)) if levels else set()
+    if len(levels) < MIN_DAYS or not common:
+        return DAY_CV[noise]
+    logs = np.log([[day[case_id] for case_id in sorted(common)] for day in levels])
+    return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,9 +306,8 @@ ASSUMED = (
 
 
 def day_cv(stored: Stored | None) -> float:
-    """Variation of the level of a case between days on one GPU, root mean square over the cases
-    common to all days: from the last calibration of this commit on each day, but for uncommitted
-    code. Assumed by class for fewer than MIN_DAYS days."""
+    """Variation between days: from the last calibration of this commit on each day, but for
+    uncommitted code; that of a typical node without a calibration."""
     if stored is None:
         return DAY_CV[NoiseClass.TYPICAL]
     alike = {
@@ -305,11 +317,7 @@ def day_cv(stored: Stored | None) -> float:
         if not day.uncommitted and not stored.uncommitted
         if day.device in ("", stored.device)
     }
-    common = sorted(set[str]().union(*alike.values()).intersection(*alike.values()))
-    if len(alike) < MIN_DAYS or not common:
-        return DAY_CV[stored.answer.noise]
-    logs = np.log([[day[case_id] for case_id in common] for day in alike.values()])
-    return float(np.sqrt(logs.var(axis=0, ddof=1).mean()))
+    return between_days(list(alike.values()), stored.answer.noise)
 
 
 def store(
@@ -332,7 +340,7 @@ def store(
     commit = environment.git.commit if environment.git else ""
     answer = calibrate(pairs, builds=builds)
     days = [replace(d, device=d.device or before.device) for d in before.days] if before else []
-    uncommitted, levels = environment.uncommitted, {c.case_id: c.level_s for c in answer.cases}
+    levels, uncommitted = answer.levels(), environment.uncommitted
     days.append(Day(at=at, commit=commit, levels=levels, uncommitted=uncommitted, device=device))
     stored = Stored(
         suite=suite,
