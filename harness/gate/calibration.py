@@ -122,10 +122,9 @@ def calibrate(pairs: Mapping[str, Sequence[Pair]], *, builds: bool = False) -> C
     builds."""
     build_cv = _between_builds(pairs.values()) if builds and len(pairs) >= MIN_CASES else None
     of_builds = math.sqrt(2) * (build_cv or 0.0)
-    p_values = holm({case_id: _two_sided(found, of_builds) for case_id, found in pairs.items()})
-    cases = tuple(
-        _case_noise(case_id, of_case, p_values[case_id]) for case_id, of_case in pairs.items()
-    )
+    found = [_case_noise(case_id, of_case, of_builds) for case_id, of_case in pairs.items()]
+    p_values = holm({c.case_id: c.p_value for c in found})
+    cases = tuple(replace(c, p_value=p_values[c.case_id]) for c in found)
     middle = float(np.median([c.process_cv for c in cases]))
     noise = classify(middle)
     limits = THRESHOLDS[noise]
@@ -174,15 +173,8 @@ def by_scatter(thresholds: Thresholds, given: Mapping[str, Any], process_cv: flo
 
 
 def between_days(levels: Sequence[Mapping[str, float]], noise: NoiseClass) -> float:
-    """Variation of the level of a case between days on one GPU.
-
-    Args:
-        levels: `Calibration.levels` of the same commit on different days.
-        noise: The node's class, used for fewer than MIN_DAYS days.
-
-    Returns:
-        The standard deviation of log levels, root mean square over the cases common to all days.
-    """
+    """Standard deviation of log levels between days on one GPU, root mean square over the cases
+    common to all days; assumed by class for fewer than MIN_DAYS days."""
     common = set.intersection(*(set(day) for day in levels)) if levels else set()
     if len(levels) < MIN_DAYS or not common:
         return DAY_CV[noise]
@@ -241,25 +233,20 @@ def in_store(store: Path, here: Environment, say: index.Say) -> BetweenCards:
     return index.ask(store, question, say)
 
 
-def _two_sided(pairs: Sequence[Pair], of_builds: float) -> float:
-    """Of Student's test that the ratio is one, apart from the luck of builds: a rank test of so few
-    pairs reaches no level that Holm asks of many cases."""
+def _case_noise(case_id: str, pairs: Sequence[Pair], of_builds: float) -> CaseNoise:
+    """Noise of one case; its p-value is not adjusted yet, but apart from the luck of builds."""
     logs, order = time_logs(pairs), swapped(pairs)
-    se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(order)), of_builds)
-    return float(2 * stdtr(len(order) - 2, -abs(hodges_lehmann(logs, order)) / max(se, 1e-12)))
-
-
-def _case_noise(case_id: str, pairs: Sequence[Pair], p_value: float) -> CaseNoise:
-    logs, order = time_logs(pairs), swapped(pairs)
-    cv = float(process_cv(logs, order))
+    centre, cv = float(hodges_lehmann(logs, order)), float(process_cv(logs, order))
     medians = [s for p in pairs for s in (p.baseline_s, p.candidate_s)]
+    # Student's test: a rank test of so few pairs reaches no level that Holm asks of many cases.
+    se = math.hypot(cv * math.sqrt(2 / len(order)), of_builds)
     return CaseNoise(
         case_id=case_id,
         noise=classify(cv),
         process_cv=cv,
         level_s=float(np.exp(np.mean(np.log(medians)))),
-        ratio=float(np.exp(hodges_lehmann(logs, order))),
-        p_value=p_value,
+        ratio=math.exp(centre),
+        p_value=float(2 * stdtr(len(order) - 2, -abs(centre) / max(se, 1e-12))),
         pairs=len(pairs),
     )
 
@@ -297,19 +284,6 @@ class Stored:
     uncommitted: bool = False
 
     @property
-    def day_cv(self) -> float:
-        """Variation between days, from the last calibration of this commit on each day;
-        calibrations of uncommitted code do not count."""
-        alike = {
-            day.at[:10]: day.levels
-            for day in self.days
-            if day.commit == self.commit and self.commit
-            if not day.uncommitted and not self.uncommitted
-            if day.device in ("", self.device)
-        }
-        return between_days(list(alike.values()), self.answer.noise)
-
-    @property
     def builds(self) -> str:
         found = self.answer.build_cv
         return ASSUMED if found is None else f"equal builds differ by {units.percent(found)}"
@@ -332,8 +306,18 @@ ASSUMED = (
 
 
 def day_cv(stored: Stored | None) -> float:
-    """Variation between days; that of a typical node without a calibration."""
-    return stored.day_cv if stored else DAY_CV[NoiseClass.TYPICAL]
+    """Variation between days: from the last calibration of this commit on each day, but for
+    uncommitted code; that of a typical node without a calibration."""
+    if stored is None:
+        return DAY_CV[NoiseClass.TYPICAL]
+    alike = {
+        day.at[:10]: day.levels
+        for day in stored.days
+        if day.commit == stored.commit and stored.commit
+        if not day.uncommitted and not stored.uncommitted
+        if day.device in ("", stored.device)
+    }
+    return between_days(list(alike.values()), stored.answer.noise)
 
 
 def store(

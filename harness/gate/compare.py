@@ -7,7 +7,7 @@ case of one side only, or one measured in another environment, is undecided.
 """
 
 import datetime
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,19 +170,13 @@ def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str
     settings = {
         n for n in names if all(len({c.axes[n] for c in s if n in c.axes}) < 2 for s in sides)
     }
-    first, second = ({_without(settings, c): c.case_id for c in cases} for cases in sides)
+    first, second = ({c.apart_from(*settings): c.case_id for c in cases} for cases in sides)
     alone = {c.case_id for c in sides[0]} ^ {c.case_id for c in sides[1]}
     return {
         case_id: second[key]
         for key, case_id in first.items()
         if key in second and {case_id, second[key]} <= alone
     }
-
-
-def _without(settings: Container[str], case: Case) -> tuple[object, ...]:
-    """What a case is, but for these axes."""
-    axes = sorted((n, repr(v)) for n, v in case.axes.items() if n not in settings)
-    return (case.workload, case.provider, *axes)
 
 
 def _renamed(run: Run, names: Mapping[str, str]) -> Run:

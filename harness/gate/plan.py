@@ -202,9 +202,9 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
     for suite in plan.suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, plan.here, remedy)
-    home = None if counting else plan.sides[-1].roots[0]
-    unfit_for = unfitness(plan.here, store=request.store, home=home)
-    findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, unfit_for))
+    home = plan.sides[-1].roots[0]
+    why = () if counting else unfitness(plan.here, store=request.store, home=home)
+    findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, why))
     plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
     if plan.sound:
         _preflight(plan)
@@ -417,17 +417,13 @@ def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stor
     }
 
 
-def unfitness(here: Environment, *, store: Path, home: Path | None) -> Iterator[str]:
-    """Why the machine is not fit to measure on.
-
-    Args:
-        home: Folder whose pinned versions must be installed; None if nothing is timed.
-    """
-    if home is not None:
-        here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
-        for check in here.vitals.checks if here.vitals else ():
-            if check.grade in (Grade.FAIL, Grade.UNKNOWN):
-                yield f"{check.name}: {check.fact}"
+def unfitness(here: Environment, *, store: Path, home: Path) -> Iterator[str]:
+    """Why the machine is not fit to time on; the versions that are pinned in `home` must be
+    installed."""
+    here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
+    for check in here.vitals.checks if here.vitals else ():
+        if check.grade in (Grade.FAIL, Grade.UNKNOWN):
+            yield f"{check.name}: {check.fact}"
 
 
 def unfit(reason: str) -> Finding:

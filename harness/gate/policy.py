@@ -233,14 +233,6 @@ class PolicyForm(Form):
     in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
     pattern that matches decides. A suite's own file and the policy always trigger it."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _paths_instead(cls, data: Any) -> Any:
-        for key in {"reaches", "select"} & (data.keys() if isinstance(data, dict) else set()):
-            remedy = 'List the files that trigger a suite: paths: ["src/**", "!**/*.md"].'
-            raise wrong("is now `paths`", key=key, remedy=remedy)
-        return data
-
     @model_validator(mode="after")
     def _once(self) -> "PolicyForm":
         for key in ("suites", "counters"):

@@ -66,7 +66,7 @@ def compare_stored(
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
         beside: Number of cases of other suites that the same gate shows.
-        day_cv: Variation of a case's level between days, from `calibration.between_days`.
+        day_cv: Variation of a case's level between days, from `calibration.day_cv`.
         thresholds: As for `comparison.confirm`.
         cards: Given if the two sides were measured on two cards.
     """

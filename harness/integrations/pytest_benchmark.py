@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness import __version__, units
@@ -302,7 +303,7 @@ def statistics_of(data: Sequence[float]) -> dict[str, object]:
     """The statistics of pytest-benchmark, by its definitions."""
     ordered = sorted(data)
     mean, spread = statistics.mean(data), statistics.stdev(data) if len(data) > 1 else 0.0
-    q1, q3 = _quartiles(ordered)
+    q1, q3 = map(float, np.quantile(data, (0.25, 0.75), method="hazen"))
     low, high = q1 - 1.5 * (q3 - q1), q3 + 1.5 * (q3 - q1)
     within = [x for x in ordered if low <= x <= high]
     far = sum(abs(x - mean) > spread for x in data)
@@ -324,23 +325,3 @@ def statistics_of(data: Sequence[float]) -> dict[str, object]:
         "ops": len(data) / sum(data),
         "total": sum(data),
     }
-
-
-def _quartiles(ordered: Sequence[float]) -> tuple[float, float]:
-    """Medians of the halves; for an odd count, the third method in Wikipedia's "Quartile"."""
-    count = len(ordered)
-    if count == 1:
-        return ordered[0], ordered[0]
-    if count % 2 == 0:
-        half = count // 2
-        return statistics.median(ordered[:half]), statistics.median(ordered[half:])
-    n, rest = divmod(count, 4)
-    if rest == 1:
-        return (
-            0.25 * ordered[n - 1] + 0.75 * ordered[n],
-            0.75 * ordered[3 * n] + 0.25 * ordered[3 * n + 1],
-        )
-    return (
-        0.75 * ordered[n] + 0.25 * ordered[n + 1],
-        0.25 * ordered[3 * n + 1] + 0.75 * ordered[3 * n + 2],
-    )

@@ -23,8 +23,6 @@ from harness.gate.calibration import (
     NoiseClass,
     between_cards,
     calibrate,
-    classify,
-    process_cv,
 )
 from harness.gate.unpaired import Process, compare_stored
 from harness.records import Case, Change, Estimate, Measurement, Outcome, Pair, Thresholds
@@ -35,7 +33,7 @@ from harness.store import reader
 from harness.store.index import HistoryPoint
 from harness.tests import fake_runs
 from harness.tests.gate_repositories import WORKLOADS, repository
-from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise, RecordedNoise
+from reports.studies.noise import NOISY, QUIET, TYPICAL, Noise
 
 
 def drawn(noise: Noise, n: int, *, seed: int, ratio: float = 1.0) -> list[Pair]:
@@ -81,17 +79,6 @@ def test_a_case_whose_aa_pairs_differ_is_named() -> None:
     )
 
     assert calibration.biased == ("b",)
-
-
-def test_the_variation_of_a_process_is_estimated_from_pairs() -> None:
-    draw = RecordedNoise(name="", residuals=((0.02, -0.02) * 40,)).draw(
-        np.random.default_rng(1), 200, 20
-    )
-
-    logs, order = draw.candidate - draw.baseline, np.arange(20) % 2 == 1
-    logs[:, order] += 0.1  # what the order does is no noise
-    assert process_cv(logs, order).mean() == pytest.approx(0.02, rel=0.05)
-    assert classify(0.02) is NoiseClass.NOISY
 
 
 def test_cases_of_different_noise_are_judged_together() -> None:

@@ -1,6 +1,5 @@
 """Two runs, two commits, or a commit and the working tree, compared."""
 
-import contextlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,6 +31,7 @@ from harness.records import (
 )
 from harness.runner.interleave import Task
 from harness.store import reader
+from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case, gate_verdict
 from harness.tests.gate_repositories import FILES, KERNEL, commit, git, repository, write
@@ -303,47 +303,30 @@ STALE_POLICY = FILES["ci/gate.yaml"] + (
 )
 
 
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def test_the_working_tree_is_compared_with_a_commit(tmp_path: Path) -> None:
     """Uncommitted changes, a new case, and a baseline with further commits."""
-    root = repository(tmp_path_factory.mktemp("toys"), {"ci/gate.yaml": STALE_POLICY})
+    root = repository(tmp_path, {"ci/gate.yaml": STALE_POLICY})
     git(root, "branch", "work")
     commit(root, {"toy/kernel.py": KERNEL + "\n# main went on\n"})
     git(root, "checkout", "--quiet", "work")
     write(root, {"toy/kernel.py": MORE, SUITE: TWO_CASES, "untracked.txt": "mine"})
     git(root, "add", SUITE)  # staged, unlike the rest
     before = fingerprint(root)
-    with contextlib.chdir(root):
-        answer = CliRunner().invoke(
-            cli.app, ["compare", "main", ".", "--counters", "--json", "--suite", SUITE]
-        )
-    assert answer.exit_code in (0, 1, 3), answer.output + repr(answer.exception)
+
+    said = harness("compare", "main", ".", "--counters", "--json", "--suite", SUITE, cwd=root)
+
     shutil.rmtree(root / "reports")
-    return {
-        "root": root,
-        "before": before,
-        "after": fingerprint(root),
-        "exit": answer.exit_code,
-        **json.loads(answer.stdout),
-    }
-
-
-def test_the_working_tree_is_compared_with_a_commit(answer: dict[str, Any]) -> None:
-    found = {case["case_id"]: case for case in answer["cases"]}
-    (more,) = (case for name, case in found.items() if name.startswith("sleep/a"))
-
-    assert (answer["decision"], answer["exit"], answer["exit_status"]) == ("NO-GO", 1, 1)
+    assert fingerprint(root) == before, "the user's files and refs"
+    answer = json.loads(said.stdout)
+    (more,) = (case for case in answer["cases"] if case["case_id"].startswith("sleep/a"))
+    assert (answer["decision"], said.returncode, answer["exit_status"]) == ("NO-GO", 1, 1)
     assert more["state"] == "compared"
     assert "dispatched_ops" in [c["name"] for c in more["counters"]]
     assert more["exemption"] == ""
     assert answer["findings"] == []
     assert (answer["mode"], answer["subject"]) == ("counters", "comparison")
-    assert answer["baseline"]["commit"] == git(answer["root"], "rev-parse", "main")
+    assert answer["baseline"]["commit"] == git(root, "rev-parse", "main")
     assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
-
-
-def test_the_users_files_and_refs_are_unchanged(answer: dict[str, Any]) -> None:
-    assert answer["after"] == answer["before"]
 
 
 def test_a_case_that_only_one_side_can_run_is_undecided() -> None:

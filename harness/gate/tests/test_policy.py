@@ -102,7 +102,6 @@ def test_a_change_of_the_policy_triggers_every_suite() -> None:
         ('must: ["_selected*"]', "", "needs must, must_not or both"),
         ("nsa/**", "!nsa/**", "only excludes files"),
         ("nsa/**", "nsa/[ab]", "'nsa/[ab]' contains '['"),
-        ("paths:", "reaches:", "reaches is now `paths`"),
         ("\nabsolute:", "\n  - {suite: suites/gate.yaml}\nabsolute:", "names a suite twice"),
     ],
 )

@@ -13,6 +13,7 @@ from harness.git.worktrees import checked_out
 from harness.records import INTERPRETER, Case, Clock, Measurement, Outcome, Program
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
+from harness.tests import fake_runs
 from harness.tests.gate_repositories import commit, git, repository, write
 from harness.tests.workers import QUICK, make_suite, run
 
@@ -31,15 +32,9 @@ def make(provider, axes):
 
 
 def case(factory: str, program: Program | None = None) -> Case:
-    return Case(
-        case_id=factory or "program",
-        workload="w",
-        factory=factory,
-        provider="p",
-        axes={},
-        settings=QUICK,
-        program=program,
-    )
+    name = factory or "program"
+    found: Case = fake_runs.case({}, case_id=name, factory=factory, settings=QUICK, program=program)
+    return found
 
 
 SLEEP = dataclasses.replace(
