@@ -51,6 +51,8 @@ class CauseKind(StrEnum):
     OVERFLOW = "float16 overflow"
     CONFIGURATION = "another configuration ran"
     FALLBACK = "silent fallback"
+    UNTIMED = "time outside the steps"
+    RAISED = "exception"
     DEAD = "setting without effect"
     SHARED = "shared GPU"
     THERMAL = "thermal limit"
@@ -113,6 +115,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
     found = [
         *wrong,
         *_failures(measured),
+        *in_output(run),
         *_without_effect(run, ours),
         *_over_time(measured, slow_wanted=_slow_wanted(run)),
         *_limits(run, judged),
@@ -174,6 +177,20 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
                 fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
     yield from _one(CauseKind.OVERFLOW, overflows)
     yield from _one(CauseKind.FALLBACK, fallbacks)
+
+
+def in_output(run: Run) -> Iterator[Cause]:
+    """Programs whose own times leave something out, or that end well after an exception."""
+    untimed, raised = dict[str, str](), dict[str, str]()
+    for m in run.measurements:
+        if (share := m.effective.get("timed_share")) is not None:
+            text = f"its own step times make up {float(share):.0%} of the time from line to line"
+            rest = "step time and tokens/s leave out the rest, such as loading data"
+            untimed.setdefault(m.case_id, f"{text}; {rest}")
+        if why := m.effective.get("raised"):
+            raised.setdefault(m.case_id, f"exit status 0, but its output has a traceback: {why}")
+    yield from _one(CauseKind.UNTIMED, untimed)
+    yield from _one(CauseKind.RAISED, raised)
 
 
 def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:

@@ -282,6 +282,14 @@ def forward_only(c: Case, m: Measurement) -> Measurement:
     return slower(replace(m, flops=3 * (m.flops or 0)), 3.0) if on else m
 
 
+def loader_outside_its_times(c: Case, m: Measurement) -> Measurement:
+    return replace(m, effective={**m.effective, "timed_share": 0.05})
+
+
+def swallowed_exception(c: Case, m: Measurement) -> Measurement:
+    return replace(m, effective={**m.effective, "raised": "RuntimeError: bad shard"})
+
+
 def nothing(c: Case, m: Measurement) -> Measurement:
     return m
 
@@ -322,6 +330,8 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (one_slow_step, CASES, CauseKind.SLOW_STEPS),
         (steady_training, CASES, None),
         (overflow, CASES, CauseKind.OVERFLOW),
+        (loader_outside_its_times, CASES, CauseKind.UNTIMED),
+        (swallowed_exception, CASES, CauseKind.RAISED),
         (odd_cell, GC, CauseKind.CELL),
         (nothing, CASES, None),
         (nothing, GC, None),
