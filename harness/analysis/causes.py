@@ -182,9 +182,14 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
 def in_output(run: Run) -> Iterator[Cause]:
     """Programs whose own times leave something out, or that end well after an exception."""
     untimed, raised = dict[str, str](), dict[str, str]()
-    for m in run.measurements:
-        if (share := m.effective.get("timed_share")) is not None:
-            text = f"its own step times make up {float(share):.0%} of the time from line to line"
+
+    def share(m: Measurement) -> float:
+        return float(m.effective.get("timed_share") or 0.0)
+
+    for m in sorted(run.measurements, key=share):  # the cause has the words of the worst case
+        if "timed_share" in m.effective:
+            made = units.percent(share(m))
+            text = f"its own step times make up {made} of the time from line to line"
             rest = "step time and tokens/s leave out the rest, such as loading data"
             untimed.setdefault(m.case_id, f"{text}; {rest}")
         if why := m.effective.get("raised"):
@@ -397,7 +402,8 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     against: set[tuple[str, str]] = set()
     for e in effects(sound):
         levels = Match(criteria={name: (value,) for name, value in e.within.items()})
-        cases = [s for s in sound if s.case.workload == e.workload and levels.accepts(s.case)]
+        timed = [s for s in sound if s.case.workload == e.workload and "step_s" in s.metrics]
+        cases = [s for s in timed if levels.accepts(s.case)]
         both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
@@ -427,7 +433,9 @@ def _setting_cause(
 ) -> Cause:
     factor = max(e.ratio, 1 / e.ratio)
     name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
-    text = f"{name} makes a step {units.factor(factor)} slower than {value}"
+    other_work = any(len({s.tokens for s in g}) > 1 for g in groups_along(both, e.axis))
+    what = "token" if other_work else "step"
+    text = f"{name} makes a {what} {units.factor(factor)} slower than {value}"
     text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
     text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
     less, more = (_memory(both, e.axis, at) for at in (slow, quick))
