@@ -209,6 +209,28 @@ open("out.jsonl", "w").write('{"x": 5}\\n{"x": 6}\\n')
     assert m.tokens == 11, "of a step, for the suite does not state them"
 
 
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_a_file_that_a_program_appends_to_has_no_values_of_an_earlier_run(
+    mode: str, warm: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "out.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "out.csv").write_text("a,b\n7,9\n")
+    head = "a,b\n" if mode == "w" else ""
+    program = f"""
+time.sleep(0.01)
+open("out.jsonl", {mode!r}).write('{{"x": 5}}\\n{{"x": 6}}\\n')
+open("out.csv", {mode!r}).write({head!r} + "1,2\\n3,4\\n")
+"""
+    metrics = (
+        "metrics:",
+        "  column: {file: out.csv, csv: b, unit: x, better: higher}",
+        "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
+    )
+    m = measured(warm, tmp_path, program, *metrics)
+
+    assert (m.detail, m.readings) == ("", {"x": (5.0, 6.0), "column": (2.0, 4.0)})
+
+
 def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, sys, json\nprint(json.dumps({'n': int(sys.argv[1].split('=')[1])"
