@@ -309,6 +309,8 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
         if isinstance(reading, ProcessReading):
             readings.append(reading)
             value = f"{reading.value:.6g}" if outcome is Outcome.OK else value
+        elif outcome is Outcome.OK:
+            value = str(reading)
         processes.log(
             f"{block.stage} {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
         )
