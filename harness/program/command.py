@@ -254,7 +254,7 @@ class _Session:
             last = self.own.stdout.last or self.own.stderr.last
             shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
             raise MissingMetric(
-                f"progress: none of {self.lines} lines of output matches {steps.step!r}{shown}"
+                f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}"
             )
         raise MissingMetric(
             f"progress: the program ended after {self.series.finished} steps, including "

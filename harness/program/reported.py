@@ -107,7 +107,7 @@ class ReportedMetrics:
             ):
                 after = f" after {source.prefix!r}" if source.prefix else ""
                 json_line = f"a JSON line with {source.json!r}{after}"
-                wanted = f"a line that matches {source.line!r}" if source.line else json_line
+                wanted = f"a line that matches '{source.line}'" if source.line else json_line
                 raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
 
     def _keep(self, source: MetricSource, found: Any, at: float, where: str) -> float:
