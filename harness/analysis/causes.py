@@ -274,7 +274,8 @@ def _over_time(
                 sinking[case_id] = f"tokens/s changes by {change} in {went.steps} steps"
             odd = {} if case_id in slow_wanted else went.slow
             for step, factor in [*odd.items()][:1]:
-                more = f"; {len(went.slow) - 1} more are slow" if len(went.slow) > 1 else ""
+                others = len(went.slow) - 1
+                more = f"; {others} more {'is' if others == 1 else 'are'} slow" if others else ""
                 text = f"step {step} takes {units.factor(factor)} as long as those around it"
                 if (n := sum(bool(m.over_steps) for m in processes)) > 1:
                     text += f", in {went.slow_in[step]} of {n} processes"

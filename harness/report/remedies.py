@@ -291,7 +291,7 @@ def _steps(
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
         alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
-        yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
+        yield f"Reproduce {short.get(f.subject)} ({outcome_name(f.outcome)}): `{alone}`"
     if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
         ids = [f.partner for f in lacking]
         providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
