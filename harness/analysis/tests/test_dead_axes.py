@@ -189,14 +189,6 @@ def test_first_lines_that_arrived_together_are_no_effect() -> None:
     assert odd(FLAGS, measure).dead
 
 
-def test_a_slow_step_of_a_single_process_is_no_effect() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        (m,) = did(c, processes=1)
-        return [trained(m, **slow_at(100) if c.axes["flag"] else {})]
-
-    assert odd(FLAGS, measure).dead
-
-
 @pytest.mark.parametrize(
     "measure",
     [
