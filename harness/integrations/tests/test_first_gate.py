@@ -248,6 +248,14 @@ def test_steps_times_and_rates_are_read_from_the_output(
     } == pytest.approx(found)
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("python -m vision.train --n 3", "vision-train"), ("python tools/a.py", "a"), ("./b", "b")],
+)
+def test_a_workload_has_the_name_of_its_program(command: str, name: str) -> None:
+    assert f"name: {name}," in first_gate._suite_text({"command": command}, {}, 0.0)
+
+
 @pytest.mark.parametrize("value", ["nan", "-inf", "NaN"])
 def test_a_loss_that_is_not_finite_is_read(value: str) -> None:
     loss = readings("\n".join(f"{line} loss=2.5" for line in STEPS))["metrics"]["loss"]
