@@ -51,6 +51,8 @@ class CauseKind(StrEnum):
     OVERFLOW = "float16 overflow"
     CONFIGURATION = "another configuration ran"
     FALLBACK = "silent fallback"
+    UNTIMED = "time outside the steps"
+    RAISED = "exception"
     DEAD = "setting without effect"
     SHARED = "shared GPU"
     THERMAL = "thermal limit"
@@ -113,6 +115,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
     found = [
         *wrong,
         *_failures(measured),
+        *in_output(run),
         *_without_effect(run, ours),
         *_over_time(measured, slow_wanted=_slow_wanted(run)),
         *_limits(run, judged),
@@ -174,6 +177,25 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
                 fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
     yield from _one(CauseKind.OVERFLOW, overflows)
     yield from _one(CauseKind.FALLBACK, fallbacks)
+
+
+def in_output(run: Run) -> Iterator[Cause]:
+    """Programs whose own times leave something out, or that end well after an exception."""
+    untimed, raised = dict[str, str](), dict[str, str]()
+
+    def share(m: Measurement) -> float:
+        return float(m.effective.get("timed_share") or 0.0)
+
+    for m in sorted(run.measurements, key=share):  # the cause has the words of the worst case
+        if "timed_share" in m.effective:
+            made = units.percent(share(m))
+            text = f"its own step times make up {made} of the time from line to line"
+            rest = "step time and tokens/s leave out the rest, such as loading data"
+            untimed.setdefault(m.case_id, f"{text}; {rest}")
+        if why := m.effective.get("raised"):
+            raised.setdefault(m.case_id, f"exit status 0, but its output has a traceback: {why}")
+    yield from _one(CauseKind.UNTIMED, untimed)
+    yield from _one(CauseKind.RAISED, raised)
 
 
 def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
@@ -252,7 +274,8 @@ def _over_time(
                 sinking[case_id] = f"tokens/s changes by {change} in {went.steps} steps"
             odd = {} if case_id in slow_wanted else went.slow
             for step, factor in [*odd.items()][:1]:
-                more = f"; {len(went.slow) - 1} more are slow" if len(went.slow) > 1 else ""
+                others = len(went.slow) - 1
+                more = f"; {others} more {'is' if others == 1 else 'are'} slow" if others else ""
                 text = f"step {step} takes {units.factor(factor)} as long as those around it"
                 if (n := sum(bool(m.over_steps) for m in processes)) > 1:
                     text += f", in {went.slow_in[step]} of {n} processes"
@@ -380,7 +403,8 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     against: set[tuple[str, str]] = set()
     for e in effects(sound):
         levels = Match(criteria={name: (value,) for name, value in e.within.items()})
-        cases = [s for s in sound if s.case.workload == e.workload and levels.accepts(s.case)]
+        timed = [s for s in sound if s.case.workload == e.workload and "step_s" in s.metrics]
+        cases = [s for s in timed if levels.accepts(s.case)]
         both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
@@ -410,7 +434,9 @@ def _setting_cause(
 ) -> Cause:
     factor = max(e.ratio, 1 / e.ratio)
     name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
-    text = f"{name} makes a step {units.factor(factor)} slower than {value}"
+    other_work = any(len({s.tokens for s in g}) > 1 for g in groups_along(both, e.axis))
+    what = "token" if other_work else "step"
+    text = f"{name} makes a {what} {units.factor(factor)} slower than {value}"
     text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
     text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
     less, more = (_memory(both, e.axis, at) for at in (slow, quick))

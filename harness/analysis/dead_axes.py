@@ -241,13 +241,13 @@ def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedP
 
 
 def _other_steps(of: CaseSummary, *cases: Sequence[Measurement]) -> bool:
-    """Whether no two processes recorded as many steps, or a step is slow in all processes of one
+    """Whether no two processes ended at the same step, or a step is slow in all processes of one
     case and in none of the other. If the harness ended them, both are chance."""
     ended = of.case.program and of.case.program.steps and of.case.program.steps.until_sampled
     seen = [[m.over_steps for m in case if m.over_steps] for case in cases]
     if ended or not all(seen) or any(m.until_sampled for case in cases for m in case):
         return False
-    a, b = ({len(s.step) for s in case} for case in seen)
+    a, b = ({s.step[-1] for s in case if s.step} for case in seen)
     slow = [[{n for n, _ in slow_steps(s.step, s.step_s)} for s in case] for case in seen]
     only = (x[0].intersection(*x) - y[0].union(*y) for x, y in (slow, slow[::-1]))
     return a.isdisjoint(b) or any(only)

@@ -268,8 +268,8 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
     return Course(
         steps=min(max(s.step, default=0) for _, s in seen),
-        first={n: float(np.mean([a for a, _ in v])) for n, v in ends.items()},
-        last={n: float(np.mean([b for _, b in v])) for n, v in ends.items()},
+        first={n: _first(measurements, n) for n in ends},
+        last={n: float(np.mean(v)) for n, v in ends.items()},
         speed=(speed[0], speed[1]) if speed else None,
         drift=drift,
         growth=_over_processes([g for one in memory if (g := _growth(*one))], samples),
@@ -290,7 +290,7 @@ def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
     return {
         **{name: e for name, e in trends.items() if e},
         **{
-            f"{name}_last": statistics.arithmetic([b for _, b in ends], samples=len(ends))
+            f"{name}_last": statistics.arithmetic(ends, samples=len(ends))
             for name in LOSSES
             if len(ends := _ends(ok, name)) == len(ok)
         },
@@ -337,10 +337,18 @@ def _known(m: Measurement, name: str) -> dict[int, float]:
     return {step: v for step, v in of if v is not None}
 
 
-def _ends(measurements: Sequence[Measurement], name: str) -> list[tuple[float, float]]:
-    """The first value of each process that has any, and the mean of its last tenth."""
+def _first(measurements: Sequence[Measurement], name: str) -> float:
+    """The mean over the processes that recorded the earliest step; the first lines of another one
+    may have come together."""
+    known = [of for m in measurements if (of := _known(m, name))]
+    start = min(min(of) for of in known)
+    return float(np.mean([of[start] for of in known if start in of]))
+
+
+def _ends(measurements: Sequence[Measurement], name: str) -> list[float]:
+    """The mean of the last tenth of each process that has any value."""
     known = [[*_known(m, name).values()] for m in measurements]
-    return [(v[0], float(np.mean(v[-max(1, len(v) // 10) :]))) for v in known if v]
+    return [float(np.mean(v[-max(1, len(v) // 10) :])) for v in known if v]
 
 
 def speeds_of(m: Measurement) -> Values:

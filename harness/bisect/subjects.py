@@ -32,8 +32,8 @@ from harness.suite.choice import fits
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
 SHOWN_CASES = 5
-VARYING = frozenset({"start"})
-"""What is observed of a process and not of its case: whether its caches were warm."""
+VARYING = frozenset({"start", "read_together", "samples_cut", "timed_share", "raised"})
+"""What is observed of a process and not of its case, such as whether its caches were warm."""
 
 End = TypeVar("End", covariant=True)
 

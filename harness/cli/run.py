@@ -14,6 +14,7 @@ from harness import units
 from harness.analysis import overhead as sampling
 from harness.analysis import roofline, summary
 from harness.analysis import verdict as gate
+from harness.analysis.causes import in_output
 from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
 from harness.cli import report as pages
@@ -459,7 +460,10 @@ def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
         for program in text.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
         odd = text.oddity_sentences(oddities(recorded, cases))
-        for note in (*recorded.notes, *odd, *text.flag_sentences(recorded)):
+        found = [*in_output(recorded)]
+        more = (f" (+{len(c.cases) - 1} more)" if c.cases[1:] else "" for c in found)
+        seen = (f"{c.cases[0]}{also}: {c.evidence}" for c, also in zip(found, more, strict=True))
+        for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
             show(f"note: {note.replace('`', '')}")
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):

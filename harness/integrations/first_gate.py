@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def _yaml(head: str, **data: Any) -> str:
 def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: float) -> str:
     words = shlex.split(workload.get("command", ""))
     script = next((w for w in words if w.endswith((".py", ".sh"))), "".join(words[:1]))
-    function = workload.get("factory", "").partition(":")[2]
+    function = workload.get("factory", "").partition(":")[2] or dict(pairwise(words)).get("-m")
     name = re.sub(r"[^A-Za-z0-9]+", "-", function or Path(script).stem).strip("-") or "program"
     measure = {"processes": 2, "warmup_s": 2, "sample_s": 0.5}
     if words:

@@ -36,6 +36,8 @@ ALIVE_S = 0.1
 CUT_S = 1.0
 """A program that may be ended early is ended this long before the worker's timeout."""
 LAST_BYTES = 200
+LEAST_SHARE = 0.8
+"""Of the time from line to line that a program's own times of its steps make up, or it is noted."""
 
 _OUT_OF_MEMORY = re.compile(
     r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|\bMemoryError\b"
@@ -233,7 +235,7 @@ class _Session:
             last = self.own.stdout.last or self.own.stderr.last
             shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
             raise MissingMetric(
-                f"progress: none of {self.lines} lines of output matches {steps.step!r}{shown}"
+                f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}"
             )
         raise MissingMetric(
             f"progress: the program ended after {self.series.finished} steps, including "
@@ -329,6 +331,10 @@ class _Session:
             effective["samples_cut"] = "timeout"
         elif steps and series.count - start < case.settings.min_samples:
             effective["samples_cut"] = "the program ended"
+        if (share := self._timed_share(series)) < LEAST_SHARE:
+            effective["timed_share"] = round(share, 3)
+        if (raised := self.own.stderr.raised or self.own.stdout.raised) and not self.ended:
+            effective["raised"] = f"{raised[:LAST_BYTES]}{self.own.after_step()}"
         samples = tuple(series.time_s[start:])
         if series.time_s and (steps or reported):
             self.reporter.phase("sampling", series.began_at[start])
@@ -356,6 +362,18 @@ class _Session:
             readings=readings,
             ranks=self.rank_times.records(series.began_at[start]),
         )
+
+    def _timed_share(self, series: ProgramSteps) -> float:
+        """The times of its steps that a program reports itself, over the time from line to line; 1
+        if it reports or numbers none."""
+        steps, own = self.program.steps, self.series
+        counted = own.finished - self.setup_steps
+        if steps is None or own.last_step is None or own.warm_at is None or counted < 1:
+            return 1.0
+        if not (self._step_times() or {"step_s", "step_ms"} & {*re.compile(steps.step).groupindex}):
+            return 1.0
+        took_s = series.began_at[-1] + series.time_s[-1] - own.warm_at
+        return statistics.fmean(series.time_s) * counted / max(took_s, 1e-9)
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:
         """Values of all metrics but step_s: those after `since`, or all if none is later."""

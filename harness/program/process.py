@@ -30,6 +30,7 @@ STDERR_BYTES = 4096
 """End of a stream that is kept for a record."""
 MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
+TRACEBACK, FATAL = "Traceback (most recent call last)", "Fatal Python error: "
 DRAIN_S = 0.5
 """Time to read after the program's end, if a process that it left behind holds the pipe open."""
 
@@ -196,10 +197,12 @@ class Read:
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream, and its last line that says something."""
+    """The end of a stream, its last line that says something, and the last exception in it."""
 
     text: bytes = b""
     last: str = ""
+    raised: str = ""
+    _in_traceback: bool = False
 
     def add(self, read: Read) -> None:
         self.text = (self.text + read.data)[-STDERR_BYTES:]
@@ -207,6 +210,9 @@ class Tail:
             # At a fatal signal Python lists modules after the stacks.
             says = line.strip() and not line.startswith("Extension modules: ")
             self.last = line if says else self.last
+            ends = self._in_traceback and not line[0].isspace()
+            self.raised = line if ends or line.startswith(FATAL) else self.raised
+            self._in_traceback = not ends if self._in_traceback else line.startswith(TRACEBACK)
 
 
 class Lines:

@@ -6,6 +6,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ class ReportedMetrics:
         self._of_lines = [r for r in program.readings if not r.file]
         self._of_files = [r for r in program.readings if r.file]
         self._before = {r.file: _stamp(folder / r.file) for r in self._of_files}
+        self._texts = dict.fromkeys(self._before, "")
+        for file in self._texts:
+            with suppress(
+                OSError
+            ):  # absent; or one that read_files cannot read either, and says so
+                self._texts[file] = _text(folder / file)
         self.values: dict[str, deque[Value]] = {
             r.metric: deque(maxlen=MAX_READINGS) for r in program.readings
         }
@@ -76,7 +83,7 @@ class ReportedMetrics:
         return values
 
     def read_files(self, at: float) -> None:
-        """Read the files of a program that has ended.
+        """Read the files of a program that has ended; of a file that it appended to, the new lines.
 
         Raises:
             MissingMetric: A file is absent, was not written, or has no such number.
@@ -89,7 +96,7 @@ class ReportedMetrics:
                 raise MissingMetric(f"{source.metric}: the program did not write {path}")
             if stamp == self._before[source.file]:
                 raise MissingMetric(f"{source.metric}: {path} was not updated by this run")
-            for found in _of_file(source, path):
+            for found in _of_file(source, path, self._texts[source.file]):
                 self._keep(source, found, at, f"in {path}")
 
     def require_all(self) -> None:
@@ -100,7 +107,7 @@ class ReportedMetrics:
             ):
                 after = f" after {source.prefix!r}" if source.prefix else ""
                 json_line = f"a JSON line with {source.json!r}{after}"
-                wanted = f"a line that matches {source.line!r}" if source.line else json_line
+                wanted = f"a line that matches '{source.line}'" if source.line else json_line
                 raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
 
     def _keep(self, source: MetricSource, found: Any, at: float, where: str) -> float:
@@ -132,10 +139,14 @@ def _in_line(source: MetricSource, line: str) -> Any:
     return _at(document, source.json)
 
 
-def _of_file(source: MetricSource, path: Path) -> Iterator[Any]:
-    """All values of a metric in a file; MissingMetric if there are none."""
+def _of_file(source: MetricSource, path: Path, before: str) -> Iterator[Any]:
+    """All values of a metric in a file, without those of the text before; MissingMetric if there
+    are none."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = _text(path)
+        if before.endswith("\n") and (new := text.removeprefix(before)):
+            head = before.partition("\n")[0] + "\n" if source.csv and new != text else ""
+            text = head + new
         if source.csv:
             rows = list(csv.DictReader(text.splitlines()))
             found = [row[source.csv] for row in rows if row.get(source.csv)]
@@ -147,6 +158,10 @@ def _of_file(source: MetricSource, path: Path) -> Iterator[Any]:
         what = f"column {source.csv!r}" if source.csv else f"key {source.json!r}"
         raise MissingMetric(f"{source.metric}: {path} has no value at {what}")
     yield from found
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _documents(text: str) -> list[Any]:

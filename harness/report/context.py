@@ -416,6 +416,7 @@ def _section(
         "full": full if some else None,
         "crossovers": [text.crossover_sentence(group, names, run.suite.axis) for group in groups],
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
+        "per_token": any(s.tokens for s in members),
         "effects": [
             *text.effect_sentences(
                 [

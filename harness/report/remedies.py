@@ -39,6 +39,8 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.OVERFLOW: ("Compute in bfloat16, or scale the loss", AGAIN),
     CauseKind.CONFIGURATION: ("Pass the axes on as they are", AGAIN),
     CauseKind.FALLBACK: ("State the kernels that must run under `kernels:` of the suite", AGAIN),
+    CauseKind.UNTIMED: ("Time the lines: take step_s and step_ms out of the suite", AGAIN),
+    CauseKind.RAISED: ("End with another exit status after an exception", AGAIN),
     CauseKind.DEAD: ("Remove the setting, or let the code read it", AGAIN),
     CauseKind.SHARED: ("Measure on an idle GPU", f"{AGAIN} --wait-for-gpu 600"),
     CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),
@@ -296,7 +298,7 @@ def _steps(
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
         alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
-        yield f"Reproduce the {outcome_name(f.outcome)} of {short.get(f.subject)}: `{alone}`"
+        yield f"Reproduce {short.get(f.subject)} ({outcome_name(f.outcome)}): `{alone}`"
     if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
         ids = [f.partner for f in lacking]
         providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]

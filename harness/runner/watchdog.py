@@ -369,6 +369,9 @@ class Story:
         fewest_s = (1 + self._settings.min_samples) * step_s
         needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
         advice = f"set timeout_s to {_rounded(max(needed_s, 1.5 * timeout_s))} or more"
+        program = self._case.program
+        if self._pace.steps and program and program.steps and not program.steps.until_sampled:
+            advice = f"add until: sampled to progress, or {advice}"
         soon_s = max(5 * UNREPORTED_S, 2 * self._pace.slowest_s, self._pace.mean_s or 0.0)
         if self._pace.steps and (not self._timed or unfinished_s < soon_s):
             return f"slow: not done in {timeout_s:g} s, {advice}; {self.where()}", ""

@@ -1,4 +1,4 @@
-"""What a program prints, as keys of a suite: lines that end a step, its time, tokens/s."""
+"""What a program prints, as keys of a suite: lines that end a step, its time, tokens/s, loss."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,8 @@ _RATES = (
     rf"\btok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,8}}{_VALUE}{_ENDS}",
     rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
 )
+_LOSS = (rf"\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
+_FINITE_OR_NOT = r"(?i:[+-]?(?:nan|inf)|[\d.e+-]+)"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
     r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
     r"\w*(?:step|time|latency|took|takes|median|mean|duration)"
@@ -42,6 +44,9 @@ def readings(output: str) -> Mapping[str, Any]:
             metrics.setdefault("step_s", {"line": pattern, **scale})
     for pattern in _patterns(_RATES, r"[\d.e+-]+", lines):
         metrics.setdefault("tokens_per_s", {"line": pattern})
+    for pattern in _patterns(_LOSS, _FINITE_OR_NOT, lines) if steps else ():
+        kind = {"unit": "nats", "better": "lower", "take": "last"}
+        metrics.setdefault("loss", {"line": pattern, **kind})
     found: dict[str, Any] = {"metrics": metrics} if metrics else {}
     if steps:
         often = all(len(_values(m["line"], lines)) >= MIN_STEPS for m in metrics.values())

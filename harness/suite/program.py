@@ -200,9 +200,12 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
             text = f"{show(name)} is not a metric of the harness, so it needs unit and better"
             yield Problem(place, text, nearest(name, REPORTED), at_key=True)
     if "tokens_per_s" in workload.metrics and workload.tokens is not None:
-        yield Problem((*loc, "tokens_per_s"), "tokens already gives tokens_per_s", at_key=True)
+        text, remedy = "tokens already gives tokens_per_s", "Remove this metric, or tokens."
+        yield Problem((*loc, "tokens_per_s"), text, remedy, at_key=True)
     if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
-        yield Problem((*loc, "step_s"), "progress already gives the time of a step", at_key=True)
+        text = "progress already gives the time of a step"
+        remedy = "Remove this metric, or the group step_s or step_ms of progress."
+        yield Problem((*loc, "step_s"), text, remedy, at_key=True)
 
 
 def _steps(workload: WorkloadModel) -> Steps | None:

@@ -282,6 +282,14 @@ def forward_only(c: Case, m: Measurement) -> Measurement:
     return slower(replace(m, flops=3 * (m.flops or 0)), 3.0) if on else m
 
 
+def loader_outside_its_times(c: Case, m: Measurement) -> Measurement:
+    return replace(m, effective={**m.effective, "timed_share": 0.05})
+
+
+def swallowed_exception(c: Case, m: Measurement) -> Measurement:
+    return replace(m, effective={**m.effective, "raised": "RuntimeError: bad shard"})
+
+
 def nothing(c: Case, m: Measurement) -> Measurement:
     return m
 
@@ -322,6 +330,8 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (one_slow_step, CASES, CauseKind.SLOW_STEPS),
         (steady_training, CASES, None),
         (overflow, CASES, CauseKind.OVERFLOW),
+        (loader_outside_its_times, CASES, CauseKind.UNTIMED),
+        (swallowed_exception, CASES, CauseKind.RAISED),
         (odd_cell, GC, CauseKind.CELL),
         (nothing, CASES, None),
         (nothing, GC, None),
@@ -350,6 +360,37 @@ def test_a_setting_that_buys_memory_says_so() -> None:
 
     assert said(frugal).endswith("; gc=off needs 2.5x the memory")
     assert "memory" not in said(checkpointing)
+
+
+def test_the_case_that_leaves_out_most_of_its_time_speaks() -> None:
+    def damage(c: Case, m: Measurement) -> Measurement:
+        return replace(m, effective={"timed_share": 0.05 if c == CASES[2] else 0.5})
+
+    made = planted(damage)
+    (cause,) = causes(made, summarise(made))
+
+    assert cause.cases[0] == CASES[2].case_id
+    assert " 5 % of the time from line to line" in cause.evidence
+
+
+def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> None:
+    """A step of twice the rows takes longer; one of its tokens takes half as long."""
+    cases = sweep(seq_len=[512, 1024], BATCH=[8, 16])
+
+    def measure(c: Case) -> list[Measurement]:
+        rows, length = int(c.axes["BATCH"]), int(c.axes["seq_len"])
+        again = 9.0 if rows == 8 and length == 1024 else 0.0  # processes that do not agree
+        of = timed(c, 0.02, tokens=rows * length)
+        return [
+            replace(m, samples_s=tuple(s * (1 + again * m.process) for s in m.samples_s))
+            for m in of
+        ]
+
+    made = run(cases, measure)
+    (cause,) = causes(made, summarise(made))
+
+    assert cause.evidence.startswith("BATCH=8 makes a token 2.0x slower than BATCH=16 (1 pair of")
+    assert cause.cases == (cases[0].case_id,), "without a speed a case shows no cause"
 
 
 def test_a_slow_step_says_in_how_many_processes() -> None:

@@ -170,6 +170,25 @@ def test_runs_of_other_steps_do_not_do_the_same(
     assert bool(odd(cases, measure).dead) is dead
 
 
+def test_first_lines_that_arrived_together_are_no_effect() -> None:
+    """The steps of lines that arrive with one of the setup are not recorded."""
+
+    def late(m: Measurement) -> Measurement:
+        if (seen := m.over_steps) is None:
+            return m
+        values = {name: of[2:] for name, of in seen.values.items()}
+        kept = replace(
+            seen, step=seen.step[2:], step_s=seen.step_s[2:], end_s=seen.end_s[2:], values=values
+        )
+        return replace(m, over_steps=kept)
+
+    def measure(c: Case) -> list[Measurement]:
+        every = [trained(m) for m in did(c)]
+        return [late(m) for m in every] if c.axes["flag"] else every
+
+    assert odd(FLAGS, measure).dead
+
+
 @pytest.mark.parametrize(
     "measure",
     [

@@ -35,6 +35,22 @@ def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
     )
 
 
+def test_the_first_loss_is_that_of_the_processes_that_recorded_the_first_step() -> None:
+    whole = training(bits_per_byte=lambda n: 9.0 - n)
+    late = training(1, bits_per_byte=lambda n: 9.0 - n)
+    seen = late.over_steps
+    assert seen is not None
+    values = {name: of[2:] for name, of in seen.values.items()}
+    seen = replace(
+        seen, step=seen.step[2:], step_s=seen.step_s[2:], end_s=seen.end_s[2:], values=values
+    )
+
+    went = course([replace(late, over_steps=seen), whole])
+
+    assert went is not None
+    assert went.first["bits_per_byte"] == 8.0
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3])
 @pytest.mark.parametrize(
     ("pace", "quarters"),

@@ -325,7 +325,7 @@ def of_run(past: Past, **changes: Any) -> CommitsRequest:
     around = {"gpu": None, "git": Git(commit=past[1][-1], branch="main"), **changes}
 
     def seen(case: Case) -> list[Measurement]:
-        effective = {"route": "triton", "start": "cold"}
+        effective: dict[str, Any] = {"route": "triton", "start": "cold", "read_together": 3}
         return [replace(m, effective=effective) for m in fake_runs.timed(case, 0.1)]
 
     stored = fake_runs.run(suite.cases, seen, env=fake_runs.environment(**around))
@@ -345,7 +345,7 @@ def test_a_case_of_a_stored_run_is_measured_as_it_was_there(
         "harness.machine.environment.capture",
         lambda *a, **k: fake_runs.environment(gpu=None, variables={"NSA_ROUTE": "triton"}),
     )
-    change(machine, "", effective={"route": "triton", "start": "warm"})
+    change(machine, "", effective={"route": "triton", "start": "warm", "read_together": 2})
 
     result = run(request, tmp_path)
 

@@ -230,6 +230,8 @@ STEPS = [f"[step {i:3}/9] time {i}.5 s" for i in range(5)]
         ("3000 tok/s (took 0.5 s)", {"tokens_per_s": 3000.0, "step_s": 0.5}),
         ("\n".join(STEPS), {"progress": 4.0}),
         ("\n".join(f"{line} took 7 ms" for line in STEPS), {"progress": 4.0, "step_s": 7e-3}),
+        ("\n".join(f"{line}, loss: -2.5" for line in STEPS), {"progress": 4.0, "loss": -2.5}),
+        ("loss 2.5 of no step", {}),
     ],
 )
 def test_steps_times_and_rates_are_read_from_the_output(
@@ -244,6 +246,23 @@ def test_steps_times_and_rates_are_read_from_the_output(
         name: float(re.search(way["line"], last)[1]) * way.get("scale", 1.0)  # type: ignore[index]
         for name, way in ways.items()
     } == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("python -m vision.train --n 3", "vision-train"), ("python tools/a.py", "a"), ("./b", "b")],
+)
+def test_a_workload_has_the_name_of_its_program(command: str, name: str) -> None:
+    assert f"name: {name}," in first_gate._suite_text({"command": command}, {}, 0.0)
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf", "NaN"])
+def test_a_loss_that_is_not_finite_is_read(value: str) -> None:
+    loss = readings("\n".join(f"{line} loss=2.5" for line in STEPS))["metrics"]["loss"]
+
+    found = re.search(loss["line"], f"{STEPS[0]} loss={value}")
+    assert found is not None
+    assert found["value"] == value
 
 
 def test_a_program_may_end_early_if_each_step_prints_every_metric() -> None:

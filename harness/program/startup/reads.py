@@ -1,7 +1,8 @@
 """Inside a program: notes which of the watched variables and options its Python reads.
 
 A variable is read when it is taken from os.environ by name; an option, when its value is taken by
-name from the result of argparse. A copy of all of them is noted too: who has it may read any.
+name from the result of argparse. A copy of all of them is noted too: who has it may read any. A
+copy takes each variable at most once, so one that is taken more often was read by name too.
 """
 
 import argparse
@@ -11,24 +12,33 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 Note = Callable[..., None]
+OWN_PREFIX = "tqdm.utils"
+"""Looks through all variables for those of its own prefix, as torch imports it."""
 
 
 def watch_environment(variables: Collection[str], note: Note) -> None:
     """Watch os.environ."""
-    left = {*variables}
+    left = dict.fromkeys(variables, 1)  # variable -> how often it is taken until it is read by name
+    copied = False
     kind: Any = type(os.environ)
     take, iterate = kind.__getitem__, kind.__iter__
 
     def getitem(environ: Any, name: Any) -> Any:
         value = take(environ, name)
         if name in left:
-            left.remove(name)
-            note(read=name)
+            left[name] -= 1
+            if not left[name]:
+                del left[name]
+                note(read=name)
         return value
 
     def every(environ: Any) -> Iterator[Any]:
-        if left:
-            left.clear()
+        nonlocal copied
+        left.update({name: times + 1 for name, times in left.items()})
+        frame = sys._getframe(1)
+        callers = {f.f_globals.get("__name__") for f in (frame, frame.f_back) if f}
+        if left and not copied and OWN_PREFIX not in callers:
+            copied = True
             note(copied="variables")
         yield from iterate(environ)
 

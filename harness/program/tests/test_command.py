@@ -98,6 +98,70 @@ def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> N
     assert (*m.warmup_s, *m.samples_s) == tuple(pytest.approx(0.1 + i / 1e3) for i in range(2, 9))
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("way", ["progress", "metric"])
+@pytest.mark.parametrize(("took_s", "is_noted"), [(9.0, False), (0.001, True)])
+def test_time_that_a_program_leaves_out_of_its_steps_is_noted(
+    took_s: float, is_noted: bool, way: str, every: int, warm: Launcher, tmp_path: Path
+) -> None:
+    program = f"""
+for i in range(0, {8 * every}, {every}):
+    time.sleep({0.01 * every})
+    print("step", i, "took", {took_s})
+"""
+    lines = {
+        "progress": (r"progress: 'step (?P<step>\d+) took (?P<step_s>\S+)'",),
+        "metric": (STEPS, r"metrics: {step_s: {line: 'took (?P<value>\S+)'}}"),
+    }
+    m = measured(warm, tmp_path, program, *lines[way])
+
+    assert np.median(m.samples_s) == took_s
+    share = m.effective.get("timed_share")
+    assert share is None if not is_noted else isinstance(share, float) and share <= 0.1
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised"),
+    [
+        ("print('step 9')", None),
+        ("raise RuntimeError('bad shard')", "RuntimeError: bad shard, after its step 5"),
+        ("raise KeyError from ValueError('a\\n b')", "KeyError, after its step 5"),
+    ],
+)
+def test_an_exception_before_exit_status_0_is_noted(
+    fault: str, raised: str | None, warm: Launcher, tmp_path: Path
+) -> None:
+    program = f"""
+import logging
+try:
+    for i in range(9):
+        time.sleep(0.02); print("step", i)
+        if i == 5: {fault}
+except Exception:
+    logging.exception("failed")
+print("done")
+"""
+    m = measured(warm, tmp_path, program, STEPS)
+
+    assert (m.outcome, m.effective.get("raised")) == (Outcome.OK, raised)
+
+
+def test_a_signal_that_a_shell_hides_is_noted(warm: Launcher, tmp_path: Path) -> None:
+    program = '''
+import subprocess
+own = """import os, time
+for i in range(9): time.sleep(0.02); print("step", i)
+os.kill(os.getpid(), 11)"""
+subprocess.run([sys.executable, "-c", own])
+'''
+    m = measured(warm, tmp_path, program, STEPS)
+
+    assert (m.outcome, m.effective["raised"]) == (
+        Outcome.OK,
+        "Fatal Python error: Segmentation fault, after its step 8",
+    )
+
+
 def test_a_program_is_ended_once_there_are_enough_samples(warm: Launcher, tmp_path: Path) -> None:
     program = """
 i = 0
@@ -144,6 +208,28 @@ open("out.jsonl", "w").write('{"x": 5}\\n{"x": 6}\\n')
     reported = {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0), "tokens": (10.0, 12.0)}
     assert m.readings == reported
     assert m.tokens == 11, "of a step, for the suite does not state them"
+
+
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_a_file_that_a_program_appends_to_has_no_values_of_an_earlier_run(
+    mode: str, warm: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "out.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "out.csv").write_text("a,b\n7,9\n")
+    head = "a,b\n" if mode == "w" else ""
+    program = f"""
+time.sleep(0.01)
+open("out.jsonl", {mode!r}).write('{{"x": 5}}\\n{{"x": 6}}\\n')
+open("out.csv", {mode!r}).write({head!r} + "1,2\\n3,4\\n")
+"""
+    metrics = (
+        "metrics:",
+        "  column: {file: out.csv, csv: b, unit: x, better: higher}",
+        "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
+    )
+    m = measured(warm, tmp_path, program, *metrics)
+
+    assert (m.detail, m.readings) == ("", {"x": (5.0, 6.0), "column": (2.0, 4.0)})
 
 
 def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> None:

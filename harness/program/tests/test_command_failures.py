@@ -83,7 +83,11 @@ while not os.path.exists("heard"):
         ("sys.exit(137)", Outcome.CRASH, "exited with 137 .*SIGKILL"),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError"),
         ("raise OSError(28, os.strerror(28))", Outcome.INVALID_ENVIRONMENT, "No space left"),
-        ("print('it 1')", Outcome.CRASH, r"progress: none of 1 lines .*'it 1'"),
+        (
+            "print('it 1')",
+            Outcome.CRASH,
+            r"progress: none of 1 lines of output matches 'step \(\?P<step>\\d\+\)'; .*'it 1'",
+        ),
         ("print('step 1')", Outcome.CRASH, "the program ended after 1 steps"),
         (
             "print('step 1\\nstep 2')\nfor i in range(9): time.sleep(.01);print('step', i+3)",
@@ -236,7 +240,11 @@ def asked(*rows: str) -> Suite:
         (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
         (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),
         (("command: x", "gpus: 1", "world_size: 2"), "needs gpus or world_size, not both"),
-        (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "already gives tok"),
+        (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "Remove this metric"),
+        (
+            ("command: x", "progress: '(?P<step_s>.)'", "metrics: {step_s: {json: a}}"),
+            "Remove this metric, or the group",
+        ),
         (("command: x", "measure: {graph: true}"), "graph needs a factory"),
     ],
 )

@@ -254,6 +254,17 @@ PARSED = PARSER + "args, rest = parser.parse_known_args()\nprint(args)\n"
         ),
         pytest.param(PARSED + "vars(args), {**os.environ}", {"--n": False}, id="all copied"),
         pytest.param(
+            "import os\ndict(os.environ), [*os.environ.items()], os.environ['NSA_X']",
+            {"NSA_X": True},
+            id="copied and read",
+        ),
+        pytest.param(
+            "import os\nown = {'__name__': 'tqdm.utils', 'os': os}\n"
+            "eval('[name for name, _ in os.environ.items()]', own)",
+            {"NSA_X": False},
+            id="looked through by tqdm",
+        ),
+        pytest.param(
             PARSED + "len(rest)", {"NSA_X": False, "--lr": False, "-b": False}, id="rest used"
         ),
         pytest.param(

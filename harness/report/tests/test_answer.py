@@ -193,7 +193,7 @@ def steps(recorded: Run) -> str:
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run the suite on A100"),
         ({"left_out": 4}, "Run the rest of the suite"),
-        ({"failed": Outcome.CRASH}, "Reproduce the crash of dense, seq_len=512: `harness run"),
+        ({"failed": Outcome.CRASH}, "Reproduce dense, seq_len=512 (crash): `harness run"),
     ],
 )
 def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:

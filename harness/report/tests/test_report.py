@@ -163,6 +163,16 @@ def test_an_effect_without_bounds_keeps_its_direction() -> None:
     assert sentence == "`gc`, on against off: 10x faster, not bounded (1 pair)."
 
 
+@pytest.mark.parametrize(("tokens", "what"), [(512, "step time per token"), (None, "step time")])
+def test_an_effect_is_one_on_a_token_only_if_tokens_are_counted(
+    tokens: int | None, what: str, tmp_path: Path
+) -> None:
+    made = run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.1 + 0.1 * (c.axes["gc"] == "on")))
+    made = replace(made, measurements=tuple(replace(m, tokens=tokens) for m in made.measurements))
+
+    assert f"Effect on the {what}, between" in page(made, tmp_path)
+
+
 def test_an_axis_of_many_values_has_one_sentence() -> None:
     one = Effect(
         workload="w", axis="T", base=1, value=2, ratio=3.0, low=None, high=None,

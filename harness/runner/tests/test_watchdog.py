@@ -33,6 +33,8 @@ from harness.records import (
     MeasureSettings,
     Outcome,
     OverSteps,
+    Program,
+    Steps,
 )
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
@@ -78,6 +80,17 @@ def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None
     assert m.evidence
     assert (m.evidence.steps, m.evidence.pace_s, m.evidence.needed_s) == (2, 1.0, 4.0)
     assert m.evidence.frame == ""
+
+
+@pytest.mark.parametrize(("until_sampled", "first"), [(False, "add until: sampled"), (True, "set")])
+def test_a_slow_program_may_end_once_it_is_sampled(until_sampled: bool, first: str) -> None:
+    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
+    program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
+    story._case = replace(story._case, program=program)
+
+    m = measured(story, after(story, 2.5))
+
+    assert m.detail.startswith(f"slow: not done in 2.5 s, {first} ")
 
 
 def test_neither_a_cold_first_step_nor_an_unfinished_one_bounds_the_others() -> None:
