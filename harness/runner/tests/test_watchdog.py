@@ -88,7 +88,7 @@ def test_a_slow_program_may_end_once_it_is_sampled(until_sampled: bool, first: s
     program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
     story._case = replace(story._case, program=program)
 
-    m = measured(story, after(story, 2.5))
+    m = story.measurement(after(story, 2.5))
 
     assert m.detail.startswith(f"slow: not done in 2.5 s, {first} ")
 
