@@ -21,7 +21,6 @@ proxy heads select the blocks) and the kernels of InfLLM-V2 (no package: built f
 """
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -94,8 +93,8 @@ def unpad_group(x: Tensor, heads: int, q_heads: int) -> Tensor:
 
 
 def fla_version() -> str:
-    """The installed version of flash-linear-attention."""
-    return importlib.metadata.version("fla-core")
+    """The version of flash-linear-attention that is imported."""
+    return str(getattr(importlib.import_module("fla"), "__version__", "unknown"))
 
 
 def fla_nsa(q: Tensor, k: Tensor, v: Tensor, gates: Tensor, *, config: NSAConfig) -> Tensor:

@@ -310,7 +310,7 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             readings.append(reading)
             value = units.plain(processes.journal.request.criterion.name, reading.value)
         else:
-            value = f"no reading: {reading}"
+            value = str(reading)
         if outcome is not Outcome.OK:
             value = str(outcome)
         processes.log(

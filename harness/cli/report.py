@@ -140,7 +140,9 @@ def verify(
             made = context.written(page.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise HarnessError(f"cannot read {page}: {why}", "Name a report.") from error
+            raise HarnessError(
+                f"cannot read {page}: {why}", "Name a page that `harness report` wrote."
+            ) from error
         if made is None:
             raise HarnessError(
                 f"{page} does not say from which run it was made",

@@ -208,8 +208,9 @@ def _real(file: str) -> str:
 
 
 def _is_in(file: str, folders: Sequence[str]) -> bool:
-    """Whether a file is below one of the folders; all are real paths."""
-    return file.startswith(tuple(os.path.join(folder, "") for folder in folders))  # noqa: PTH118
+    """Whether a file, or the folder of a namespace package, is one of the folders or below it; all
+    are real paths."""
+    return f"{file}{os.sep}".startswith(tuple(f"{folder}{os.sep}" for folder in folders))
 
 
 def _top(name: str) -> str:

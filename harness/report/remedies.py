@@ -40,7 +40,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.CONFIGURATION: ("Pass the axes on as they are", AGAIN),
     CauseKind.FALLBACK: ("State the kernels that must run under `kernels:` of the suite", AGAIN),
     CauseKind.UNTIMED: ("Time the lines: take step_s and step_ms out of the suite", AGAIN),
-    CauseKind.RAISED: ("End with another exit status after an exception", AGAIN),
+    CauseKind.RAISED: ("If the exception matters, exit with another status than 0", AGAIN),
     CauseKind.DEAD: ("Remove the setting, or let the code read it", AGAIN),
     CauseKind.SHARED: ("Measure on an idle GPU", f"{AGAIN} --wait-for-gpu 600"),
     CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),

@@ -76,7 +76,7 @@ def _scalar(value: Any) -> Scalar:
 
 def _not_ok(outcome: Outcome) -> Outcome:
     if outcome is Outcome.OK:
-        raise wrong("must not be ok, which is always allowed", remedy="Remove it.")
+        raise wrong("names ok, which is always allowed", remedy="Remove it.")
     return outcome
 
 

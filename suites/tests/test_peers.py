@@ -4,6 +4,7 @@ The package is not a dependency, so its functions are replaced by the definition
 compute; that they compute it is checked where a suite runs them, before anything is timed.
 """
 
+import sys
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
         return reference.window_attention(q, k, v, window(q, window_size))
 
     monkeypatch.setattr(peers, "_fla", lambda _: module)
-    monkeypatch.setattr(peers, "fla_version", lambda: "0.6.0")
+    monkeypatch.setitem(sys.modules, "fla", SimpleNamespace(__version__="0.6.0"))
     monkeypatch.setattr(peers, "_refusal", lambda *_: "")
     monkeypatch.setattr(peers, "_compiled_flex", lambda: flex_attention)
     monkeypatch.setattr(fa2, "flash_attention", flash)

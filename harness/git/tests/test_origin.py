@@ -150,6 +150,12 @@ def test_the_harness_may_come_from_another_tree(tmp_path: Path) -> None:
     assert str(ROOT / "nsa/ops.py") in found
 
 
+def test_a_namespace_package_may_be_the_folder_of_the_other_tree(tmp_path: Path) -> None:
+    tree = str(tmp_path / "tree")
+
+    assert origin.from_other_trees([("kern", tree)], [str(tmp_path / "own")], [tree])
+
+
 def test_a_worker_that_does_not_report_its_code_is_a_path_mismatch(tmp_path: Path) -> None:
     silent = Measurement(
         case_id="sleep", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,)
