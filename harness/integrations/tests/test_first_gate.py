@@ -265,6 +265,17 @@ def test_a_loss_that_is_not_finite_is_read(value: str) -> None:
     assert found["value"] == value
 
 
+@pytest.mark.parametrize(
+    "line", ["Computing loss ...", "best loss - saved", "loss nan-safe mode", "step time - s"]
+)
+def test_words_after_a_name_are_no_value(line: str) -> None:
+    each = [f"{step} loss {i}.5, step time 7 s" for i, step in enumerate(STEPS)]
+    read = readings("\n".join([*each, line]))
+
+    assert read == readings("\n".join(each))
+    assert not any(re.search(way["line"], line) for way in read["metrics"].values())
+
+
 def test_a_program_may_end_early_if_each_step_prints_every_metric() -> None:
     each = [f"{line} took 7 ms" for line in STEPS]
 
