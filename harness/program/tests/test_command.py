@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.summary import summarise
 from harness.messages import MeasureOrder
 from harness.program import command
-from harness.program.process import Lines, Read
+from harness.program.process import TRACEBACK, Lines, Read, Tail
 from harness.program.reported import Step
 from harness.program.steps import ProgramSteps
 from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
@@ -150,6 +150,23 @@ print("done")
     m = measured(warm, tmp_path, program, STEPS)
 
     assert (m.outcome, m.effective.get("raised")) == (Outcome.OK, raised)
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "raised"),
+    [
+        ("step 2", "step 3 loss 2.0", "mine.BadShard: y"),
+        ("Exception ignored in: <function Loader.__del__ at 0x7f>", "    pass", ""),
+    ],
+)
+def test_the_exception_is_the_last_line_of_its_traceback(
+    before: str, between: str, raised: str
+) -> None:
+    tail = Tail()
+    lines = (before, f"{TRACEBACK}:", "  File", between, "mine.BadShard: y", "x: 1")
+    tail.add(Read(0.0, lines, True, b""))
+
+    assert tail.raised == raised
 
 
 def test_a_signal_that_a_shell_hides_is_noted(warm: Launcher, tmp_path: Path) -> None:
