@@ -334,7 +334,7 @@ class _Session:
         if (share := self._timed_share(series)) < LEAST_SHARE:
             effective["timed_share"] = round(share, 3)
         if (raised := self.own.stderr.raised or self.own.stdout.raised) and not self.ended:
-            effective["raised"] = f"{raised[:LAST_BYTES]}{self.own.after_step()}"
+            effective["raised"] = raised[:LAST_BYTES]
         samples = tuple(series.time_s[start:])
         if series.time_s and (steps or reported):
             self.reporter.phase("sampling", series.began_at[start])
