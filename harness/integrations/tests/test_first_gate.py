@@ -250,7 +250,12 @@ def test_steps_times_and_rates_are_read_from_the_output(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("python -m vision.train --n 3", "vision-train"), ("python tools/a.py", "a"), ("./b", "b")],
+    [
+        ("python -m vision.train --n 3", "vision-train"),
+        ("python tools/a.py -m 7b", "a"),
+        ("python -m torch.distributed.run --nproc-per-node 2 tools/a.py", "a"),
+        ("./b", "b"),
+    ],
 )
 def test_a_workload_has_the_name_of_its_program(command: str, name: str) -> None:
     assert f"name: {name}," in first_gate._suite_text({"command": command}, {}, 0.0)
