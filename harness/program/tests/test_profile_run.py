@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -322,10 +322,11 @@ def test_threads_of_a_program_may_read_its_variables(monkeypatch: pytest.MonkeyP
     for method in ("__getitem__", "__iter__"):
         monkeypatch.setattr(kind, method, getattr(kind, method))
     seen: list[str] = []
-    for variables, use in [
+    uses: list[tuple[list[str], Callable[[], object]]] = [
         (["NSA_X"], lambda: os.environ[_Raced("NSA_X")]),
         ([_Raced("NSA_Y"), "NSA_X"], lambda: [*os.environ]),
-    ]:
+    ]
+    for variables, use in uses:
         reads.watch_environment(variables, lambda read="", copied="": seen.append(read or copied))
         use()
 
