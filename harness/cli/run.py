@@ -460,9 +460,10 @@ def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
         for program in text.program_lines(recorded.suite.cases, recorded.measurements):
             show(program)
         odd = text.oddity_sentences(oddities(recorded, cases))
-        found = [*in_output(recorded)]
-        more = (f" (+{len(c.cases) - 1} more)" if c.cases[1:] else "" for c in found)
-        seen = (f"{c.cases[0]}{also}: {c.evidence}" for c, also in zip(found, more, strict=True))
+        seen = (
+            f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
+            for c in in_output(recorded)
+        )
         for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
             show(f"note: {note.replace('`', '')}")
         out.print(console.verdict(verdict))

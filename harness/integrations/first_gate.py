@@ -240,9 +240,10 @@ def _yaml(head: str, **data: Any) -> str:
 
 def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: float) -> str:
     words = shlex.split(workload.get("command", ""))
-    script = next((w for w in words if w.endswith((".py", ".sh"))), "".join(words[:1]))
-    function = workload.get("factory", "").partition(":")[2] or dict(pairwise(words)).get("-m")
-    name = re.sub(r"[^A-Za-z0-9]+", "-", function or Path(script).stem).strip("-") or "program"
+    script = next((Path(w).stem for w in words if w.endswith((".py", ".sh"))), "")
+    module = dict(pairwise(words)).get("-m") or Path("".join(words[:1])).stem
+    function = workload.get("factory", "").partition(":")[2] or script or module
+    name = re.sub(r"[^A-Za-z0-9]+", "-", function).strip("-") or "program"
     measure = {"processes": 2, "warmup_s": 2, "sample_s": 0.5}
     if words:
         measure |= {"timeout_s": max(60, round(5 * took_s)), "profile": False}

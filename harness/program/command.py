@@ -334,7 +334,7 @@ class _Session:
         if (share := self._timed_share(series)) < LEAST_SHARE:
             effective["timed_share"] = round(share, 3)
         if (raised := self.own.stderr.raised or self.own.stdout.raised) and not self.ended:
-            effective["raised"] = f"{raised[:LAST_BYTES]}{self.own.after_step()}"
+            effective["raised"] = raised[:LAST_BYTES]
         samples = tuple(series.time_s[start:])
         if series.time_s and (steps or reported):
             self.reporter.phase("sampling", series.began_at[start])
@@ -372,7 +372,7 @@ class _Session:
             return 1.0
         if not (self._step_times() or {"step_s", "step_ms"} & {*re.compile(steps.step).groupindex}):
             return 1.0
-        took_s = series.began_at[-1] + series.time_s[-1] - own.warm_at
+        took_s = (own.last_line_at or own.warm_at) - own.warm_at
         return statistics.fmean(series.time_s) * counted / max(took_s, 1e-9)
 
     def _readings(self, since: float) -> dict[str, tuple[float, ...]]:

@@ -37,6 +37,7 @@ DRAIN_S = 0.5
 Processes = tuple["subprocess.Popen[bytes]", ...]
 """Those of a program: one, or its ranks in order."""
 
+_EXCEPTION = re.compile(r"[\w.<>]+(: |$)")
 _ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -207,12 +208,14 @@ class Tail:
     def add(self, read: Read) -> None:
         self.text = (self.text + read.data)[-STDERR_BYTES:]
         for line in read.lines:
+            begins = line.startswith(TRACEBACK) and not self.last.startswith("Exception ignored")
             # At a fatal signal Python lists modules after the stacks.
             says = line.strip() and not line.startswith("Extension modules: ")
             self.last = line if says else self.last
-            ends = self._in_traceback and not line[0].isspace()
+            # Other threads may print between the lines of a traceback.
+            ends = self._in_traceback and _EXCEPTION.match(line)
             self.raised = line if ends or line.startswith(FATAL) else self.raised
-            self._in_traceback = not ends if self._in_traceback else line.startswith(TRACEBACK)
+            self._in_traceback = begins or (self._in_traceback and not ends)
 
 
 class Lines:

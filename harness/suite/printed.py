@@ -19,7 +19,7 @@ _RATES = (
     rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
 )
 _LOSS = (rf"\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
-_FINITE_OR_NOT = r"(?i:[+-]?(?:nan|inf)|[\d.e+-]+)"
+_FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?![\w-])"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
     r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
     r"\w*(?:step|time|latency|took|takes|median|mean|duration)"
@@ -38,11 +38,11 @@ def readings(output: str) -> Mapping[str, Any]:
     lines = [line[:MAX_LINE] for line in output.splitlines()]
     metrics: dict[str, Any] = {}
     steps = [p for p in _patterns(_STEPS, r"\d+", lines) if _rises(_values(p, lines))]
-    for pattern, unit in _patterns(_TIMES, r"[\d.e+-]+", lines).items():
+    for pattern, unit in _patterns(_TIMES, _NUMBER, lines).items():
         if not _rises(_values(pattern, lines)):
             scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
             metrics.setdefault("step_s", {"line": pattern, **scale})
-    for pattern in _patterns(_RATES, r"[\d.e+-]+", lines):
+    for pattern in _patterns(_RATES, _NUMBER, lines):
         metrics.setdefault("tokens_per_s", {"line": pattern})
     for pattern in _patterns(_LOSS, _FINITE_OR_NOT, lines) if steps else ():
         kind = {"unit": "nats", "better": "lower", "take": "last"}

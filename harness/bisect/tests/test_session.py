@@ -319,13 +319,16 @@ def test_build_products_are_shared_if_the_key_files_are_equal(
 # --- the case of a stored run ------------------------------------------------------------
 
 
+VARYING = ("start", "read_together", "samples_cut", "timed_share", "raised")
+
+
 def of_run(past: Past, **changes: Any) -> CommitsRequest:
     """The request to search from the first commit to that of a run in this environment."""
     suite = suites.load(str(past[0] / "toysuites/toys.yaml"))
     around = {"gpu": None, "git": Git(commit=past[1][-1], branch="main"), **changes}
 
     def seen(case: Case) -> list[Measurement]:
-        effective: dict[str, Any] = {"route": "triton", "start": "cold", "read_together": 3}
+        effective = dict.fromkeys(VARYING, "then") | {"route": "triton"}
         return [replace(m, effective=effective) for m in fake_runs.timed(case, 0.1)]
 
     stored = fake_runs.run(suite.cases, seen, env=fake_runs.environment(**around))
@@ -345,7 +348,7 @@ def test_a_case_of_a_stored_run_is_measured_as_it_was_there(
         "harness.machine.environment.capture",
         lambda *a, **k: fake_runs.environment(gpu=None, variables={"NSA_ROUTE": "triton"}),
     )
-    change(machine, "", effective={"route": "triton", "start": "warm", "read_together": 2})
+    change(machine, "", effective=dict.fromkeys(VARYING, "now") | {"route": "triton"})
 
     result = run(request, tmp_path)
 

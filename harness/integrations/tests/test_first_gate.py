@@ -250,7 +250,12 @@ def test_steps_times_and_rates_are_read_from_the_output(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("python -m vision.train --n 3", "vision-train"), ("python tools/a.py", "a"), ("./b", "b")],
+    [
+        ("python -m vision.train --n 3", "vision-train"),
+        ("python tools/a.py -m 7b", "a"),
+        ("python -m torch.distributed.run --nproc-per-node 2 tools/a.py", "a"),
+        ("./b", "b"),
+    ],
 )
 def test_a_workload_has_the_name_of_its_program(command: str, name: str) -> None:
     assert f"name: {name}," in first_gate._suite_text({"command": command}, {}, 0.0)
@@ -263,6 +268,17 @@ def test_a_loss_that_is_not_finite_is_read(value: str) -> None:
     found = re.search(loss["line"], f"{STEPS[0]} loss={value}")
     assert found is not None
     assert found["value"] == value
+
+
+@pytest.mark.parametrize(
+    "line", ["Computing loss ...", "best loss - saved", "loss nan-safe mode", "step time - s"]
+)
+def test_words_after_a_name_are_no_value(line: str) -> None:
+    each = [f"{step} loss {i}.5, step time 7 s" for i, step in enumerate(STEPS)]
+    read = readings("\n".join([*each, line]))
+
+    assert read == readings("\n".join(each))
+    assert not any(re.search(way["line"], line) for way in read["metrics"].values())
 
 
 def test_a_program_may_end_early_if_each_step_prints_every_metric() -> None:

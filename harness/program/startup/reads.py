@@ -3,6 +3,7 @@
 A variable is read when it is taken from os.environ by name; an option, when its value is taken by
 name from the result of argparse. A copy of all of them is noted too: who has it may read any. A
 copy takes each variable at most once, so one that is taken more often was read by name too.
+A pass over the names alone is noted as a copy too, and hides one read by name of each variable.
 """
 
 import argparse
@@ -25,16 +26,16 @@ def watch_environment(variables: Collection[str], note: Note) -> None:
 
     def getitem(environ: Any, name: Any) -> Any:
         value = take(environ, name)
-        if name in left:
-            left[name] -= 1
-            if not left[name]:
-                del left[name]
-                note(read=name)
+        times = left.get(name, 0)  # other threads change it meanwhile
+        if times > 1:
+            left[name] = times - 1
+        elif left.pop(name, 0):
+            note(read=name)
         return value
 
     def every(environ: Any) -> Iterator[Any]:
         nonlocal copied
-        left.update({name: times + 1 for name, times in left.items()})
+        left.update({name: times + 1 for name, times in [*left.items()]})
         frame = sys._getframe(1)
         callers = {f.f_globals.get("__name__") for f in (frame, frame.f_back) if f}
         if left and not copied and OWN_PREFIX not in callers:
@@ -77,8 +78,8 @@ def watch_parsers(options: Collection[str], note: Note) -> None:
 
     def getattribute(own: Any, name: str) -> Any:
         value = take(own, name)
-        if not inside and name in left:
-            note(**left.pop(name))
+        if not inside and (said := left.pop(name, None)):
+            note(**said)
         return value
 
     parser.parse_known_args = parse_known_args
