@@ -58,9 +58,7 @@ class ReportedMetrics:
         self._before = {r.file: _stamp(folder / r.file) for r in self._of_files}
         self._texts = dict.fromkeys(self._before, "")
         for file in self._texts:
-            with suppress(
-                OSError
-            ):  # absent; or one that read_files cannot read either, and says so
+            with suppress(OSError):  # absent; else read_files cannot read it either, and says so
                 self._texts[file] = _text(folder / file)
         self.values: dict[str, deque[Value]] = {
             r.metric: deque(maxlen=MAX_READINGS) for r in program.readings
