@@ -217,7 +217,9 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
     Below one half it is inverted: `91x [90 … 92] less`. An interval with a bound beyond twice or
     half the ratio is not printed: `+24 %, not bounded`.
     """
-    if _unbounded(ratio, low, high):
+    if (low is not None and low * MOST_APART < ratio) or (
+        high is not None and high > ratio * MOST_APART
+    ):
         return f"{change(ratio)}, not bounded"
     if ratio <= 0.5:
         return f"{_larger(*_inverse(ratio, low, high))} less"
@@ -225,23 +227,16 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
 
 
 def slowdown(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, `10x faster, not bounded`.
+    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, `25 % [22 … 28] faster`.
 
-    An interval that contains 1 has none: `+1.7 % [-0.2 … +3.3]`.
+    An interval that contains 1 has none: `+1.7 % [-0.2 … +3.3]`. Any other is bounded by 1 and thus
+    printed, however wide.
     """
     if (ratio if low is None else low) <= 1 <= (ratio if high is None else high):
         return change(ratio, low, high)
-    if _unbounded(ratio, low, high):
-        return f"{slowdown(ratio)}, not bounded"
     if ratio < 1:
         return f"{_larger(*_inverse(ratio, low, high))} faster"
     return f"{_larger(ratio, low, high)} slower"
-
-
-def _unbounded(ratio: float, low: float | None, high: float | None) -> bool:
-    return (low is not None and low * MOST_APART < ratio) or (
-        high is not None and high > ratio * MOST_APART
-    )
 
 
 def _inverse(

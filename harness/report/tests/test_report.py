@@ -153,16 +153,6 @@ def test_an_effect_has_a_direction_and_the_range_of_its_pairs(
     assert sentence == f"`gc`, on against off: {expected} (4 pairs)."
 
 
-def test_an_effect_without_bounds_keeps_its_direction() -> None:
-    effect = Effect(
-        workload="w", axis="gc", base="off", value="on", ratio=0.1, low=0.01, high=0.9,
-        smallest=0.1, largest=0.1, pairs=1,
-    )  # fmt: skip
-
-    (sentence,) = text.effect_sentences([effect])
-    assert sentence == "`gc`, on against off: 10x faster, not bounded (1 pair)."
-
-
 @pytest.mark.parametrize(("tokens", "what"), [(512, "step time per token"), (None, "step time")])
 def test_an_effect_is_one_on_a_token_only_if_tokens_are_counted(
     tokens: int | None, what: str, tmp_path: Path
