@@ -221,13 +221,36 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
         high is not None and high > ratio * MOST_APART
     ):
         return f"{change(ratio)}, not bounded"
-    if 0.5 < ratio < 2:
-        below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
-        return _with_interval((ratio - 1) * 100, below, above, " %", sign=True, digits=2)
+    if ratio <= 0.5:
+        return f"{_larger(*_inverse(ratio, low, high))} less"
+    return _larger(ratio, low, high, sign=True)
+
+
+def slowdown(ratio: float, low: float | None = None, high: float | None = None) -> str:
+    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, `25 % [22 … 28] faster`.
+
+    An interval that contains 1 has none: `+1.7 % [-0.2 … +3.3]`. Any other is bounded by 1 and thus
+    printed, however wide.
+    """
+    if (ratio if low is None else low) <= 1 <= (ratio if high is None else high):
+        return change(ratio, low, high)
     if ratio < 1:
-        inverse = [None if end is None else 1 / end for end in (high, low)]
-        return _with_interval(1 / ratio, inverse[0], inverse[1], "x", digits=2) + " less"
-    return _with_interval(ratio, low, high, "x", digits=2)
+        return f"{_larger(*_inverse(ratio, low, high))} faster"
+    return f"{_larger(ratio, low, high)} slower"
+
+
+def _inverse(
+    ratio: float, low: float | None, high: float | None
+) -> tuple[float, float | None, float | None]:
+    return 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
+
+
+def _larger(ratio: float, low: float | None, high: float | None, *, sign: bool = False) -> str:
+    """How much larger: in percent, from twice on as a factor."""
+    if ratio >= 2:
+        return _with_interval(ratio, low, high, "x", digits=2)
+    below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
+    return _with_interval((ratio - 1) * 100, below, above, " %", sign=sign, digits=2)
 
 
 def _count(value: float) -> str:
@@ -310,14 +333,6 @@ def scalar(value: bool | int | float | str | None) -> str:
 def times(estimate: Estimate) -> str:
     """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`."""
     return _with_interval(estimate.value, estimate.low, estimate.high, "x")
-
-
-def slowdown(estimate: Estimate) -> str:
-    """A ratio of step times: `+1.7 % [+0.0 … +3.3]`, or from twofold on `109x [106 … 113]`, and
-    below one half `109x [106 … 113] faster`."""
-    if estimate.value >= 2:
-        return times(estimate)
-    return change(estimate.value, estimate.low, estimate.high).replace(" less", " faster")
 
 
 def better(metric: str) -> str:

@@ -1,8 +1,9 @@
 """What explains a gap: the effect of each suspect against the difference between seen and expected.
 
 A suspect is ruled out if four effects of its size together would not do. It is enough if its whole
-interval lies beyond the gap, unless the case with it does far better than was expected. "Enough" is
-no proof: that needs a run in which removing it closes the gap on the machine of the gap.
+interval lies beyond the gap, unless the case with it does far better than was expected: by more
+than another GPU is assumed to explain. "Enough" is no proof: that needs a run in which removing it
+closes the gap on the machine of the gap.
 """
 
 import math
@@ -33,7 +34,7 @@ SHOWN = 1.02
 RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
 FASTER_GPU = 4.0
-"""How many times as fast as the GPU of the gap another one may be."""
+"""Assumed: how many times as fast as the GPU of the gap another one may be."""
 ALIKE = 1.05
 """Ratio of a part to the same one of another case up to which they take as long."""
 

@@ -379,7 +379,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     over = len(tested) + (len(found) > len(tested)) - MAX_ROWS
     small = out[: over + 1] if over > 0 else []
     if small and (most := small[-1].effect):
-        effect = f"at most {units.slowdown(most)}"
+        effect = f"at most {units.slowdown(most.value, most.low, most.high)}"
         rows.append((listed([d.name for d in small]), effect, str(Conclusion.RULED_OUT)))
     for d in tested:
         if d in small:
@@ -392,7 +392,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         effect = NONE
         if e is not None:
             control = f"control: {units.measured(gap.metric, e)}"
-            effect = control if d.is_control else units.slowdown(e)
+            effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
             effect += "" if e.processes > 2 else f" ({plural('process', e.processes)})"
         rows.append((d.name, effect, text))
     if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:

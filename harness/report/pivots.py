@@ -17,6 +17,7 @@ from harness.records import COUNTERS, Case, CaseSummary, Decision, Estimate, Out
 from harness.report.render import rendered
 from harness.report.tables import NONE, Table, axis_cells, metric_cell, titles
 from harness.report.text import outcome_name
+from harness.report.verdict_text import compared_text
 from harness.store.tables import csv_cell
 from harness.suite.choice import passes
 
@@ -227,7 +228,7 @@ def _judged(case: GateCase) -> PivotCell:
     if c is None:
         found = PivotCell(text=str(case.state), value=str(case.state))
     else:
-        text = units.change(c.ratio, c.low, c.high) + ("" if undecided else f" {c.change}")
+        text = units.change(c.ratio, c.low, c.high) if undecided else compared_text(c)
         found = PivotCell(text=text, value=c.ratio, low=c.low, high=c.high)
     return _undecided(found) if undecided else found
 

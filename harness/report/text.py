@@ -223,7 +223,7 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
 
 
 def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]:
-    """One sentence an axis: `gc`, on against off: +24 % [+20 … +28] slower (4 pairs)."""
+    """One sentence an axis: `gc`, on against off: 24 % [20 … 28] slower (4 pairs)."""
     for axis, base, other in dict.fromkeys((e.axis, e.base, e.other) for e in found):
         own = [e for e in found if (e.axis, e.base, e.other) == (axis, base, other)]
         against = f"{units.scalar(base)}{f' in {other}' if other else ''}"
@@ -244,11 +244,11 @@ def _effect(e: Effect, word: Word) -> str:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
         return f"{_span(e)} by pair ({pairs})"
-    amount, change = _slower(e.ratio, e.low, e.high), units.change(e.ratio, e.low, e.high)
+    amount = units.slowdown(e.ratio, e.low, e.high)
     if e.negligible:
-        amount = f"unchanged ({change})"
+        amount = f"unchanged ({units.change(e.ratio, e.low, e.high)})"
     elif e.low is not None and e.high is not None and e.low <= 1 <= e.high:
-        amount = f"no difference shown ({change})"
+        amount = f"no difference shown ({amount})"
     elif e.low is None:
         pairs += ", one process a case"
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
@@ -324,17 +324,6 @@ def _end(ratio: float) -> tuple[str, str]:
     if times < TWOFOLD:
         return f"{100 * (times - 1):.0f} %", word
     return units.change(times), word
-
-
-def _slower(ratio: float, low: float | None, high: float | None) -> str:
-    """A ratio of times in its plain direction: `10x slower`, `+24 % faster`, `3.1x slower, not
-    bounded`."""
-    word, ends = "slower", (low, high)
-    if ratio < 1:
-        ends = None if high is None else 1 / high, None if low is None else 1 / low
-        word, ratio = "faster", 1 / ratio
-    amount, no, bound = units.change(ratio, *ends).partition(", not")
-    return f"{amount} {word}{no}{bound}"
 
 
 # --- axes without effect, variables ------------------------------------------------------

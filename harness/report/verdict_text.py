@@ -11,6 +11,8 @@ from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import (
     WORST_FIRST,
+    Change,
+    Comparison,
     Decision,
     Fact,
     Finding,
@@ -287,11 +289,18 @@ def case_counts(verdict: GateVerdict) -> str:
     return ", ".join(f"{n} {decision}" for decision, n in counts if n) or "no cases"
 
 
+def compared_text(c: Comparison) -> str:
+    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] same`."""
+    if c.change in (Change.SLOWER, Change.FASTER):
+        return units.slowdown(c.ratio, c.low, c.high)
+    return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
+
+
 def change_text(case: GateCase) -> str:
-    """`+4.1 % [+3.2 … +5.0] slower`, the counters that differ, or why there is no comparison."""
+    """`4.1 % [3.2 … 5.0] slower`, the counters that differ, or why there is no comparison."""
     c = case.comparison
     if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
-        return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
+        return compared_text(c)
     if case.counters:
         return ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
     state = "not compared" if case.state is State.UNCOMPARED else str(case.state)

@@ -62,7 +62,8 @@ class Since:
     regressed: str
     """For the first screen: how many, and the worst; empty if nothing did."""
     step: str
-    """What finds the cause of the worst slowdown; empty without one, or if the node is suspect."""
+    """What finds the cause of the worst slowdown; empty without one, if the node is suspect, or if
+    a run measured code that is not that of a commit."""
     details: Table
 
 
@@ -107,11 +108,13 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     step = ""
     if _slow_launches(sides):  # no commit of the code can change that
         slower = [g for g in slower if not _as_before(sides, g.case_id)]
-    if slower:
+    good, bad = (
+        g.commit[:10] if (g := r.environment.git) and not g.dirty_sha256 else "" for r in sides
+    )
+    if slower and good and bad:
         worst = max(slower, key=lambda g: g.comparison.ratio if g.comparison else 0.0)
-        ends = f"--runs {before.run_id} {now.run_id}"  # they have one commit
-        good, bad = (g.commit[:10] if (g := r.environment.git) else "" for r in sides)
-        if good != bad and good and bad:
+        ends = f"--runs {before.run_id} {now.run_id}"  # one commit: something else differs
+        if good != bad:
             ends = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
         search = f"harness bisect {ends} --case {shlex.quote(worst.case_id)}"
         step = f"Find what made {name[worst.case_id]} slower: `{search}`"

@@ -124,12 +124,12 @@ def test_a_run_that_asks_what_sampling_costs_is_answered() -> None:
 @pytest.mark.parametrize(
     ("smallest", "ratio", "largest", "expected"),
     [
-        pytest.param(1.5, 1.55, 1.6, "+55.0 % [+54.0 … +56.0] slower", id="alike"),
+        pytest.param(1.5, 1.55, 1.6, "55.0 % [54.0 … 56.0] slower", id="alike"),
         pytest.param(
-            1.3, 1.55, 1.8, "+55.0 % [+54.0 … +56.0] slower, 30 % to 80 % slower by pair", id="near"
+            1.3, 1.55, 1.8, "55.0 % [54.0 … 56.0] slower, 30 % to 80 % slower by pair", id="near"
         ),
         pytest.param(
-            0.5, 0.8, 0.9, "+25.0 % [+23.5 … +26.6] faster, 11 % to 2.0x faster by pair", id="less"
+            0.5, 0.8, 0.9, "25.0 % [23.5 … 26.6] faster, 11 % to 2.0x faster by pair", id="less"
         ),
         pytest.param(0.2, 1.55, 4.4, "5.0x faster to 4.4x slower by pair", id="far"),
         pytest.param(0.7, 1.0, 1.4, "43 % faster to 40 % slower by pair", id="both ways"),
@@ -151,16 +151,6 @@ def test_an_effect_has_a_direction_and_the_range_of_its_pairs(
 
     (sentence,) = text.effect_sentences([effect])
     assert sentence == f"`gc`, on against off: {expected} (4 pairs)."
-
-
-def test_an_effect_without_bounds_keeps_its_direction() -> None:
-    effect = Effect(
-        workload="w", axis="gc", base="off", value="on", ratio=0.1, low=0.01, high=0.9,
-        smallest=0.1, largest=0.1, pairs=1,
-    )  # fmt: skip
-
-    (sentence,) = text.effect_sentences([effect])
-    assert sentence == "`gc`, on against off: 10x faster, not bounded (1 pair)."
 
 
 @pytest.mark.parametrize(("tokens", "what"), [(512, "step time per token"), (None, "step time")])

@@ -368,3 +368,18 @@ def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(commits: int) -> N
     ends = f"{now.suite.path} --good 2222222222 --bad 1111111111"
     sides = ends if commits == 2 else f"--runs before {now.run_id}"
     assert f"`harness bisect {sides} --case {case.case_id}`" in step
+
+
+@pytest.mark.parametrize("git", [None, Git(commit="2" * 40, branch="main", dirty_sha256="3" * 64)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_code_that_is_not_that_of_a_commit_has_no_bisection(git: Git | None, turned: bool) -> None:
+    (case,) = sweep(seq_len=[512])
+    clean = environment(git=Git(commit="1" * 40, branch="main"))
+    first, second = (clean, environment(git=git))[:: -1 if turned else 1]
+    before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=first, run_id="before")
+    now = run([case], lambda c: timed(c, 0.020, cv=0.001), env=second)
+
+    values = context.build(now, Path("reports"), context.Beside(against=before))[0]
+
+    assert "Regressed since" in screen(now, before)
+    assert "bisect" not in str(values["next_steps"])
