@@ -290,7 +290,7 @@ def test_no_number_is_wrapped(width: int) -> None:
     lines = shown.get().splitlines()
     assert any(line.split()[:3] == ["differs", "baseline", "candidate"] for line in lines)
     assert max(map(len, lines)) <= width
-    assert sum("+50 %" in line and "150 ms" in line for line in lines) == 2
+    assert sum("50 % [" in line and "150 ms" in line for line in lines) == 2
     assert sum("only the baseline has this case" in line for line in lines) == 1
 
 
