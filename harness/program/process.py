@@ -37,7 +37,7 @@ DRAIN_S = 0.5
 Processes = tuple["subprocess.Popen[bytes]", ...]
 """Those of a program: one, or its ranks in order."""
 
-_EXCEPTION = re.compile(r"[\w.<>]+(: |$)")
+_EXCEPTION = re.compile(r"(?:[\w<>]+\.)*[A-Z]\w*(: |$)")
 _ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

@@ -1,12 +1,12 @@
 """Metrics and finished steps that a program reports, in lines of its output and in files."""
 
 import csv
+import hashlib
 import json
 import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,7 @@ class ReportedMetrics:
         self._folder = folder
         self._of_lines = [r for r in program.readings if not r.file]
         self._of_files = [r for r in program.readings if r.file]
-        self._before = {r.file: _stamp(folder / r.file) for r in self._of_files}
-        self._texts = dict.fromkeys(self._before, "")
-        for file in self._texts:
-            with suppress(OSError):  # absent; else read_files cannot read it either, and says so
-                self._texts[file] = _text(folder / file)
+        self._before = {r.file: _before(folder / r.file) for r in self._of_files}
         self.values: dict[str, deque[Value]] = {
             r.metric: deque(maxlen=MAX_READINGS) for r in program.readings
         }
@@ -89,12 +85,12 @@ class ReportedMetrics:
         """
         for source in self._of_files:
             path = self._folder / source.file
-            stamp = _stamp(path)
+            stamp, before = _stamp(path), self._before[source.file]
             if stamp is None:
                 raise MissingMetric(f"{source.metric}: the program did not write {path}")
-            if stamp == self._before[source.file]:
+            if stamp == before.stamp:
                 raise MissingMetric(f"{source.metric}: {path} was not updated by this run")
-            for found in _of_file(source, path, self._texts[source.file]):
+            for found in _of_file(source, path, before):
                 self._keep(source, found, at, f"in {path}")
 
     def require_all(self) -> None:
@@ -137,14 +133,15 @@ def _in_line(source: MetricSource, line: str) -> Any:
     return _at(document, source.json)
 
 
-def _of_file(source: MetricSource, path: Path, before: str) -> Iterator[Any]:
-    """All values of a metric in a file, without those of the text before; MissingMetric if there
+def _of_file(source: MetricSource, path: Path, before: "_Before") -> Iterator[Any]:
+    """All values of a metric in a file, without those that it had before; MissingMetric if there
     are none."""
     try:
-        text = _text(path)
-        if before.endswith("\n") and (new := text.removeprefix(before)):
-            head = before.partition("\n")[0] + "\n" if source.csv and new != text else ""
-            text = head + new
+        data = path.read_bytes()
+        old, new = data[: before.size], data[before.size :]
+        if new and old.endswith(b"\n") and hashlib.sha256(old).hexdigest() == before.digest:
+            data = old.partition(b"\n")[0] + b"\n" + new if source.csv else new
+        text = data.decode(errors="replace")
         if source.csv:
             rows = list(csv.DictReader(text.splitlines()))
             found = [row[source.csv] for row in rows if row.get(source.csv)]
@@ -156,10 +153,6 @@ def _of_file(source: MetricSource, path: Path, before: str) -> Iterator[Any]:
         what = f"column {source.csv!r}" if source.csv else f"key {source.json!r}"
         raise MissingMetric(f"{source.metric}: {path} has no value at {what}")
     yield from found
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _documents(text: str) -> list[Any]:
@@ -242,6 +235,24 @@ class StepReader:
 
     def is_alive(self, line: str) -> bool:
         return self._alive is not None and self._alive.search(line) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A file before the program starts."""
+
+    stamp: tuple[int, int, int] | None
+    size: int
+    digest: str
+
+
+def _before(path: Path) -> _Before:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return _Before(_stamp(path), file.tell(), digest)
+    except OSError:  # absent; else read_files cannot read it either, and says so
+        return _Before(_stamp(path), 0, "")
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

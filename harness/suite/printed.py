@@ -19,7 +19,7 @@ _RATES = (
     rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
 )
 _LOSS = (rf"\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
-_FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?![\w-])"
+_FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?!\.?[\w-])"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
     r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
     r"\w*(?:step|time|latency|took|takes|median|mean|duration)"

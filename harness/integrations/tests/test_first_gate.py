@@ -271,7 +271,14 @@ def test_a_loss_that_is_not_finite_is_read(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["Computing loss ...", "best loss - saved", "loss nan-safe mode", "step time - s"]
+    "line",
+    [
+        "Computing loss ...",
+        "best loss - saved",
+        "loss nan-safe mode",
+        "loss 2.5-x",
+        "step time - s",
+    ],
 )
 def test_words_after_a_name_are_no_value(line: str) -> None:
     each = [f"{step} loss {i}.5, step time 7 s" for i, step in enumerate(STEPS)]

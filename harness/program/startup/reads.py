@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 Note = Callable[..., None]
-OWN_PREFIX = "tqdm.utils"
-"""Looks through all variables for those of its own prefix, as torch imports it."""
+TQDM = "tqdm.utils"
+"""Torch imports it, and it looks through all variables for its own: that is no copy."""
 
 
 def watch_environment(variables: Collection[str], note: Note) -> None:
@@ -38,7 +38,7 @@ def watch_environment(variables: Collection[str], note: Note) -> None:
         left.update({name: times + 1 for name, times in [*left.items()]})
         frame = sys._getframe(1)
         callers = {f.f_globals.get("__name__") for f in (frame, frame.f_back) if f}
-        if left and not copied and OWN_PREFIX not in callers:
+        if left and not copied and TQDM not in callers:
             copied = True
             note(copied="variables")
         yield from iterate(environ)

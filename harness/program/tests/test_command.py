@@ -112,7 +112,7 @@ for i in range(0, {12 * every}, {every}):
     times.append({share / every} * (now - last))
     print("step", i, "took", times[-1])
     last = now
-time.sleep(0.5)  # a checkpoint is no part of a step
+time.sleep(0.5)  # a checkpoint after the last step
 open("out.jsonl", "w").write("\\n".join(json.dumps({{"s": s}}) for s in times))
 """
     lines = {
@@ -156,6 +156,7 @@ print("done")
     ("before", "between", "raised"),
     [
         ("step 2", "step 3 loss 2.0", "mine.BadShard: y"),
+        ("step 2", "loss: 2.0", "mine.BadShard: y"),
         ("Exception ignored in: <function Loader.__del__ at 0x7f>", "    pass", ""),
     ],
 )
