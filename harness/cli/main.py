@@ -94,7 +94,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
         "run": run.run,
         "show": run.show_,
-        "report": run.report_,
+        "report": report.report_,
         "verify": report.verify,
         "doctor": doctor.doctor_,
         "overhead": run.overhead,

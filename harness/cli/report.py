@@ -1,17 +1,24 @@
 """The commands `report` and `verify`: dated pages of recorded runs, and whether they still fit."""
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from harness.cli import options
-from harness.cli.options import say, show
+from harness.analysis import overhead as sampling
+from harness.analysis import summary
+from harness.analysis import verdict as gate
+from harness.analysis.causes import in_output
+from harness.analysis.dead_axes import oddities
+from harness.cli import console, options
+from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
-from harness.records import Run
+from harness.records import CaseSummary, Run, Verdict
+from harness.report import text
 from harness.report.series import cited, since
 from harness.store import reader
 from harness.suite import load as suites
@@ -119,6 +126,102 @@ def judged_by(rules: str | None, recorded: Run) -> Run:
     judged = replace(recorded.suite, left_out=len(missing), **taken)
     note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
     return replace(recorded, suite=judged, notes=(*recorded.notes, note), judged_by=suite.path)
+
+
+def report_(
+    run_id: options.RunArgument = "latest",
+    rules: options.RulesOption = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN",
+            help="Compare with this run, or none; by default the newest earlier full run of the "
+            "suite on this GPU model.",
+        ),
+    ] = NEWEST,
+    cite: Annotated[
+        str,
+        typer.Option(
+            metavar="RUNS",
+            help="Other runs that the report may quote, with commas between, or none; by default "
+            "those that time a peer or support a next step of the suite.",
+        ),
+    ] = NEWEST,
+    notes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Markdown notes of a person, shown as their own section."
+        ),
+    ] = None,
+    author: Annotated[str, typer.Option(metavar="NAME", help="Author that the report names.")] = "",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+    reports: options.ReportsOption = options.REPORTS,
+) -> None:
+    """Write a new dated report of a recorded run; existing reports are not changed.
+
+    \b
+    harness report latest
+    harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
+    """
+    recorded = judged_by(rules, reader.load(store_root, run_id))
+    page = written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
+    conclude(recorded, page, as_json)
+
+
+def conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
+    """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
+    cases, verdict = gate.of_run(recorded)
+    if as_json:
+        document(_conclusion(recorded, cases, verdict, markdown))
+    else:
+        out.print(console.summaries(cases))
+        for program in text.program_lines(recorded.suite.cases, recorded.measurements):
+            show(program)
+        odd = text.oddity_sentences(oddities(recorded, cases))
+        seen = (
+            f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
+            for c in in_output(recorded)
+        )
+        for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
+            show(f"note: {note.replace('`', '')}")
+        out.print(console.verdict(verdict))
+        if used := sampling.time_use(recorded):
+            show(f"Time: {text.time_use_sentence(used)}")
+        show(f"Run: {recorded.folder}")
+        if markdown:
+            show(f"Report: {markdown}")
+    raise typer.Exit(verdict.decision.exit_status)
+
+
+def _conclusion(
+    recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
+) -> dict[str, object]:
+    return {
+        "run": recorded.run_id,
+        "folder": recorded.folder,
+        "finished": bool(recorded.ended_at),
+        "stopped": asdict(recorded.stopped) if recorded.stopped else None,
+        "device": recorded.environment.device_name,
+        "report": str(markdown) if markdown else None,
+        "self_test": asdict(recorded.self_test) if recorded.self_test else None,
+        "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
+        "spread": [asdict(s) for s in summary.spreads(recorded)],
+        "verdict": asdict(verdict),
+        "oddities": asdict(oddities(recorded, cases)),
+        "cases": [
+            {
+                "case": c.case.case_id,
+                "program": asdict(c.case.program) if c.case.program else None,
+                "outcome": c.outcome,
+                "detail": c.detail,
+                "metrics": {name: asdict(e) for name, e in c.metrics.items()},
+                "lower_bound_s": c.lower_bound_s,
+                "notes": c.notes,
+            }
+            for c in cases
+        ],
+    }
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""The commands `run`, `overhead`, `show` and `report`: measure a suite, show what was recorded."""
+"""The commands `run`, `overhead` and `show`: measure a suite, show what was recorded."""
 
 import time
 from collections.abc import Sequence
@@ -12,10 +12,8 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis import roofline, summary
+from harness.analysis import roofline
 from harness.analysis import verdict as gate
-from harness.analysis.causes import in_output
-from harness.analysis.dead_axes import oddities
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
@@ -27,7 +25,7 @@ from harness.executor.coordinator import Coordinator, Dealt
 from harness.executor.jobs import SET, Executor
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
-from harness.records import CaseSummary, Check, Decision, Environment, Run, Stop, Suite, Verdict
+from harness.records import Check, Decision, Environment, Stop, Suite
 from harness.report import pivots, render, text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
@@ -255,7 +253,7 @@ def _finish(
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, folder)
-    _conclude(recorded, pages.written(recorded, reports) if reports else None, as_json)
+    pages.conclude(recorded, pages.written(recorded, reports) if reports else None, as_json)
 
 
 def _carry_out(
@@ -401,105 +399,9 @@ def show_(
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        _conclude(pages.judged_by(rules, runs[0]), None, as_json)
+        pages.conclude(pages.judged_by(rules, runs[0]), None, as_json)
     cases = pivots.cases(runs, only or ())
     metric = metric or "step_s"
     cells = pivots.values(metric)
     found = pivots.pivot(cases, options.axes(rows), options.axes(cols), metric, cells)
     options.print_pivot(found, form, console.pivot(found))
-
-
-def report_(
-    run_id: options.RunArgument = "latest",
-    rules: options.RulesOption = None,
-    against: Annotated[
-        str,
-        typer.Option(
-            metavar="RUN",
-            help="Compare with this run, or none; by default the newest earlier full run of the "
-            "suite on this GPU model.",
-        ),
-    ] = pages.NEWEST,
-    cite: Annotated[
-        str,
-        typer.Option(
-            metavar="RUNS",
-            help="Other runs that the report may quote, with commas between, or none; by default "
-            "those that time a peer or support a next step of the suite.",
-        ),
-    ] = pages.NEWEST,
-    notes: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Markdown notes of a person, shown as their own section."
-        ),
-    ] = None,
-    author: Annotated[str, typer.Option(metavar="NAME", help="Author that the report names.")] = "",
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-    reports: options.ReportsOption = options.REPORTS,
-) -> None:
-    """Write a new dated report of a recorded run; existing reports are not changed.
-
-    \b
-    harness report latest
-    harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
-    """
-    recorded = pages.judged_by(rules, reader.load(store_root, run_id))
-    page = pages.written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
-    _conclude(recorded, page, as_json)
-
-
-def _conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
-    """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
-    cases, verdict = gate.of_run(recorded)
-    if as_json:
-        document(_conclusion(recorded, cases, verdict, markdown))
-    else:
-        out.print(console.summaries(cases))
-        for program in text.program_lines(recorded.suite.cases, recorded.measurements):
-            show(program)
-        odd = text.oddity_sentences(oddities(recorded, cases))
-        seen = (
-            f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
-            for c in in_output(recorded)
-        )
-        for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
-            show(f"note: {note.replace('`', '')}")
-        out.print(console.verdict(verdict))
-        if used := sampling.time_use(recorded):
-            show(f"Time: {text.time_use_sentence(used)}")
-        show(f"Run: {recorded.folder}")
-        if markdown:
-            show(f"Report: {markdown}")
-    raise typer.Exit(verdict.decision.exit_status)
-
-
-def _conclusion(
-    recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
-) -> dict[str, object]:
-    return {
-        "run": recorded.run_id,
-        "folder": recorded.folder,
-        "finished": bool(recorded.ended_at),
-        "stopped": asdict(recorded.stopped) if recorded.stopped else None,
-        "device": recorded.environment.device_name,
-        "report": str(markdown) if markdown else None,
-        "self_test": asdict(recorded.self_test) if recorded.self_test else None,
-        "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
-        "spread": [asdict(s) for s in summary.spreads(recorded)],
-        "verdict": asdict(verdict),
-        "oddities": asdict(oddities(recorded, cases)),
-        "cases": [
-            {
-                "case": c.case.case_id,
-                "program": asdict(c.case.program) if c.case.program else None,
-                "outcome": c.outcome,
-                "detail": c.detail,
-                "metrics": {name: asdict(e) for name, e in c.metrics.items()},
-                "lower_bound_s": c.lower_bound_s,
-                "notes": c.notes,
-            }
-            for c in cases
-        ],
-    }
