@@ -149,8 +149,8 @@ def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: in
 
 
 def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
-    """The blocks that the code under test selects or gets: [B, T, HKV, n]; n = 0 if it needs none,
-    because to select without kernels takes as long as all else of a set-up."""
+    """The blocks that the code under test selects or gets: [B, T, HKV, n]; n = 0 if it reads none,
+    because selecting without kernels would double the set-up."""
     if not p.reads_blocks:
         return torch.empty(p.B, p.T, p.HKV, 0, dtype=torch.int32, device=x.q.device)
     sizes = {"B": p.B, "T": p.T, "HKV": p.HKV}
