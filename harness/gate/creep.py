@@ -35,10 +35,7 @@ ERROR = 0.01
 """Probability that a look at a clean history names any case, and that an interval is wrong."""
 CORRELATIONS = np.linspace(0.5, 0.9, 41)
 """Between one run and the next, as far as it is estimated."""
-NO_TAG = (
-    "git has no tag before HEAD; set one: git tag v1.0 COMMIT, or fetch: git fetch --unshallow"
-    " --tags"
-)
+NO_TAG = "git has no tag before HEAD: git fetch --unshallow --tags, or set one: git tag v1.0 COMMIT"
 NAMED = 3
 """Cases that the line of a gate names."""
 

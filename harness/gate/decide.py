@@ -281,7 +281,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
     )
     if faster:
         best = min(faster, key=lambda c: c.ratio)
-        text += f"; {len(faster)} faster, most {best.case_id}: {units.slowdown(best.ratio)}"
+        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"
     if new := [c for c in cases if c.state is State.NEW]:
         text += f"; {len(new)} new"
     return worst, text

@@ -219,6 +219,7 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
         if torch.backends.cuda.is_built():
+            # Without Triton there is nothing to hash; a Triton with another name does it later.
             getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
         _require_untouched_gpu()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported

@@ -196,7 +196,7 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     ]
     assert not remedies.relevant(
         causes(made, summaries), replace(verdict, rules=tuple(of_steps))
-    ), "a step that is slow is no reason of another miss"
+    ), "a slow step does not explain a missed loss"
     first = remedies.next_steps(verdict, made, ())[0]
     assert first.startswith("Measure in three processes: ")
     assert f"-f {own.case_id} -f {peer.case_id} " in first
