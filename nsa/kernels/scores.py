@@ -20,6 +20,7 @@ from nsa.config import INITIAL_BLOCKS, LOCAL_BLOCKS, NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.kernels.common.device import (
     LOG2_E,
+    MAX_GRID_Y,
     Architecture,
     architecture,
     ceil_div,
@@ -356,7 +357,7 @@ def select_blocks(
         cu_tiles, cu_blocks = _prefix_sums(cu_seqlens, config, tile.queries)
     indices = torch.empty(B, T, HKV, config.num_blocks, dtype=torch.int32, device=q.device)
     row_bytes = HKV * (spill + 1) * tile.queries * columns * 4
-    chunk = max(1, min(total, SCRATCH_BYTES // row_bytes))
+    chunk = max(1, min(total, MAX_GRID_Y, SCRATCH_BYTES // row_bytes))
     scratch = torch.empty(
         chunk, HKV, spill + 1, tile.queries, columns, dtype=torch.float32, device=q.device
     )

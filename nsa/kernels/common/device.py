@@ -19,6 +19,8 @@ LOG2_E = 1.4426950408889634
 """exp(x) == exp2(x * LOG2_E)."""
 MAX_HEAD_DIM = 256
 MAX_GROUP = 64
+MAX_GRID_Y = 65_535
+"""Programs along the second axis of a CUDA grid."""
 MIN_DOT = 16
 """Smallest side of a tensor-core product."""
 
@@ -91,7 +93,7 @@ def require(q: Tensor, v: Tensor, heads: int) -> None:
     """Raise Unsupported, with the limit, unless the kernels can run on such tensors.
 
     Args:
-        q: Queries, [..., HQ, Dk].
+        q: Queries, [B, ..., HQ, Dk].
         v: Values, [..., Dv].
         heads: KV heads (HKV).
     """
@@ -113,4 +115,6 @@ def _refusal(q: Tensor, v: Tensor, heads: int) -> str:
         return f"takes heads of at most {MAX_HEAD_DIM}, but these have {size}"
     if (group := q.shape[-2] // heads) > MAX_GROUP:
         return f"takes at most {MAX_GROUP} query heads a KV head, but these have {group}"
+    if (grid_y := q.shape[0] * heads) > MAX_GRID_Y:
+        return f"takes B * HKV of at most {MAX_GRID_Y}, but it is {grid_y}"
     return ""

@@ -15,6 +15,7 @@ from torch import Tensor
 from nsa import ops, reference
 from nsa.config import BRANCHES, Positions, Routes
 from nsa.errors import Unsupported
+from nsa.kernels import scores
 from nsa.kernels.common import streams
 from nsa.kernels.common.launch import KernelLaunch
 from nsa.kernels.tests.where import (
@@ -402,3 +403,33 @@ def test_what_the_kernels_cannot_do_is_refused() -> None:
 
     with pytest.raises(Unsupported, match="needs float16 or bfloat16"):
         run("window", "triton", x)
+
+
+@pytest.mark.parametrize(("device", "dtype"), TRITON)
+def test_a_batch_beyond_the_grid_is_refused(device: str, dtype: torch.dtype) -> None:
+    x = torch.zeros(1, 1, 2, 16, device=device, dtype=dtype).expand(40_000, 1, 2, 16)
+
+    with pytest.raises(Unsupported, match=r"B \* HKV of at most 65535, but it is 80000"):
+        ops.window_attention(x, x, x, window_size=8, route="triton")
+
+
+@pytest.mark.parametrize(("device", "dtype"), TRITON)
+@torch.no_grad()
+def test_scores_of_many_sequences_stay_within_the_grid(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = tokens(40, HQ=2, HKV=1, B=5, device=device, dtype=dtype)
+    expected = ops.select_blocks(x["q"], x["k_cmp"], config=SMALL, route="triton")
+    grids: list[tuple[int, ...]] = []
+    launch = KernelLaunch.__call__
+
+    def noted(self: KernelLaunch, grid: Any, *arguments: Any) -> None:
+        grids.extend([grid] if len(grid) == 3 else [])
+        launch(self, grid, *arguments)
+
+    monkeypatch.setattr(KernelLaunch, "__call__", noted)
+    monkeypatch.setattr(scores, "MAX_GRID_Y", 3)
+    blocks = ops.select_blocks(x["q"], x["k_cmp"], config=SMALL, route="triton")
+
+    assert max(y for _, y, _ in grids) == 3
+    assert torch.equal(blocks, expected)
