@@ -23,6 +23,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
+from harness import units
 from harness.analysis.statistics import (
     Flags,
     Floats,
@@ -274,7 +275,7 @@ def _judge(
         of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
         needed = pairs_needed(s.centre, of_pairs * math.sqrt(s.pairs), cases, thresholds)
         if needed is None:
-            differ = f"{100 * thresholds.build_cv:.1f} %"
+            differ = units.percent(thresholds.build_cv)
             reason += f"; more pairs cannot decide, because builds differ by {differ}"
         else:
             needed = max(needed, s.pairs + 1)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from harness import units
 from harness.analysis.statistics import between
 from harness.records import Peaks, Phase, SelfTestCheck, SelfTestReadings, Telemetry
 
@@ -102,7 +103,10 @@ def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> SelfTestCheck
     return SelfTestCheck(
         name="gpu_sampler",
         holds=during >= GPU_BURN and during - before >= RISE,
-        fact=f"GPU utilisation {before:.0%} at rest, {during:.0%} during one second of load",
+        fact=(
+            f"GPU utilisation {units.percent(before)} at rest, "
+            f"{units.percent(during)} during one second of load"
+        ),
     )
 
 

@@ -327,8 +327,8 @@ def _roofline_bound(
 def _faster_than_possible(share: Estimate | None, limit: RooflineBound | None) -> Iterator[str]:
     if share is not None and limit is not None and share.value > IMPOSSIBLE:
         yield (
-            f"faster than the roofline allows ({limit.by}: {share.value:.0%}): the work that the "
-            "workload states, or the measured peak, is wrong"
+            f"faster than the roofline allows ({limit.by}: {units.percent(share.value)}): "
+            "the work that the workload states, or the measured peak, is wrong"
         )
 
 
@@ -449,14 +449,14 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
     widest = int(within.argmax())
     if within[widest] > LARGE_SPREAD:
         yield (
-            f"samples spread widely: interquartile range {within[widest]:.0%} of the median "
-            f"in process {evidence[widest].process}"
+            f"samples spread widely: interquartile range "
+            f"{units.percent(within[widest])} of the median in process {evidence[widest].process}"
         )
     if _apart([*medians]):
         what = f"{not_repeatable(medians)}, so it has no speed"
         yield f"{what}: look for other load, then run it again"
     elif (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
-        yield f"processes disagree: the slowest is {gap:.0%} slower than the fastest"
+        yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"
 
 
 def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
+from harness import units
 from harness.analysis import comparison as compare
 from harness.analysis.statistics import Floats, hodges_lehmann, t_factor
 from harness.bisect.levels import one_step
@@ -194,7 +195,8 @@ class NoisySearch(NoisyBlocks):
         chosen = most_informative(chances, self.skipped, error)
         searched = sum(stage is BisectStage.SEARCH for stage, _ in self.blocks)
         if chosen is None or searched >= MAX_BLOCKS:
-            reason = f"after {searched} blocks no commit is more than {best.probability:.0%} likely"
+            likely = units.percent(best.probability)
+            reason = f"after {searched} blocks no commit is more than {likely} likely"
             return CommitsConclusion(reason=reason)
         position, bits = chosen
         why = f"most informative: {bits:.2f} bits expected"
@@ -227,13 +229,14 @@ class NoisySearch(NoisyBlocks):
         if found is not None:
             reason = f"good and bad do not differ on this machine: {found.reason}"
             if found.smallest_effect is not None:
-                reason += f"; a change of {found.smallest_effect:.1%} would have been seen"
+                least = units.percent(found.smallest_effect)
+                reason += f"; a change of {least} would have been seen"
             return CommitsConclusion(reason=reason, comparison=found)
         why = "do good and bad differ on this machine?"
         return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), why)
 
     def _confirm(self, cell: CommitGroup, step: float) -> NextBlock | CommitsConclusion:
-        why = f"{cell.probability:.1%} sure: with the commit before it"
+        why = f"{units.percent(cell.probability)} sure: with the commit before it"
         logs = self.first_logs(0, self.last)
         found = self.confirm(cell.good, cell.bad, logs, step, why)
         if isinstance(found, NextBlock):
@@ -243,7 +246,7 @@ class NoisySearch(NoisyBlocks):
             sure, scatter = one_step(self.blocks, cell.bad, self.thresholds.build_cv)
             if sure < SURE:
                 return self._elsewhere(cell) or CommitsConclusion(
-                    reason=f"commits scatter by {scatter:.1%}, so far that the step "
+                    reason=f"commits scatter by {units.percent(scatter)}, so far that the step "
                     f"({found.reason}) may be the luck of a build",
                     culprits=cell.positions,
                     good=cell.good,
@@ -253,7 +256,7 @@ class NoisySearch(NoisyBlocks):
                 )
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
-            reason = f"{cell.probability:.1%} likely but not confirmed: {reason}"
+            reason = f"{units.percent(cell.probability)} likely but not confirmed: {reason}"
         return CommitsConclusion(
             reason=reason,
             culprits=cell.positions,
@@ -305,8 +308,9 @@ def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
         return ""
     least = min(1.0, math.expm1(shown / MORE_PAIRS**0.5))
     return (
-        f"processes scatter by {spread / 2**0.5:.0%}; {2 * needed:,} of them would show a change "
-        f"of {thresholds.tolerance:.1%}. Use a quieter machine, or --effect {least:.2g}"
+        f"processes scatter by {units.percent(spread / 2**0.5)}; {2 * needed:,} of them would "
+        f"show a change of {units.percent(thresholds.tolerance)}. Use a quieter machine, or "
+        f"--effect {least:.2g}"
     )
 
 

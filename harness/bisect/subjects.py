@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from harness import units
 from harness.bisect import criteria, differences, history
 from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
@@ -187,7 +188,7 @@ class Commits(Subject[CommitsConclusion]):
             return ""
         chances = self.search.probabilities()
         best = int(chances.argmax())
-        return f"; {self.name(best)} {chances[best]:.0%} likely"
+        return f"; {self.name(best)} {units.percent(chances[best])} likely"
 
 
 class Differences(Subject[DifferencesConclusion]):

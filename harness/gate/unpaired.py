@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
+from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
 from harness.gate.calibration import BetweenCards
 from harness.records import ByCase, Change, Comparison, Thresholds
@@ -81,7 +82,7 @@ def compare_stored(
 def _of_cards(answer: Comparison, cards: BetweenCards, thresholds: Thresholds) -> Comparison:
     """Say how much of the interval two cards make by themselves."""
     share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * cards.cv)
-    reason = f"{answer.reason}; of its interval the other card is ±{100 * share:.1f} %"
+    reason = f"{answer.reason}; of its interval the other card is ±{units.percent(share)}"
     return replace(answer, card=share, reason=reason)
 
 

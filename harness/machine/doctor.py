@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from harness import units
 from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
@@ -45,7 +46,7 @@ def steal_share(before: Any, now: Any) -> float | None:
 
 
 def stolen_text(share: float) -> str:
-    return f"CPU time stolen by other virtual machines: {100 * share:.0f} %"
+    return f"CPU time stolen by other virtual machines: {units.percent(share)}"
 
 
 def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Mapping[str, str]]:
@@ -205,7 +206,7 @@ def _gpu_idle(vitals: Vitals) -> Check:
     if foreign:
         busy = f"processes of others on it: {foreign:.0f}"
     elif utilisation is not None and utilisation > IDLE_UTILISATION:
-        busy = f"busy for {utilisation:.0%} of the time with no worker of ours"
+        busy = f"busy for {units.percent(utilisation)} of the time with no worker of ours"
     elif memory is not None and memory > IDLE_MEMORY_BYTES:
         busy = f"{memory / 1e9:.1f} GB in use with no worker of ours"
     if busy:
@@ -214,7 +215,7 @@ def _gpu_idle(vitals: Vitals) -> Check:
     if utilisation is None or (foreign is None and memory is None):
         return _unread("GPU idle", vitals, "gpu_utilisation", "gpu_foreign_processes")
     fact = "no other process" if foreign is not None else "no memory in use"
-    return Check("GPU idle", Grade.OK, f"{fact}, {utilisation:.0%} busy")
+    return Check("GPU idle", Grade.OK, f"{fact}, {units.percent(utilisation)} busy")
 
 
 def _clocks(vitals: Vitals) -> Check:
@@ -239,7 +240,7 @@ def _power_limit(gpu: Gpu) -> Check:
     remedy = "Compare only with numbers taken at the same limit."
     if gpu.power_limit_w is None or gpu.power_limit_share is None:
         return Check("power limit", Grade.WARN, "NVML gives no limit or no default", remedy)
-    fact = f"{gpu.power_limit_w:.0f} W, {gpu.power_limit_share:.0%} of its default"
+    fact = f"{gpu.power_limit_w:.0f} W, {units.percent(gpu.power_limit_share)} of its default"
     if gpu.power_limit_share < 1:
         return Check("power limit", Grade.WARN, fact, remedy)
     return Check("power limit", Grade.OK, fact)

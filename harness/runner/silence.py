@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
 
+from harness import units
 from harness.records import ActivitySample, MeasureSettings
 
 TIMES_SLOWEST = 6.0
@@ -157,7 +158,8 @@ def reason(seen: Activity, samples: Sequence[ActivitySample], written: Sequence[
     wrote itself, for samples without one."""
     last = samples[-1]
     if seen is Activity.BUSY:
-        gpu = f" and the GPU to {last.gpu_utilisation:.0%}" if last.gpu_utilisation else ""
+        use = last.gpu_utilisation
+        gpu = f" and the GPU to {units.percent(use)}" if use else ""
         return f"it uses {_cores(samples[0], last):.1f} CPU cores{gpu}"
     inner = (last.stack or tuple(written))[:_INNERMOST]
     spins = seen is Activity.SPINNING_KERNEL

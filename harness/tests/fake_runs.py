@@ -329,6 +329,6 @@ def comparison(**changes: Any) -> Comparison:
         "smallest_effect": 0.02,
         "pairs_needed": None,
         "minutes_needed": None,
-        "reason": "+0.1%",
+        "reason": "+0.1 %",
     }
     return Comparison(**(same | changes))

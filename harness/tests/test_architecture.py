@@ -1,6 +1,7 @@
 """The rooms of the harness and the arrows between them, as CONTRIBUTING.md draws them."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -301,6 +302,13 @@ def test_no_module_measures_by_the_wall_clock() -> None:
         "harness/machine/nvml.py",  # NVML dates what it has seen of a process
         "harness/git/worktrees.py",  # compares with the date of a folder
     }
+
+
+@pytest.mark.parametrize("house", sorted(ROOT_FOLDERS))
+def test_percent_is_written_with_a_space(house: str) -> None:
+    """`95.6 %`: units.percent writes it, never a format such as `:.1%`."""
+    for file, path in sources(house).items():
+        assert not re.findall(r".*\d%}.*|.*}%.*", path.read_text()), file
 
 
 def test_the_root_holds_only_what_the_plan_allows() -> None:

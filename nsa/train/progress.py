@@ -49,7 +49,7 @@ class Progress:
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:,.0f}"
         line = f"{line}  tokens/s {rate}"
         if self.mfu is not None:
-            line += f"  MFU {self.mfu:.1%}"
+            line += f"  MFU {100 * self.mfu:.1f} %"
         return f"{line}  elapsed {self.elapsed_s:.1f} s"
 
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from harness import units
 from harness.analysis.statistics import Floats
 from harness.bisect.ddmin import NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
@@ -175,7 +176,7 @@ class Row:
             f"{commits:.1f}",
         ]
         if self.met is False:
-            cells[2] = f"**{cells[2]}, not shown: ≥ {self.wanted:.0%}**"
+            cells[2] = f"**{cells[2]}, not shown: ≥ {units.percent(self.wanted or 0.0)}**"
         return f"| {' | '.join(cells)} |"
 
 
@@ -196,9 +197,8 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
                 for _ in range(histories)
             )
             wanted = WANTED[effect] if noise is not NOISY else None
-            rows.append(
-                Row(noise=noise.name, effect=f"+{effect:.0%}", bisections=bisections, wanted=wanted)
-            )
+            size = f"+{units.percent(effect)}"
+            rows.append(Row(noise=noise.name, effect=size, bisections=bisections, wanted=wanted))
     rng = np.random.default_rng([seed, 9])
     bisections = tuple(
         bisect(ExactSearch(commits), k, 1.0, TYPICAL, rng) for k in range(1, commits + 1)
@@ -231,10 +231,9 @@ def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row,
                     )
                     for own in rng.spawn(histories)
                 )
-                name = f"builds {sd:.1%}, {told}"
-                rows.append(
-                    Row(noise=name, effect=f"+{effect:.0%}", bisections=bisections, wanted=None)
-                )
+                name = f"builds {units.percent(sd)}, {told}"
+                size = f"+{units.percent(effect)}"
+                rows.append(Row(noise=name, effect=size, bisections=bisections, wanted=None))
     return tuple(rows)
 
 
@@ -248,7 +247,7 @@ def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
             places = rng.choice(DIFFERENCES, size=len(planted), replace=False)
             slowed = {int(i): 1 + e for i, e in zip(places, planted, strict=True)}
             bisections.append(find_causes(NoisyDdmin(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
-        effect = " and ".join(f"+{e:.0%}" for e in planted)
+        effect = " and ".join(f"+{units.percent(e)}" for e in planted)
         rows.append(
             Row(noise=TYPICAL.name, effect=effect, bisections=tuple(bisections), wanted=None)
         )

@@ -165,7 +165,7 @@ def simulate(gpus: int, cases: int, root: Path) -> list[tuple[str, str]]:
         ("memory with all of it read", units.size(all_memory)),
         ("GPU time of the processes", units.duration(work_s)),
         ("end of the last job", units.duration(slots.now_s)),
-        ("GPUs in use until then", f"{work_s / gpus / slots.now_s:.0%}"),
+        ("GPUs in use until then", units.percent(work_s / gpus / slots.now_s)),
     ]
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from harness import units
 from harness.analysis import comparison
 from harness.analysis.comparison import Statistics, student_bounds
 from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann
@@ -281,8 +282,8 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
         return
     wanted = {0.05: 0.95, 0.03: 0.90}[setting.planted] if quiet_enough else None
     most = 0.01 if setting.planted >= 0.05 else None
-    yield line(f"{setting.planted:+.0%}: NO-GO", tally.found, at_least=wanted)
-    yield line(f"{setting.planted:+.0%}: passes", tally.missed, at_most=most)
+    yield line(f"+{units.percent(setting.planted)}: NO-GO", tally.found, at_least=wanted)
+    yield line(f"+{units.percent(setting.planted)}: passes", tally.missed, at_most=most)
 
 
 def settings(stored: RecordedNoise) -> Iterator[tuple[Setting, bool]]:
@@ -310,7 +311,7 @@ def other_settings() -> Iterator[tuple[Setting, bool]]:
                     )
                     yield setting, True
     for sd, measured in ((0.001, None), (0.0025, None), (0.01, None), (0.01, 0.01)):
-        lucky = BuildNoise(name=f"typical, builds {sd:.2%}", of=TYPICAL, sd=sd)
+        lucky = BuildNoise(name=f"typical, builds {units.percent(sd)}", of=TYPICAL, sd=sd)
         for cases in (12, 60):
             for planted in (None, 0.05):
                 yield Setting(noise=lucky, cases=cases, planted=planted, build_cv=measured), True
@@ -323,7 +324,7 @@ def clean_table(gates: int, seed: int) -> str:
         "|:--|--:|--:|--:|--:|",
     ]
     for what, practical in (
-        (f"from {Thresholds().practical:.1%} on, as in a gate", Thresholds().practical),
+        (f"from {units.percent(Thresholds().practical)} on, as in a gate", Thresholds().practical),
         ("however small the change", 0.0),
     ):
         setting = Setting(noise=TYPICAL, cases=12, calibrated=False, practical=practical)
@@ -335,8 +336,15 @@ def clean_table(gates: int, seed: int) -> str:
     return "\n".join(rows)
 
 
-DECISIONS = ("clean: NO-GO", "clean: GO", "+5%: NO-GO", "+5%: passes", "+3%: NO-GO", "+3%: passes")
-OF_OTHERS = ("clean: NO-GO", "clean: INCONCLUSIVE", "+5%: NO-GO", "+5%: passes")
+DECISIONS = (
+    "clean: NO-GO",
+    "clean: GO",
+    "+5 %: NO-GO",
+    "+5 %: passes",
+    "+3 %: NO-GO",
+    "+3 %: passes",
+)
+OF_OTHERS = ("clean: NO-GO", "clean: INCONCLUSIVE", "+5 %: NO-GO", "+5 %: passes")
 BOUNDS = ("confirmation, lower", "confirmation, upper", "screen, upper")
 
 
@@ -358,8 +366,8 @@ def _cell(line: Line) -> str:
     """Percent with its interval; a target that the interval does not show met says so."""
     text = percent(line.hits, line.trials, 2)
     if line.met is False:
-        asked = f"≥ {line.at_least:.0%}" if line.at_least is not None else f"≤ {line.at_most:.0%}"
-        return f"**{text}, not shown: {asked}**"
+        sign, end = ("≤", line.at_most) if line.at_least is None else ("≥", line.at_least)
+        return f"**{text}, not shown: {sign} {units.percent(end or 0.0)}**"
     return text
 
 

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from harness import units
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
@@ -231,7 +232,7 @@ def study(
             if case.baseline_s is None:
                 raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
             step_s[case.case_id] = case.baseline_s
-        name = f"+{share:.0%}" if share else f"A/A {plan[: number + 1].count(0.0)}"
+        name = f"+{units.percent(share)}" if share else f"A/A {plan[: number + 1].count(0.0)}"
         yield [Line(gate=name, slower=share, case=c, wall_s=wall_s) for c in verdict.cases]
 
 

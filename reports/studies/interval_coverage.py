@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness import units
 from harness.analysis.statistics import Floats, geometric, variance_prior
 from reports.studies.noise import by_case
 
@@ -110,10 +111,9 @@ def main() -> None:
     for noise in NOISES:
         for cases, processes in ((6, 2), (12, 2), (60, 2), (12, 3), (12, 5)):
             c = coverage(noise, cases, processes, runs=args.runs * 12 // cases, seed=args.seed)
-            say(
-                f"| {c.noise} | {c.cases} | {c.processes} | {c.plain:.1%} | {c.plain_width:.1%} | "
-                f"{c.moderated:.1%} | {c.moderated_width:.1%} | {c.widest:.1%} |"
-            )
+            shares = (c.plain, c.plain_width, c.moderated, c.moderated_width, c.widest)
+            cells = " | ".join(map(units.percent, shares))
+            say(f"| {c.noise} | {c.cases} | {c.processes} | {cells} |")
 
 
 if __name__ == "__main__":

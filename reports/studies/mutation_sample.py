@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from harness import units
+
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENTS = Path(__file__).with_name("mutation_equivalents.json")
 """Module -> key of a mutant -> why no test can notice it."""
@@ -429,7 +431,7 @@ def report(sample: Sample, equivalents: Mapping[str, Mapping[str, str]]) -> str:
         name = f"`{module}`" if module else "all"
         lines.append(f"| {name} | {seen} | {len(of) - seen - same} | {same} |")
     seen, judged = sum(outcomes.values()), len(outcomes) - len(equal)
-    share = f"{seen / judged:.0%}" if judged else "none"
+    share = units.percent(seen / judged) if judged else "none"
     lines += ["", f"Noticed: {seen} of {judged} that are not equivalent ({share})."]
     if untried := sum(map(len, sample.chosen.values())) - len(outcomes):
         lines.append(f"Not tried: {untried}.")

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from harness import units
 from harness.analysis.statistics import Floats
 from harness.records import Outcome, Run
 
@@ -191,7 +192,7 @@ class RecordedNoise:
     def no_noisier_than(self, process_cv: float) -> "RecordedNoise":
         """The recorded cases whose processes scatter by at most so much."""
         kept = tuple(r for r in self.residuals if math.sqrt(np.mean(np.square(r))) <= process_cv)
-        return RecordedNoise(name=f"CV at most {process_cv:.1%}", residuals=kept)
+        return RecordedNoise(name=f"CV at most {units.percent(process_cv)}", residuals=kept)
 
 
 def recorded(runs: Iterable[Run]) -> RecordedNoise:

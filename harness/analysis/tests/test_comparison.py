@@ -267,7 +267,7 @@ def test_where_builds_differ_as_far_as_the_tolerance_more_pairs_are_not_advised(
     answer = judge(pairs(1.0, 6), pairs(1.0, 20), Thresholds(build_cv=0.02))
 
     assert (answer.change, answer.pairs_needed) == (Change.UNDECIDED, None)
-    assert "builds differ by 2.0 %" in answer.reason
+    assert "builds differ by 2 %" in answer.reason
     assert pairs_to_take(0.05, 1, Thresholds(build_cv=0.02)) == 20
 
 

@@ -159,7 +159,7 @@ def test_another_card_of_the_model_widens_the_interval(tmp_path: Path) -> None:
     first = kept("a", 0.1)
     decision, found = judged(kept("b", 0.105))
     assert (decision, round(found["card"], 4)) == (OPEN, 0.0756)
-    assert "of its interval the other card is ±7.6 %" in found["reason"]
+    assert "of its interval the other card is ±7.56 %" in found["reason"]
     assert judged(kept("b", 0.12))[0] == NO_GO
     assert judged(kept("c", 0.12))[1]["card"] != found["card"], "three cards show what it is"
 

@@ -194,7 +194,7 @@ def test_a_baseline_of_one_card_is_used_on_another_with_a_wider_interval(
         assert (found.card, "vary" in notes) == (None, False)
     else:
         assert found.card == pytest.approx(0.0756, abs=1e-4), "2.58 x 1.41 x 2 %, as a ratio"
-        assert "of its interval the other card is ±7.6 %" in found.reason
+        assert "of its interval the other card is ±7.56 %" in found.reason
         assert (
             "of card GPU-5d1e0f4c, not GPU-other; cards of one model vary by 2 % (assumed" in notes
         )

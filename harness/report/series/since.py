@@ -185,7 +185,7 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     code = f"both at commit {sides[0]}" if sides[0] == sides[1] else f"commit {' to '.join(sides)}"
     node = _node(before.environment, now.environment)
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
-    apart = next((f"cards: ±{share:.1%} by themselves" for share in shares), "days")
+    apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (
         f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "

@@ -14,7 +14,7 @@ def test_a_failure_shows_its_facts_and_the_files_and_the_command_that_are_there(
     (case,) = sweep(seq_len=[512])
     seen = Evidence(
         steps=5,
-        last_kernel="unknown; the GPU was busy for 100% of the last 5 s: a kernel does not end",
+        last_kernel="unknown; the GPU was busy for 100 % of the last 5 s: a kernel does not end",
         files=(
             EvidenceFile(name="python stacks", path="evidence/x.0/python-stacks.txt"),
             EvidenceFile(name="native stacks", note="py-spy is not installed"),

@@ -224,7 +224,7 @@ def test_utilisation_is_the_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -
 
     assert [p.mfu for p in progress] == [None, pytest.approx(0.1), pytest.approx(0.1)]
     assert "MFU" not in str(progress[0])
-    assert "MFU 10.0%" in str(progress[1])
+    assert "MFU 10.0 %" in str(progress[1])
 
 
 @pytest.mark.parametrize(

@@ -94,5 +94,5 @@ def test_the_table_marks_a_target_that_is_not_shown_to_be_met() -> None:
     table = markdown([LINE, replace(LINE, figure="b", hits=200)], ("a", "b", "c"))
 
     assert table.splitlines()[-1] == (
-        "| quiet | 12 | 0.00 [0.00, 0.04] | **2.00 [1.73, 2.29], not shown: ≤ 1%** |  |"
+        "| quiet | 12 | 0.00 [0.00, 0.04] | **2.00 [1.73, 2.29], not shown: ≤ 1 %** |  |"
     )

@@ -45,8 +45,8 @@ def test_a_slowdown_is_planted_on_a_branch_and_each_gate_is_kept(
     said = capsys.readouterr().out
     assert "WRONG" not in said
     seen = [(k["gate"], k["case"]["decision"]) for k in kept]
-    assert seen == [("A/A 1", "GO"), ("+100%", "NO-GO")]
-    assert f"| +100% | {CASE_ID} | NO-GO | 2.000 (? to ?) | 5 |" in said
+    assert seen == [("A/A 1", "GO"), ("+100 %", "NO-GO")]
+    assert f"| +100 % | {CASE_ID} | NO-GO | 2.000 (? to ?) | 5 |" in said
     assert git(out / "repository", "status", "--porcelain") == ""
     planted = git(out / "repository", "show", "slower-1:toysuites/workloads.py")
     assert f"{('a', [('step_s', 0.004)])!r}" in planted
@@ -82,7 +82,7 @@ def test_known_step_times_spare_the_gate_of_one_commit() -> None:
 
     found = gate_planted.study(Scratch(), [0.5], 0, 1.0, {CASE_ID: 0.004})  # type: ignore[arg-type]
 
-    assert [line.gate for (line,) in found] == ["+50%"]
+    assert [line.gate for (line,) in found] == ["+50 %"]
     assert planted == {"slower-0.5": {CASE_ID: 0.002}}
 
 

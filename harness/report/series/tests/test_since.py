@@ -115,7 +115,7 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     assert "power limit (W) 700, now 600" in other_node
     assert "1 slower" in same_node
     assert "1 not decided" in other_node
-    assert "the variation between cards: ±7.6% by themselves" in other_node
+    assert "the variation between cards: ±7.56 % by themselves" in other_node
     assert "the variation between days" in same_node
 
 
