@@ -229,7 +229,7 @@ def _summarise(
         notes=(
             *_weaknesses(measurements, ok, evidence, asked=case.settings.processes),
             *counters.disagreements(ok),
-            *_faster_than_possible(metrics.get("roofline_share"), limit),
+            *_faster_than_possible(case, metrics.get("roofline_share"), limit),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -324,12 +324,15 @@ def _roofline_bound(
     )
 
 
-def _faster_than_possible(share: Estimate | None, limit: RooflineBound | None) -> Iterator[str]:
+def _faster_than_possible(
+    case: Case, share: Estimate | None, limit: RooflineBound | None
+) -> Iterator[str]:
     if share is not None and limit is not None and share.value > IMPOSSIBLE:
-        yield (
-            f"faster than the roofline allows ({limit.by}: {units.percent(share.value)}): "
-            "the work that the workload states, or the measured peak, is wrong"
-        )
+        wrong = "the work that the workload states, or the measured peak, is wrong"
+        if limit.by == "bandwidth" and not case.settings.flush_l2:
+            wrong = f"the step read part of its data from the cache (flush_l2 is off), or {wrong}"
+        at = f"{limit.by}: {units.percent(share.value)}"
+        yield f"faster than the roofline allows ({at}): {wrong}"
 
 
 def _metrics(

@@ -209,6 +209,23 @@ def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -
     assert len(summary.notes) == notes
 
 
+@pytest.mark.parametrize(
+    ("moved", "flush", "cached"), [(None, False, False), (2**40, False, True), (2**40, True, False)]
+)
+def test_only_a_step_that_waits_for_bytes_can_be_faster_by_the_cache(
+    moved: int | None, flush: bool, cached: bool
+) -> None:
+    """An emptied cache explains nothing, nor does it for products."""
+    one = replace(CASE, settings=replace(CASE.settings, flush_l2=flush))
+    step_s = (moved / 4e12 if moved else LEAST_S) / 1.05
+    measured = [replace(m, bytes=moved) for m in timed(one, step_s, cv=1e-4)]
+
+    (note,) = summarise(run([one], lambda _: measured, self_tests=(SELF_TEST,)))[0].notes
+
+    assert f"{'bandwidth' if moved else 'compute'}: 105 %" in note
+    assert ("flush_l2" in note) is cached
+
+
 # --- targets -----------------------------------------------------------------------------
 
 FLOOR: dict[str, Any] = {"name": "floor", "metric": "tokens_per_s", "go": 500}
