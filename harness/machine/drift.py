@@ -73,8 +73,9 @@ SESSION = (
     *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
     *("STY", "TERM", "TMUX", "WINDOWID", "XDG_SESSION", "PYTEST_"),
     *("BUILD_", "CI_", "GITHUB_", "HOSTNAME", "KUBERNETES_", "LSB_", "PBS_", "RUNNER_", "SLURM_"),
+    "HARNESS_",
 )
-"""Variables of a terminal or a job: they differ between any two, and are not compared."""
+"""Variables of a terminal, a job or the harness: none moves a number, and they are not compared."""
 _SUITE = "the suite changed"
 _KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""

@@ -137,6 +137,7 @@ MINE = "other variables, by digest"
         (replace(HERE, interpreter="/b/bin/python"), ["interpreter"]),
         (replace(HERE, path=HERE.path[::-1]), ["search path of modules"]),
         (replace(HERE, other_variables={**HERE.other_variables, "SSH_TTY": "1"}), []),
+        (replace(HERE, other_variables={**HERE.other_variables, "HARNESS_STORE": "1"}), []),
         (replace(HERE, other_variables={**HERE.other_variables, "MINE": "2"}), [MINE]),
         (replace(HERE, other_variables={**HERE.other_variables, "YOURS": "2"}), [MINE]),
         (BASELINE, []),
