@@ -71,7 +71,8 @@ def _measure(session: "_Session") -> Measurement:
         outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.CRASH
         failed = session.first or session.own
         which = f"rank {failed.rank}: " if session.program.ranks else ""
-        return session.failed(outcome, f"{which}{error}{failed.after_step()}")
+        missing = session.ended_at and outcome is Outcome.CRASH  # said of the whole output
+        return session.failed(outcome, f"{which}{error}{'' if missing else failed.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
         process.kill(session.processes)
@@ -237,9 +238,14 @@ class _Session:
             raise MissingMetric(
                 f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}"
             )
+        done = f"progress: the program ended after {self.series.finished} steps"
+        if self.series.finished > steps.setup_steps + 1:
+            raise MissingMetric(
+                f"{done}, whose lines arrived together, so that their times are unknown; have it "
+                "flush its output after each step, or print the time of each step"
+            )
         raise MissingMetric(
-            f"progress: the program ended after {self.series.finished} steps, including "
-            f"{steps.setup_steps} of setup; a sample needs two more lines"
+            f"{done}, including {steps.setup_steps} of setup; a sample needs two more lines"
         )
 
     def _step_times(self) -> Sequence[Value]:
@@ -278,6 +284,8 @@ class _Session:
             own = errors.partition("Fatal Python error: ")[0]
             last = next(reversed(_RAISED.findall(own)), own.strip().rpartition("\n")[2])
         how = ranks.how_ended(failed.code or 0)
+        if not re.search(r"\w", last):  # torchrun ends with a frame; its first error is the cause
+            last = next((line for line in _RAISED.findall(errors) if line[-1] != ":"), last)
         if self.program.ranks:
             how = f"rank {failed.rank} {'was ' if (failed.code or 0) < 0 else ''}{how}"
         left = [o for o in self.outputs if o.code == 0]

@@ -88,7 +88,17 @@ while not os.path.exists("heard"):
             Outcome.CRASH,
             r"progress: none of 1 lines of output matches 'step \(\?P<step>\\d\+\)'; .*'it 1'",
         ),
-        ("print('step 1')", Outcome.CRASH, "the program ended after 1 steps"),
+        ("print('step 1')", Outcome.CRASH, "after 1 steps.* a sample needs two more lines"),
+        (
+            "os.write(1, ''.join(f'step {i}\\n' for i in range(1, 9)).encode())",
+            Outcome.CRASH,
+            "after 8 steps, whose lines arrived together, .* flush .* each step$",
+        ),
+        (
+            "sys.exit('[rank1]: ValueError: no data\\na.b.ChildFailedError:\\n=====\\nx\\n=====')",
+            Outcome.CRASH,
+            r"exited with 1: \[rank1\]: ValueError: no data$",
+        ),
         (
             "print('step 1\\nstep 2')\nfor i in range(9): time.sleep(.01);print('step', i+3)",
             Outcome.CRASH,
