@@ -18,7 +18,8 @@ _RATES = (
     rf"\btok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,8}}{_VALUE}{_ENDS}",
     rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
 )
-_LOSS = (rf"\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
+_NO_EVALUATION = "(?i:(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!test[ /-]))"
+_LOSS = (rf"{_NO_EVALUATION}\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
 _FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?!\.?[\w-])"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
     r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
@@ -46,12 +47,13 @@ def readings(output: str) -> Mapping[str, Any]:
         metrics.setdefault("tokens_per_s", {"line": pattern})
     for pattern in _patterns(_LOSS, _FINITE_OR_NOT, lines) if steps else ():
         kind = {"unit": "nats", "better": "lower", "take": "last"}
-        metrics.setdefault("loss", {"line": pattern, **kind})
+        metrics.setdefault("loss", {"line": _NO_EVALUATION + pattern, **kind})
     found: dict[str, Any] = {"metrics": metrics} if metrics else {}
     if steps:
         often = all(len(_values(m["line"], lines)) >= MIN_STEPS for m in metrics.values())
         until = "sampled" if often else "exit"
-        found["progress"] = {"step": steps[0].replace("value", "step", 1), "until": until}
+        most = max(steps, key=lambda pattern: len(_values(pattern, lines)))  # not evaluations
+        found["progress"] = {"step": most.replace("value", "step", 1), "until": until}
     return found
 
 

@@ -288,6 +288,17 @@ def test_words_after_a_name_are_no_value(line: str) -> None:
     assert not any(re.search(way["line"], line) for way in read["metrics"].values())
 
 
+def test_neither_steps_nor_losses_are_those_of_evaluations() -> None:
+    lines = [f"iter {i}: loss {i}.5" for i in range(10)]
+    for i in (0, 3, 6, 9):
+        lines[i] = f"step {i}: val loss 9.0\n{lines[i]}\nstep {i}: Test loss 9.0"
+    read = readings("\n".join(lines))
+
+    assert re.search(read["progress"]["step"], "step 3: val loss 9.0") is None
+    loss = re.compile(read["metrics"]["loss"]["line"])
+    assert [m["value"] for m in loss.finditer("\n".join(lines))] == [f"{i}.5" for i in range(10)]
+
+
 def test_a_program_may_end_early_if_each_step_prints_every_metric() -> None:
     each = [f"{line} took 7 ms" for line in STEPS]
 
