@@ -155,6 +155,9 @@ def build(
     """
     beside = beside or Beside()
     summaries = summarise(run)
+    withdrawn = {s.case.case_id for s in summaries if s.withdrawn}
+    known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
+    run = replace(run, measurements=tuple(known))
     fits = scaling.fit(summaries)
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)

@@ -1,11 +1,15 @@
 """How far a run's numbers can be trusted: the spread of each case, and the self-test."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.verdict import judge
-from harness.records import Case, Measurement, Outcome, Peaks, SelfTest
-from harness.report import steadiness
+from harness.records import Case, Measurement, Outcome, Peaks, Program, SelfTest
+from harness.report import context, steadiness
+from harness.report.tables import NONE, Table
 from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
 
 CASE = case({"seq_len": 512})
@@ -77,3 +81,20 @@ def test_a_row_a_training_run_says_how_it_went() -> None:
     assert sinks[6].startswith("120 (")
     assert (failed[0], failed[-1]) == ("5", "loss at 6")
     assert steadiness.over_steps(run([CASE], lambda c: timed(c, 0.05)), {}) is None
+
+
+def test_withdrawn_tokens_are_not_shown_over_the_steps() -> None:
+    program = Program(argv=("x",), carried={"rows": "--rows"}, work_axes=("rows",))
+
+    def shown(*, was_read: bool) -> object:
+        cases = [replace(c, program=program) for c in sweep(rows=[1, 2])]
+        flags = {"--rows": was_read}
+        of = run(
+            cases, lambda c: [trained(m) for m in timed(c, 0.05, tokens=512, flags_read=flags)]
+        )
+        table = context.build(of, Path("reports"))[0]["over_steps"]
+        assert isinstance(table, Table)
+        return table.rows[0][5]
+
+    assert shown(was_read=True) == "10,200 → 10,300 (steady)"
+    assert shown(was_read=False) == NONE
