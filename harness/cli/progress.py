@@ -1,4 +1,4 @@
-"""Progress bars: of a run, and of the processes that a gate starts."""
+"""Progress bars, with a line for each finished process: of a run, and of a gate."""
 
 from typing import Self
 
@@ -15,8 +15,8 @@ from rich.progress import (
 
 from harness import units
 from harness.cli import console
-from harness.cli.options import err, say
-from harness.records import Case, Measurement, Outcome, Suite
+from harness.cli.options import err
+from harness.records import Case, Measurement, Suite
 from harness.runner.watchdog import RunObserver
 
 BAR_WIDTH = 24
@@ -24,9 +24,10 @@ DAY_S = 86_400.0
 
 
 class _Bar:
-    """A bar on a console, removed when it is left."""
+    """A bar on a console, removed when it is left, and a line for each finished process."""
 
     def __init__(self, to: Console, *columns: ProgressColumn, description: str) -> None:
+        self._to = to
         # Processes last minutes: the mean of all of them tells how long the rest takes.
         # In a log it would leave an empty line.
         self._bar = Progress(
@@ -45,9 +46,19 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def _ended(self, process: str, measurement: Measurement) -> None:
+        self._bar.advance(self._task)
+        self._to.print(
+            escape(process),
+            console.outcome(measurement.outcome),
+            units.duration(measurement.wall_s),
+            escape(measurement.detail.partition("\n")[0]),
+            soft_wrap=True,
+        )
+
 
 class ProgressBar(_Bar, RunObserver):
-    """Shows a run: a bar with the time left, and a line for each finished process."""
+    """Shows a run, with the time left."""
 
     def __init__(self, to: Console, suite: Suite) -> None:
         super().__init__(
@@ -59,7 +70,6 @@ class ProgressBar(_Bar, RunObserver):
             description="",
         )
         self._cases = {c.case_id: c for c in suite.cases}
-        self._to = to
 
     def planned(self, total: int) -> None:
         self._bar.update(self._task, total=total)
@@ -77,14 +87,7 @@ class ProgressBar(_Bar, RunObserver):
         self._to.print(_process_of(case, process), escape(what), soft_wrap=True)
 
     def finished(self, measurement: Measurement) -> None:
-        self._bar.advance(self._task)
-        self._to.print(
-            _process_of(self._cases[measurement.case_id], measurement.process),
-            console.outcome(measurement.outcome),
-            units.duration(measurement.wall_s),
-            escape(measurement.detail.partition("\n")[0]),
-            soft_wrap=True,
-        )
+        self._ended(_process_of(self._cases[measurement.case_id], measurement.process), measurement)
 
 
 def _process_of(case: Case, process: int) -> str:
@@ -93,7 +96,7 @@ def _process_of(case: Case, process: int) -> str:
 
 
 class GateProgress(_Bar):
-    """Shows a gate: a bar, and a line for each process that did not end ok."""
+    """Shows a gate: `screen 5/24: sleep/nsa pair 3, candidate ok 2.41 s`."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -107,8 +110,7 @@ class GateProgress(_Bar):
     def stage(self, text: str, processes: int) -> None:
         self._bar.reset(self._task, description=text, total=processes)
 
-    def ended(self, side: str, measurement: Measurement) -> None:
-        self._bar.advance(self._task)
-        if measurement.outcome is not Outcome.OK:
-            detail = measurement.detail.partition("\n")[0]
-            say(f"{side}: {measurement.case_id}: {measurement.outcome}: {detail}")
+    def ended(self, place: str, measurement: Measurement) -> None:
+        task = self._bar.tasks[0]
+        of = f"{task.description} {task.completed + 1:.0f}/{task.total:.0f}"
+        self._ended(f"{of}: {measurement.case_id} {place}", measurement)

@@ -34,8 +34,8 @@ class Observer(Protocol):
     def stage(self, text: str, processes: int) -> None:
         """A stage with at most this many processes begins."""
 
-    def ended(self, side: str, measurement: Measurement) -> None:
-        """One process has ended, and its measurement is stored."""
+    def ended(self, place: str, measurement: Measurement) -> None:
+        """One process has ended, and its measurement is stored: `pair 3, candidate`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +142,8 @@ class Bench:
         measurement = verified(found, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
-        self.observer.ended(side.name, measurement)
+        turn = f"pair {index + 1}, {side.name}" if self.sides[1:] else f"process {index + 1}"
+        self.observer.ended(turn, measurement)
 
 
 def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:

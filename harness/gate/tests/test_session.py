@@ -1,5 +1,6 @@
 """Gates over a repository with planted faults."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ SYNC = "float(__import__('torch').ones(1)[0])"
 class Quiet:
     def stage(self, text: str, processes: int) -> None: ...
 
-    def ended(self, side: str, measurement: Measurement) -> None: ...
+    def ended(self, place: str, measurement: Measurement) -> None: ...
 
 
 def judge(folder: Path, **request: object) -> GateVerdict:
@@ -243,6 +244,8 @@ def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) ->
     (noted,) = (f for f in gated.findings if f.check == "suite")
     assert noted.reason == f"{TOYS} is read from the working tree; the candidate does not have it"
     assert compared.returncode == 1, compared.stderr
+    ended = re.findall(rf"(\S+) \d+/\d+: {case_id('slow')} pair 1, (\S+) ok ", compared.stderr)
+    assert ended == [("screen", "baseline"), ("screen", "candidate")]
 
 
 # --- one tree ----------------------------------------------------------------------------
