@@ -38,7 +38,7 @@ GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.OVERFLOW: ("Compute in bfloat16, or scale the loss", AGAIN),
     CauseKind.CONFIGURATION: ("Pass the axes on as they are", AGAIN),
-    CauseKind.FALLBACK: ("State the kernels that must run under `kernels:` of the suite", AGAIN),
+    CauseKind.FALLBACK: ("Find what overrides the setting, or what ran instead", AGAIN),
     CauseKind.UNTIMED: ("Time the lines: take step_s and step_ms out of the suite", AGAIN),
     CauseKind.RAISED: ("If the exception matters, exit with another status than 0", AGAIN),
     CauseKind.DEAD: ("Remove the setting, or let the code read it", AGAIN),
@@ -46,7 +46,10 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),
     CauseKind.LEAK: ("Keep no tensor of an earlier step", AGAIN),
     CauseKind.SINKING: ("Look for work that grows with the steps: a list, a log, a cache", AGAIN),
-    CauseKind.SLOW_STEPS: ("Look what else such a step does: a save, a log, a collection", AGAIN),
+    CauseKind.SLOW_STEPS: (
+        "See what else such a step or the end of the step before does: a save, a log, a collection",
+        AGAIN,
+    ),
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),

@@ -420,7 +420,7 @@ def flag_sentences(run: Run) -> Iterable[str]:
     for what, names in (
         ("Set by cases and read by the program", known & read),
         ("Set by cases and never read up to the counted steps", known - read),
-        ("Passed and never read from the parsed arguments by then", passed - read),
+        ("Passed and never read from the parsed arguments up to the counted steps", passed - read),
         ("Set by cases; not known whether the program read them", unknown),
         ("Set in the environment but read by no case", around - read - passed),
     ):
