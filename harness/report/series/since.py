@@ -47,8 +47,7 @@ ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
 GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
-    "same": "the same within 5 %",
-    "undecided": "not decided (the interval is too wide)",
+    "same": "at most 5 % slower",
     "not compared": "not compared (too few steady processes, or the case changed)",
 }
 
@@ -137,7 +136,8 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
                 step = ""
             break
     counts = Counter(str(g.change or "not compared") for g in both)
-    total = ", ".join(f"{n} {WORDS.get(what, what)}" for what, n in counts.most_common())
+    words = WORDS | {"undecided": f"not decided{_open(both, name)}"}
+    total = ", ".join(f"{n} {words.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)
     total += f"; {plural('case', new)} only in this run" if new else ""
     return Since(
@@ -228,6 +228,17 @@ def _moved(
             kernels = f"though its kernels still take {units.duration(busy_s)}"
             why = f", {kernels}: the host{_slow_launches(sides)}"
         yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why}"
+
+
+def _open(cases: Sequence[GateCase], name: Mapping[str, str]) -> str:
+    """` (interval too wide; median -1 %, farthest +17 %: nsa, graph=off)`."""
+    open_ = (g for g in cases if g.change is Change.UNDECIDED)
+    ratios = {g.case_id: g.comparison.ratio for g in open_ if g.comparison}
+    if not ratios:
+        return ""
+    far = max(ratios, key=lambda case_id: abs(math.log(ratios[case_id])))
+    middle = f"median {units.change(median(ratios.values()))}, farthest " if len(ratios) > 1 else ""
+    return f" (interval too wide; {middle}{units.change(ratios[far])}: {name[far]})"
 
 
 def _as_before(sides: Sequence[Run], case_id: str) -> float:
