@@ -7,16 +7,19 @@ from statistics import median
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
-from harness.analysis.statistics import GUARD, TIMED, readings
+from harness.analysis.statistics import TIMED, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name, plural
+from harness.report.verdict_text import misses
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
+NEAR = 0.1
+"""A limit this far from an interval is near it."""
 LOOSE = 1.3
 """Slowest process of a case over its fastest from which its number is not repeatable."""
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
@@ -155,7 +158,6 @@ def trust(
     run: Run, summaries: Sequence[CaseSummary], v: Verdict, found: Sequence[Cause] = ()
 ) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
-    short = case_names(run.suite)
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
     two = [*_two_processes(v, run)]
@@ -185,9 +187,7 @@ def trust(
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
-            (one, *rest) = (s.case.case_id for s in those)
-            named = what == "unsteady" and not rest and one in behind
-            yield f"{what}: {short[one] if named else plural('case', len(those))}"
+            yield f"{what}: {_roles({s.case.case_id for s in those}, v, run)}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
         yield f"clock-limited: {_roles(limited, v, run)}"
@@ -207,33 +207,39 @@ def _stolen(run: Run) -> float:
 
 
 def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
-    """`1 judged, 10 baselines`: what these are to the rules; the others only if these are all."""
+    """`1 judged, 10 baselines`: what these are to the rules, or the name of the only one; the
+    others only if these are all."""
     asked = [r.stated for r in v.rules if r.stated and r.applies]
     against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
     cases = [c for c in run.suite.cases if c.case_id in ids]
     judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
     theirs = against & {*ids} - judged
     if not judged | theirs:
-        return plural("other case", len(ids))
+        return plural("other case" if asked else "case", len(ids))
+    if len(judged | theirs) == 1:
+        return case_names(run.suite)[min(judged | theirs)]
     parts = [f"{len(judged)} judged"] if judged else []
     return ", ".join([*parts, *([plural("baseline", len(theirs))] if theirs else [])])
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
-    """Whether the deciding number comes from two processes, and how near it is to its limit."""
+    """Whether the deciding number comes from two processes, and ends near the limit."""
     r = deciding(v)
     found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
     if r is None or not found:
         return
     said = "two processes decide"
-    if r.stated and not r.stated.axis and r.stated.go > 0:
-        go = r.stated.go
-        far = {f: max(e.value / go, go / e.value) for f in found if (e := f.estimate)}
-        near = min(far, key=lambda f: far[f])
-        spread = max(_spread(run, i) for i in (near.subject, near.partner))
-        band = max(GUARD, 2 * (spread - 1))
-        side = "over" if far[near] > 1 + band else "not"
-        said += f", {side} {units.percent(band)} clear of the limit"
+    if (rule := r.stated) and rule.go > 0:
+        ends = [
+            (e.low / rule.go, e.high / rule.go)
+            for f in found
+            if (e := f.estimate) and e.low and e.high
+        ]
+        gaps = [max(low, 1 / high) - 1 for low, high in ends]
+        gap = (max if any(misses(f, rule) for f in found) else min)(gaps, default=NEAR)
+        if gap < NEAR:
+            near = f"ends {units.percent(gap)} from" if gap > 0 else "reaches"
+            said += f"; the interval {near} the limit"
     yield said
 
 

@@ -307,13 +307,14 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
         (
             2,
             0.05,
-            "two processes decide, over 5 % clear of the limit",
+            "two processes decide; 1 of 1 case ok",
         ),
         (
             2,
             0.097,
-            "two processes decide, not 5 % clear of the limit",
+            "two processes decide; the interval ends 2.1 % from the limit",
         ),
+        (2, 0.1, "two processes decide; the interval reaches the limit"),
         (3, 0.097, ""),
     ],
 )

@@ -47,7 +47,7 @@ def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something()
     slow = values(planted.planted(planted.limited(0x4, 0.8), planted.CASES))
     rarely = values(planted.planted(planted.rarely_limited, planted.CASES))
 
-    assert f"clock-limited: {len(planted.CASES)} other cases" in slow["trust"]
+    assert f"clock-limited: {len(planted.CASES)} cases" in slow["trust"]
     assert "clock-limited" not in rarely["trust"], "though its notes count some readings"
 
 
@@ -156,10 +156,9 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     found = remedies.relevant(causes(made, summaries), verdict)
     over = remedies.excess(verdict, made)
 
-    trust, too = values(made)["trust"], ""
-    if their_clock < 1:
-        too = ", 1 baseline" if "pair" in asked else ""
-    assert trust.endswith(f"clock-limited: 1 judged{too}")
+    both = their_clock < 1 and "pair" in asked
+    limited = "1 judged, 1 baseline" if both else case_names(made.suite)[planted.GC[1].case_id]
+    assert values(made)["trust"].endswith(f"clock-limited: {limited}")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     parts = [s.name for s in over.parts] if over else []
     assert bool(limits) == named == ("power limit" in parts)
