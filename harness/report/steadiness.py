@@ -282,7 +282,8 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         groups.setdefault(key, []).extend(run.of(s.case.case_id))
     whole = [name for name, measured in groups.items() if all(map(_compared, measured))]
     if whole[2:]:  # they have nothing of their own to say
-        groups[listed(whole)] = [m for name in whole for m in groups.pop(name)]
+        together = "all" if len(whole) == len(groups) else listed(whole)
+        groups[together] = [m for name in whole for m in groups.pop(name)]
     rows = []
     for name, measured in groups.items():
         done = [m for m in measured if _compared(m)]
