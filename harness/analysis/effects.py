@@ -332,7 +332,11 @@ class Stack:
 
 
 def stacks(
-    run: Run, summaries: Sequence[CaseSummary], judged: Collection[str] = (), *, first: str = ""
+    run: Run,
+    summaries: Sequence[CaseSummary],
+    judged: Collection[str] = (),
+    *,
+    first: Sequence[str] = (),
 ) -> tuple[Stack, ...]:
     """The longest of each group of cases along their longest axis, those judged first and then the
     longest step: of each factory and provider one at least, so that an operator is beside the model
@@ -340,7 +344,7 @@ def stacks(
 
     Args:
         judged: Ids of the cases that rules ask.
-        first: Id of a case that is shown whatever its length.
+        first: Ids of cases that are shown whatever their length.
     """
     found: list[Stack] = []
     for workload in dict.fromkeys(s.case.workload for s in summaries):
@@ -348,11 +352,11 @@ def stacks(
         axis = longest(cases)
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
-        found += [stack for s, stack in profiled if s in last or s.case.case_id == first]
+        found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
         found += [] if profiled else _alone(cases)
         found += _left_out(cases)
     places = {
-        s.case.case_id: (s.case.case_id != first, s.case.case_id not in judged) for s in found
+        s.case.case_id: (s.case.case_id not in first, s.case.case_id not in judged) for s in found
     }
     found.sort(key=lambda stack: (*places[stack.case.case_id], -stack.step_s))
     kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]

@@ -167,7 +167,7 @@ def build(
         run,
         summaries,
         [s.case.case_id for s in cited.judged(run, summaries)],
-        first=over.case_id if over else "",
+        first=(over.case_id, over.partner) if over else (),
     )
     pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]

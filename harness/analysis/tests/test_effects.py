@@ -268,7 +268,7 @@ def test_a_case_that_a_rule_asks_is_shown_before_a_longer_one() -> None:
 
     assert [s.case.workload for s in found] == ["w0", "w5", "w4", "w3"]
 
-    found = stacks(recorded, summarise(recorded), [cases[0].case_id], first=cases[2].case_id)
+    found = stacks(recorded, summarise(recorded), [cases[0].case_id], first=(cases[2].case_id,))
 
     assert [s.case.workload for s in found] == ["w2", "w0", "w5", "w4"]
 

@@ -115,6 +115,7 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer(named
         return timed(c, step_s, cv=0, profile=Profile(kernels=tuple(uses), breakdown=took))
 
     both = [case({"seq_len": 512}, provider=p) for p in ("nsa", "dense")]
+    both.append(case({"seq_len": 4096}, provider="dense"))
     ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
     rule = Rule(name="faster", metric="step_s", go=1.0, match=ours, against=theirs)
     made = run(both, measure, rules=(rule,))
@@ -132,6 +133,8 @@ def test_against_another_case_a_shared_part_counts_by_what_it_takes_longer(named
     assert table.columns[1] == ">most it can save beyond dense"
     saved = {s.name: s.most_s for s in found.parts if s.name != "other kernels"}
     assert saved == pytest.approx({"select": 0.06, **shared})
+    beside = values(made)["where"].rows[1:]
+    assert [row[0] for row in beside][:1] == ["dense, seq_len=512"][: int(named)]
 
 
 @pytest.mark.parametrize(
