@@ -417,7 +417,11 @@ def _section(
         "picture": picture if picture in pictures else "",
         "table": shown,
         "full": full if some else None,
-        "crossovers": [text.crossover_sentence(group, names, run.suite.axis) for group in groups],
+        "crossovers": [
+            text.crossover_sentence(group, names, run.suite.axis)
+            for group in groups
+            if some or any(v.crossover for v in group)  # else the table shows it
+        ],
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
         "effects": [

@@ -129,7 +129,7 @@ def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> 
     ]
     if any(v.roofline for v in drawn):
         handles.append(Line2D([], [], color=MUTED, lw=1, ls=":"))
-        texts.append("at the roofline")
+        texts.append(f"with {drawn[0].ours} at its roofline")
     _legend(figure, handles, texts, 3)
     said = [
         f"{drawn[0].ours} is {span_of_speeds(ends)} {t} at {drawn[0].axis} {xs[-1]:,g}"

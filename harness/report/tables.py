@@ -161,9 +161,10 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
         *(f">{ours} against {p}, {word}={x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
         *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
     )
+    open_ = " “~”: not decided." if any("~" in cell for row in rows for cell in row) else ""
     remark = (
-        f"In {_TITLES[metric]}; “~ 0.9x as fast”: 0.9 of the speed, but not decided. Memory, "
-        "utilisation and the other metrics are in the appendix."
+        f"Columns {listed(providers)}: {_TITLES[metric]}.{open_} Memory, utilisation and the other "
+        "metrics are in the appendix."
     )
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
@@ -314,7 +315,7 @@ def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) ->
         asked = plural("case", sum(n for _, n in elsewhere))
         stated = plural("expectation", len(elsewhere))
         remarks = [f"Not asked on this GPU: {stated} for {gpus} ({asked})."]
-    columns = ("cases", "expected", "source", ">actual, farthest case", "factor", "result")
+    columns = ("cases", "expected", "source", ">actual, worst case", "factor", "result")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if groups else None
 
 
@@ -324,7 +325,7 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = s
     rows = []
     for f in fits:
         last = NONE
-        if f.last is not None:
+        if f.last is not None and (len(f.segments) < 2 or f.last != f.segments[-1].exponent):
             start, end = f.last_ends
             last = f"{units.cell('scaling_exponent', f.last)} from {start:.10g} to {end:.10g}"
         timed = sum(p.step_s is not None for p in f.points)
@@ -332,7 +333,9 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = s
         shared = shared_name([names[p.case_id] for p in f.points])
         rows.append((shared, word(f.axis), growth(f), last, f"{timed}{late}", f.note or NONE))
     columns = ("cases", "along", ">exponent [95 %]", ">last octave", ">points", "note")
-    return Table(columns=columns, rows=tuple(rows))
+    used = [i for i in range(len(columns)) if any(row[i] != NONE for row in rows)]
+    heads, *shown = (tuple(row[i] for i in used) for row in (columns, *rows))
+    return Table(columns=heads, rows=tuple(shown))
 
 
 def growth(f: ScalingFit) -> str:
