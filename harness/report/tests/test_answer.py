@@ -320,6 +320,19 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("provider", "said"), [("nsa", "nsa, seq_len=2048"), ("dense", "2 cases outside the rules")]
+)
+def test_a_doubt_says_whether_a_rule_depends_on_it(provider: str, said: str) -> None:
+    rule = replace(FLOOR, asks="")
+
+    def measure(c: Case) -> list[Measurement]:
+        doubted = c.provider == provider and (provider == "dense" or c is CASES[1])
+        return timed(c, 0.05, steady=not doubted)
+
+    assert f"unsteady: {said}" in values(run(CASES, measure, rules=(rule,)))["trust"]
+
+
+@pytest.mark.parametrize(
     ("processes", "step_s", "said"),
     [
         (
