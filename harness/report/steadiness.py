@@ -215,7 +215,8 @@ def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
     judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
     theirs = against & {*ids} - judged
     if not judged | theirs:
-        return f"{plural('case', len(ids))}{' outside the rules' if asked else ''}"
+        spared = asked and not run.suite.suspects  # these rest on such cases too
+        return f"{plural('case', len(ids))}{' outside the rules' if spared else ''}"
     if len(judged | theirs) == 1:
         return case_names(run.suite)[min(judged | theirs)]
     parts = [f"{len(judged)} judged"] if judged else []

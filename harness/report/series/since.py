@@ -47,7 +47,7 @@ ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
 GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
-    "same": "at most 5 % slower",
+    "same": "not slower by 5 %",
     "not compared": "not compared (too few steady processes, or the case changed)",
 }
 
