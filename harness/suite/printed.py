@@ -18,7 +18,7 @@ _RATES = (
     rf"\btok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,8}}{_VALUE}{_ENDS}",
     rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
 )
-_NO_EVALUATION = "(?i:(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!test[ /-]))"
+_NO_EVALUATION = "(?i:(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!eval[ /-])(?<!test[ /-]))"
 _LOSS = (rf"{_NO_EVALUATION}\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
 _FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?!\.?[\w-])"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
