@@ -230,7 +230,7 @@ def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
     if r is None or not found:
         return
     said = "two processes decide"
-    if (rule := r.stated) and rule.go > 0:
+    if (rule := r.stated) and not rule.axis and rule.go > 0:
         ends = [
             (e.low / rule.go, e.high / rule.go)
             for f in found
