@@ -174,6 +174,15 @@ def trained(
     return replace(m, over_steps=seen)
 
 
+def late(m: Measurement) -> Measurement:
+    """Without its first two steps: their lines arrived with one of the setup."""
+    seen = m.over_steps
+    assert seen is not None
+    of = {name: getattr(seen, name)[2:] for name in ("step", "step_s", "end_s")}
+    values = {name: read[2:] for name, read in seen.values.items()}
+    return replace(m, over_steps=replace(seen, **of, values=values))
+
+
 def ended(c: Case, outcome: Outcome, *, processes: int = 1, **changes: Any) -> list[Measurement]:
     """A case's processes that ended without samples."""
     return [

@@ -175,17 +175,6 @@ def test_a_screen_is_passed_by_enough_calm_pairs(ratios: tuple[float, ...], pass
     assert screen(group, DEFAULT) is passes
 
 
-def test_a_case_is_called_faster_only_by_the_test_that_counts_all_cases() -> None:
-    """The screen has no correction for their number."""
-    first, more = pairs(0.95, 6), pairs(0.95, 20)
-
-    assert not screen(first, DEFAULT)
-    assert judge(first, []).change is Change.UNDECIDED
-    confirmed = judge(first, more)
-    assert confirmed.change is Change.FASTER
-    assert confirmed.p_value is not None
-
-
 def test_a_confirmation_uses_its_new_pairs_only() -> None:
     answer = judge(pairs(1.06, 6), pairs(1.0, 20))
 
@@ -278,11 +267,14 @@ NO_BOUNDS = {"low": None, "high": None, "smallest_effect": None}
     ("first", "second", "expected"),
     [
         (pairs(1.05, 6), [], {"change": Change.UNDECIDED, "p_value": None, "pairs_needed": 20}),
+        (pairs(0.95, 6), [], {"change": Change.UNDECIDED, "p_value": None}),  # nor called faster
         (pairs(1.0, 6), [], {"change": Change.SAME, "p_value": None, "pairs_needed": None}),
+        # Above screen_ratio by 1.28 standard errors of the mean of six pairs.
+        (pairs(1.0, 6), [], {"smallest_effect": pytest.approx(0.018, abs=0.004)}),
         (pairs(1.0, 1), [], {"change": Change.UNDECIDED, **NO_BOUNDS}),
         (pairs(1.0, 6), pairs(1.0, 6), {"change": Change.UNDECIDED, **NO_BOUNDS}),
     ],
-    ids=["not confirmed", "passed", "one pair", "six pairs to confirm"],
+    ids=["slower", "faster", "passed", "effect", "one pair", "six pairs to confirm"],
 )
 def test_few_pairs_decide_little(
     first: list[Pair], second: list[Pair], expected: dict[str, object]
@@ -290,11 +282,6 @@ def test_few_pairs_decide_little(
     answer = judge(first, second)
 
     assert {name: getattr(answer, name) for name in expected} == expected
-
-
-def test_a_case_that_passed_the_screen_has_a_smallest_effect() -> None:
-    """Above screen_ratio by 1.28 standard errors of the mean of six pairs."""
-    assert judge(pairs(1.0, 6), []).smallest_effect == pytest.approx(0.018, abs=0.004)
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])

@@ -19,7 +19,7 @@ from harness.records import (
     Steps,
     TensorDigest,
 )
-from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
+from harness.tests.fake_runs import case, ended, late, run, sweep, timed, trained
 
 
 def did(
@@ -171,20 +171,8 @@ def test_runs_of_other_steps_do_not_do_the_same(
 
 
 def test_first_lines_that_arrived_together_are_no_effect() -> None:
-    """The steps of lines that arrive with one of the setup are not recorded."""
-
-    def late(m: Measurement) -> Measurement:
-        if (seen := m.over_steps) is None:
-            return m
-        values = {name: of[2:] for name, of in seen.values.items()}
-        kept = replace(
-            seen, step=seen.step[2:], step_s=seen.step_s[2:], end_s=seen.end_s[2:], values=values
-        )
-        return replace(m, over_steps=kept)
-
     def measure(c: Case) -> list[Measurement]:
-        every = [trained(m) for m in did(c)]
-        return [late(m) for m in every] if c.axes["flag"] else every
+        return [late(trained(m)) if c.axes["flag"] else trained(m) for m in did(c)]
 
     assert odd(FLAGS, measure).dead
 
@@ -195,8 +183,9 @@ def test_first_lines_that_arrived_together_are_no_effect() -> None:
         lambda c: did(c, ops=None),
         lambda c: did(c, output=None),
         lambda c: did(c) if c.axes["flag"] else ended(c, Outcome.CRASH),
+        lambda c: [*did(c, processes=2), replace(did(c, 9 * 0.05)[2], process=2)],
     ],
-    ids=["no counters", "no outputs", "failed"],
+    ids=["no counters", "no outputs", "failed", "no speed"],
 )
 def test_cases_of_which_too_little_is_known_are_not_compared(
     measure: Callable[[Case], list[Measurement]],
@@ -426,11 +415,3 @@ def test_more_gpus_do_more_work_in_the_same_time() -> None:
 
     assert len(odd(cases, unused).still) == 1
     assert odd([ranks(c) for c in cases], unused).still == ()
-
-
-def test_a_case_without_a_speed_is_not_compared() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        first, *others = did(c)
-        return [replace(first, samples_s=tuple(9 * s for s in first.samples_s)), *others]
-
-    assert odd(FLAGS, measure).dead == ()

@@ -84,25 +84,20 @@ def test_a_value_outside_the_range_has_its_distance_to_both_ends(
 
 
 @pytest.mark.parametrize(
-    ("expected", "judgement", "bound", "factors"),
+    ("outcome", "expected", "judgement", "bound", "factors"),
     [
-        ({"low": 500}, Judgement.BELOW, 10.0, (50.0,)),
-        ({"metric": "step_s", "high": 25.6}, Judgement.ABOVE, 51.2, (2.0,)),
-        ({"metric": "mfu", "low": 0.1}, Judgement.NOT_MEASURED, None, ()),
+        (Outcome.TIMEOUT, {"low": 500}, Judgement.BELOW, 10.0, (50.0,)),
+        (Outcome.TIMEOUT, {"metric": "step_s", "high": 25.6}, Judgement.ABOVE, 51.2, (2.0,)),
+        (Outcome.TIMEOUT, {"metric": "mfu", "low": 0.1}, Judgement.NOT_MEASURED, None, ()),
+        (Outcome.HANG, {"low": 500}, Judgement.NOT_MEASURED, None, ()),
     ],
 )
-def test_a_timeout_bounds_the_metric(
-    expected: dict[str, Any], judgement: Judgement, bound: float, factors: tuple[float, ...]
+def test_a_timeout_bounds_the_metric_and_a_hang_nothing(
+    outcome: Outcome, expected: dict[str, Any], judgement: Judgement, bound: float, factors: Any
 ) -> None:
-    (a,) = assessed(ended(CASE, Outcome.TIMEOUT, lower_bound_s=51.2, tokens=512), **expected)
+    (a,) = assessed(ended(CASE, outcome, lower_bound_s=51.2, tokens=512), **expected)
 
     assert (a.judgement, a.bound, a.factors) == (judgement, bound, factors)
-
-
-def test_a_hang_bounds_nothing() -> None:
-    (a,) = assessed(ended(CASE, Outcome.HANG, lower_bound_s=51.2, tokens=512), low=500)
-
-    assert (a.judgement, a.bound) == (Judgement.NOT_MEASURED, None)
 
 
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:

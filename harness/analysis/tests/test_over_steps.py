@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.overhead import course, leaked, loss_difference
+from harness.analysis.overhead import Course, course, leaked, loss_difference
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Decision, Measurement, Outcome, Rule, Telemetry
-from harness.tests.fake_runs import case, ended, run, timed, trained
+from harness.tests.fake_runs import case, ended, late, run, timed, trained
 
 CASE = case({"seq_len": 512})
 EVEN = range(1697, 1857, 20)
@@ -24,10 +24,15 @@ def training(process: int = 0, **changes: Any) -> Measurement:
     return trained(timed(CASE, 0.05)[process], **changes)
 
 
-def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
-    went = course([training(bits_per_byte=lambda n: 8.0 if n <= 190 else float(n))])
+def told(*measured: Measurement) -> Course:
+    found = course(measured)
+    assert found is not None
+    return found
 
-    assert went is not None
+
+def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
+    went = told(training(bits_per_byte=lambda n: 8.0 if n <= 190 else float(n)))
+
     assert (went.steps, went.first["bits_per_byte"]) == (200, 8.0)
     assert went.last["bits_per_byte"] == pytest.approx(np.mean(range(181, 201)), rel=0.5)
     assert went.last["loss"] == pytest.approx(
@@ -36,19 +41,9 @@ def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
 
 
 def test_the_first_loss_is_that_of_the_processes_that_recorded_the_first_step() -> None:
-    whole = training(bits_per_byte=lambda n: 9.0 - n)
-    late = training(1, bits_per_byte=lambda n: 9.0 - n)
-    seen = late.over_steps
-    assert seen is not None
-    values = {name: of[2:] for name, of in seen.values.items()}
-    seen = replace(
-        seen, step=seen.step[2:], step_s=seen.step_s[2:], end_s=seen.end_s[2:], values=values
-    )
+    first, second = (training(p, bits_per_byte=lambda n: 9.0 - n) for p in range(2))
 
-    went = course([replace(late, over_steps=seen), whole])
-
-    assert went is not None
-    assert went.first["bits_per_byte"] == 8.0
+    assert told(late(second), first).first["bits_per_byte"] == 8.0
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
@@ -63,9 +58,8 @@ def test_the_first_loss_is_that_of_the_processes_that_recorded_the_first_step() 
 def test_a_drift_is_the_last_quarter_over_the_first(
     pace: Callable[[int], float], quarters: tuple[float, float], processes: int
 ) -> None:
-    went = course([training(pace=pace, seed=s) for s in range(processes)])
+    went = told(*(training(pace=pace, seed=s) for s in range(processes)))
 
-    assert went is not None
     assert went.drift is not None
     assert went.speed is not None
     assert went.speed == pytest.approx([512 / 0.05 / q for q in quarters], rel=0.01)
@@ -88,8 +82,7 @@ def test_correlated_noise_seldom_is_a_trend(processes: int) -> None:
     rng, said = np.random.default_rng(0), []
     for _ in range(200):
         noise = [correlated(rng, memory=0.98, scale=0.1) for _ in range(processes)]
-        went = course([training(pace=of.__getitem__) for of in noise])
-        said.append(went.trend if went else "")
+        said.append(told(*(training(pace=of.__getitem__) for of in noise)).trend)
 
     assert said.count("sinking") + said.count("rising") <= 0.06 * len(said)
 
@@ -102,10 +95,7 @@ def test_every_process_has_to_sink(ends: Sequence[float], said: str) -> None:
     """The processes differ, not their steps: many blocks of two are no evidence of a third."""
     seen = [training(pace=lambda n, e=e: e ** (-n / 200), seed=s) for s, e in enumerate(ends)]
 
-    went = course(seen)
-
-    assert went is not None
-    assert went.trend == said
+    assert told(*seen).trend == said
 
 
 def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
@@ -115,11 +105,9 @@ def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
     }
     whole = training(steps=1000, **fields)
 
-    alone = course([whole])
+    alone = told(whole)
     for steps in (10, 60):
-        went = course([whole, training(steps=steps, **fields)])
-        assert went is not None
-        assert alone is not None
+        went = told(whole, training(steps=steps, **fields))
         assert (went.steps, went.trend) == (steps, "sinking")
         assert (went.drift, went.growth, went.leaked) == (alone.drift, alone.growth, alone.leaked)
 
@@ -128,9 +116,8 @@ def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
 def test_a_jump_of_memory_is_no_growth(processes: int) -> None:
     jump = training(memory_bytes=lambda n: 5e9 + 3e8 * (n > 100))
 
-    went = course([jump] * processes)
+    went = told(*[jump] * processes)
 
-    assert went is not None
     assert went.growth is not None
     assert (went.leaked, went.growth.value, went.growth.high) == (0.0, 0.0, 0.0)
 
@@ -139,9 +126,8 @@ def test_steps_of_one_number_have_no_growth() -> None:
     m = training(memory_bytes=lambda n: 1e9 + 2**20 * n)
     assert m.over_steps is not None
 
-    went = course([replace(m, over_steps=replace(m.over_steps, step=(7,) * 200))])
+    went = told(replace(m, over_steps=replace(m.over_steps, step=(7,) * 200)))
 
-    assert went is not None
     assert went.growth is None
 
 
@@ -150,16 +136,14 @@ def test_a_slow_step_loses_time_that_matters(delay: float, named: bool) -> None:
     """Steps of 2 ms, one of which waits for the system."""
     seen = training(pace=lambda n: (0.002 + delay * (n == 50)) / 0.05)
 
-    went = course([seen, seen, training(pace=lambda _: 0.04)])
+    went = told(seen, seen, training(pace=lambda _: 0.04))
 
-    assert went is not None
     assert dict(went.slow_in) == ({50: 2} if named else {})
 
 
 def test_lines_of_ten_steps_grow_by_the_step() -> None:
-    went = course([training(every=10, steps=400, memory_bytes=lambda n: 1e9 + 2**20 * n)])
+    went = told(training(every=10, steps=400, memory_bytes=lambda n: 1e9 + 2**20 * n))
 
-    assert went is not None
     assert went.growth is not None
     assert went.growth.value == pytest.approx(2**20)
     assert went.leaked > 300 * 2**20
@@ -180,17 +164,16 @@ def test_memory_is_that_of_the_telemetry_if_no_step_reports_it() -> None:
     def growth(readings: int) -> float | None:
         channels = {"rss_bytes": grows[:readings]}
         seen = replace(m, telemetry=Telemetry(t_s=t[:readings], channels=channels))
-        went = course([seen])
-        return went.growth.value if went and went.growth else None
+        growth = told(seen).growth
+        return growth.value if growth else None
 
     assert growth(110) == pytest.approx(0.05 * 1e8, rel=0.01)
     assert growth(12) is None, "too few readings to tell"
 
 
 def test_a_few_steps_have_ends_but_no_trend() -> None:
-    went = course([training(steps=9)])
+    went = told(training(steps=9))
 
-    assert went is not None
     assert (went.drift, went.growth, went.trend) == (None, None, "")
     assert went.last
 
@@ -201,9 +184,8 @@ def test_a_failed_process_still_names_its_first_step_without_a_number() -> None:
     bad = replace(m.over_steps, not_finite={"loss": (41,), "grad_norm": (3, 41)})
     (failed,) = ended(CASE, Outcome.NON_FINITE, over_steps=bad)
 
-    went = course([failed])
+    went = told(failed)
 
-    assert went is not None
     assert went.not_finite == {"loss": 41, "grad_norm": 3}
 
 
