@@ -19,7 +19,7 @@ from harness import __version__
 from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.init import init
-from harness.cli.options import RENAMED, out, say
+from harness.cli.options import out, say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -56,9 +56,6 @@ def _in_one_message() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: it prints the help
             raise
         see = f"See: {error.ctx.command_path if error.ctx else 'harness'} --help"
-        option = getattr(error, "option_name", None)
-        if option in RENAMED:
-            raise HarnessError(f"{option} is now {RENAMED[option]}", see) from None
         said = error.format_message().replace("Value error, ", "")
         raise HarnessError(said.replace("Input should be", "must be"), see) from None
     except SystemExit:  # rich exits with 1 if the pipe is closed; a verdict exits by typer.Exit

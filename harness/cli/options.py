@@ -30,8 +30,6 @@ err = console(stderr=True)
 
 STORE = reader.DEFAULT_ROOT
 REPORTS = STORE.parent
-RENAMED = {"--proof": "--self-test", "--no-proof": "--no-self-test"}
-"""Options of earlier versions, with their names of today."""
 
 _SUITE = "Suite file, or the name of a shipped suite: smoke."
 SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help=_SUITE)]

@@ -308,7 +308,6 @@ def measurements(record: Path) -> int:
         (["gate", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),
-        (["run", "smoke", "--no-proof"], "--no-proof is now --no-self-test"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
