@@ -74,8 +74,6 @@ class CauseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One cause with its evidence."""
-
     kind: CauseKind
     evidence: str
     cases: tuple[str, ...]

@@ -14,16 +14,7 @@ from typing import Any
 
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import half_width, less, times_better
-from harness.records import (
-    Case,
-    CaseSummary,
-    Estimate,
-    Measurement,
-    Outcome,
-    Run,
-    Scalar,
-    by_range,
-)
+from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar, by_range
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""

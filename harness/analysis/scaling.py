@@ -198,11 +198,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
     note = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
     return replace(
-        found,
-        exponent=exponent,
-        coefficient=math.exp(intercept),
-        note=note,
-        steepens=steepens,
+        found, exponent=exponent, coefficient=math.exp(intercept), note=note, steepens=steepens
     )
 
 

@@ -174,11 +174,7 @@ def _expected(
         about = [_as_expected(a, summaries[a.case_id].case) for a in asked]
         decision, decisive = _settle(about, WORST_FIRST)
         yield RuleResult(
-            rule=EXPECTED,
-            decision=decision,
-            findings=tuple(decisive),
-            judged=len(about),
-            asks=part,
+            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(about), asks=part
         )
 
 

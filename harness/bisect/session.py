@@ -17,13 +17,7 @@ from harness import units
 from harness.bisect import criteria, differences, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
-from harness.bisect.culprit import (
-    Explained,
-    ProfileChange,
-    explained,
-    profile_change,
-    profiled,
-)
+from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
 from harness.bisect.ddmin import DifferencesConclusion, members
 from harness.bisect.differences import CaseDifference, FixedDifference
 from harness.bisect.history import Commit

@@ -12,13 +12,7 @@ from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.ddmin import DifferencesConclusion, ExactDdmin, NoisyDdmin, members
 from harness.bisect.history import Commit
-from harness.bisect.journal import (
-    CommitsRequest,
-    DifferencesRequest,
-    Measured,
-    Skipped,
-    StoredCase,
-)
+from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped, StoredCase
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
@@ -274,9 +268,7 @@ def of_run(
         case=criteria.prepared(case, chosen),
         criterion=chosen,
         stored=StoredCase(
-            run=run.run_id,
-            environment=run.environment,
-            effective=seen[0].effective if seen else {},
+            run=run.run_id, environment=run.environment, effective=seen[0].effective if seen else {}
         ),
         **common,
     )

@@ -76,8 +76,6 @@ MIN_CASES = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseNoise:
-    """Noise of one case."""
-
     case_id: str
     noise: NoiseClass
     process_cv: float

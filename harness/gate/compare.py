@@ -191,11 +191,7 @@ def _renamed(run: Run, names: Mapping[str, str]) -> Run:
 
 
 def _times(
-    a: Run,
-    b: Run,
-    alike: Mapping[str, tuple[Case, Case]],
-    folder: Path | None,
-    cards: BetweenCards,
+    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], folder: Path | None, cards: BetweenCards
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str], tuple[Finding, ...]]:
     """The comparisons of step times, why a case has none, and findings of the whole."""
     stored, findings = None, tuple[Finding, ...]()

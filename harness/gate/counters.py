@@ -98,9 +98,7 @@ def parse(text: str | None) -> CounterBaseline | None:
 
 
 def store(
-    folder: Path,
-    environment: Environment,
-    counted: Mapping[str, Mapping[str, Counts]],
+    folder: Path, environment: Environment, counted: Mapping[str, Mapping[str, Counts]]
 ) -> CounterBaseline:
     """Record counts.
 

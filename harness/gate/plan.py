@@ -256,11 +256,7 @@ def _from_root(path: Path, root: Path) -> str:
 
 
 def _trees(
-    request: Request,
-    repository: Repository | None,
-    root: Path,
-    loaded: Policy,
-    held: ExitStack,
+    request: Request, repository: Repository | None, root: Path, loaded: Policy, held: ExitStack
 ) -> Trees:
     if repository is None:
         return Trees(repository=None, candidate=GateSide(ref=request.head), folders=(root,))
@@ -396,7 +392,6 @@ def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
 
 
 def _device(plan: Plan) -> str:
-    """The device of all suites."""
     devices = {suite.device: path for path, suite in plan.suites.items()}
     if "cpu" in devices and len(devices) > 1:
         other = next(path for device, path in devices.items() if device != "cpu")

@@ -65,8 +65,6 @@ class CounterChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateCase:
-    """The result of one case."""
-
     case_id: str
     suite: str
     """Path of the suite's file from the root of the repository."""
@@ -138,8 +136,6 @@ def side_of(run: Run, ref: str) -> GateSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    """The verdict of a gate, with its evidence."""
-
     schema: int = SCHEMA_VERSION
     decision: Decision
     reason: str
@@ -189,7 +185,6 @@ def document(verdict: GateVerdict) -> dict[str, object]:
 
 
 def encode(verdict: GateVerdict) -> str:
-    """The verdict as JSON."""
     return json.dumps(document(verdict), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -206,6 +201,5 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         return files.parse(text, GateVerdict, SCHEMA_VERSION)
     except (ValueError, RecursionError) as error:
         raise HarnessError(
-            f"{place} is not a verdict of a gate: {error}",
-            "Write one: harness gate --verdict FILE",
+            f"{place} is not a verdict of a gate: {error}", "Write one: harness gate --verdict FILE"
         ) from None

@@ -87,10 +87,7 @@ def _of_cards(answer: Comparison, cards: BetweenCards, thresholds: Thresholds) -
 
 
 def _statistics(
-    baseline: Sequence[Process],
-    candidate: Sequence[Process],
-    day_cv: float,
-    thresholds: Thresholds,
+    baseline: Sequence[Process], candidate: Sequence[Process], day_cv: float, thresholds: Thresholds
 ) -> Statistics:
     sides = [np.log([p.step_s for p in side]) for side in (baseline, candidate)]
     parts = [float(x.var(ddof=1)) / len(x) for x in sides]

@@ -178,12 +178,7 @@ def _readings_text(read: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _started(
-    held: ExitStack,
-    suite: Suite,
-    roots: Sequence[str],
-    line: Sequence[str],
-    say: Say,
-    shown: Shown,
+    held: ExitStack, suite: Suite, roots: Sequence[str], line: Sequence[str], say: Say, shown: Shown
 ) -> Callable[[Suite, Path], Run]:
     """Measures a suite into a folder of runs, with the code under `roots` as in a gate.
 

@@ -244,8 +244,5 @@ def _conclude(folder: str, cases_of_suite: int) -> SuiteResult:
     return SuiteResult(
         suite=suite.path,
         good=verdict.decision is Decision.GO,
-        lines=(
-            f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}",
-            f"run: {folder}",
-        ),
+        lines=(f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}", f"run: {folder}"),
     )

@@ -24,8 +24,6 @@ class StepsMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One step, timed."""
-
     began_at: float
     """time.monotonic at its beginning."""
     time_s: float

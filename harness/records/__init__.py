@@ -22,14 +22,7 @@ from harness.records.asked import (
     Weight,
     equal_beside,
 )
-from harness.records.comparison import (
-    ByCase,
-    Change,
-    Comparison,
-    Pair,
-    Thresholds,
-    least_pairs,
-)
+from harness.records.comparison import ByCase, Change, Comparison, Pair, Thresholds, least_pairs
 from harness.records.environment import (
     VARIABLE_PREFIXES,
     Check,

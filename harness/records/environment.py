@@ -64,8 +64,6 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check."""
-
     name: str
     grade: Grade
     fact: str

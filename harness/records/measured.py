@@ -72,8 +72,6 @@ def _require_inside(path: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorError:
-    """The error of one output."""
-
     name: str
     error: float
     """Largest absolute difference from the reference, over the reference's largest value."""

@@ -33,8 +33,6 @@ FAILURES = frozenset(
 
 
 class Clock(StrEnum):
-    """The clock of a sample."""
-
     CUDA_EVENT = "cuda_event"
     HOST = "host"
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestCheck:
-    """One check of the self-test."""
-
     name: str
     """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush, half_peaks."""
     holds: bool | None

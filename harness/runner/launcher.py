@@ -485,7 +485,6 @@ def said_last(log: Path) -> str:
 
 
 def last_line(file: IO[bytes]) -> str:
-    """The last line of a file."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
     lines = file.read().decode(errors="replace").strip().splitlines()
     return bounded(lines[-1]) if lines else "its log is empty"

@@ -51,9 +51,7 @@ def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
 
 
 def stuck(
-    steps: Sequence[int],
-    stacks: Mapping[int, ThreadStack],
-    collectives: Mapping[int, Collective],
+    steps: Sequence[int], stacks: Mapping[int, ThreadStack], collectives: Mapping[int, Collective]
 ) -> tuple[int, str] | None:
     """The rank in which a hang begins, and by what that is seen; None if it is not.
 

@@ -44,7 +44,6 @@ def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) 
 
 
 def skipped_self_test(gpu: Gpu | None, why: str) -> SelfTest:
-    """The record of a skipped self-test."""
     return SelfTest(
         at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         device=gpu.uuid if gpu else "cpu",

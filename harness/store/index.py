@@ -139,7 +139,6 @@ class Index:
         return tuple(wanted[-(runs.limit or 0) :])
 
     def case_ids(self) -> tuple[str, ...]:
-        """The ids of all cases."""
         # One step of the primary key per id; DISTINCT would read the whole table.
         found = self._connection.execute(
             "WITH RECURSIVE ids (id) AS (SELECT MIN(case_id) FROM cases UNION ALL"

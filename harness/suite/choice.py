@@ -83,7 +83,6 @@ class Overrides:
 
 
 def set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
-    """An error in what `--set` gives."""
     shown = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return SuiteError(f"--set {shown}", problem, remedy)
 

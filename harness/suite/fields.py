@@ -171,7 +171,6 @@ def checked(model: type[AnyForm], document: Document) -> AnyForm:
 
 
 def schema_of(model: type[Form]) -> dict[str, Any]:
-    """The JSON Schema of a model."""
     schema = model.model_json_schema(by_alias=True, schema_generator=_NoNulls)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

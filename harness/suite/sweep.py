@@ -173,7 +173,6 @@ def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
 
 
 def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRule:
-    """The rules that apply to a case."""
     if stated is None:
         return PathRule()
     rules = [stated] if isinstance(stated, PathModel) else _ours(stated, case)
@@ -208,7 +207,6 @@ def _dimensions(workload: WorkloadModel) -> list[list[dict[str, Scalar]]]:
 
 
 def match(criteria: Matching) -> Match:
-    """The record of a `match`."""
     return Match(
         criteria={
             name: tuple(wanted) if isinstance(wanted, list) else (wanted,)

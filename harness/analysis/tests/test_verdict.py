@@ -108,7 +108,6 @@ def test_processes_with_other_outputs_pass_only_if_the_suite_allows_it(
 
 
 def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:
-    """The result of the one stated rule."""
     return verdict(*summaries, rules=(rule,), **k).rules[1]
 
 

@@ -56,12 +56,7 @@ def test_only_the_names_with_the_most_time_are_listed_and_a_name_counts_in_all_r
 def test_a_name_may_be_among_those_that_a_full_record_left_out() -> None:
     full = [(f"k{n}", 1, 1.0) for n in range(MAX_USES)]
 
-    found = profile_change(
-        ran(
-            *full,
-        ),
-        ran(*full[1:], ("long", 1, 2.0)),
-    )
+    found = profile_change(ran(*full), ran(*full[1:], ("long", 1, 2.0)))
     unsure = profile_change(ran(*full), ran(*full[1:], ("short", 1, 0.5)))
 
     assert [(c.name, c.after) for c in found.calls] == [("long", 1)]

@@ -53,11 +53,7 @@ def steady(step_s: float) -> Measure:
 
 
 def side(
-    name: str,
-    measure: Measure,
-    *,
-    cases: Sequence[Case] = CASES,
-    env: Environment | None = None,
+    name: str, measure: Measure, *, cases: Sequence[Case] = CASES, env: Environment | None = None
 ) -> Run:
     six = [replace(c, settings=MeasureSettings(processes=6)) for c in cases]
     return run(six, measure, env=env or at(name), run_id=f"run-{name}", folder=f"runs/run-{name}")
@@ -181,9 +177,7 @@ def test_a_case_of_one_side_is_undecided() -> None:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["one id", "an id each"])
-def test_cases_that_differ_in_a_setting_are_paired_and_the_difference_is_named(
-    named: bool,
-) -> None:
+def test_cases_that_differ_in_a_setting_are_paired_and_the_difference_is_named(named: bool) -> None:
     def cases(batch: int) -> list[Case]:
         label = f"/batch={batch}" if named else ""
         return [

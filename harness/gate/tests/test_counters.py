@@ -12,13 +12,7 @@ from typer.testing import CliRunner
 
 from harness.cli.main import app
 from harness.gate import calibration, counters
-from harness.records import (
-    Counters,
-    Decision,
-    Measurement,
-    Outcome,
-    Pair,
-)
+from harness.records import Counters, Decision, Measurement, Outcome, Pair
 from harness.runner import launcher
 from harness.suite import load as suites
 from harness.tests import fake_runs

@@ -13,15 +13,7 @@ from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Policy, load, parse
-from harness.gate.records import (
-    CounterChange,
-    GateCase,
-    LeftOut,
-    Mode,
-    State,
-    decode,
-    encode,
-)
+from harness.gate.records import CounterChange, GateCase, LeftOut, Mode, State, decode, encode
 from harness.records import (
     Change,
     Comparison,

@@ -13,14 +13,7 @@ from harness.gate import baselines, calibration, creep, files, session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import (
-    Case,
-    Counters,
-    Decision,
-    Measurement,
-    Outcome,
-    TensorDigest,
-)
+from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
 from harness.store import index, reader

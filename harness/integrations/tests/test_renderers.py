@@ -14,13 +14,7 @@ from harness.analysis import scaling, summary
 from harness.analysis import verdict as gate
 from harness.cli.console import judged
 from harness.gate import counters
-from harness.gate.records import (
-    CounterChange,
-    GateCase,
-    GateSide,
-    LeftOut,
-    Stage,
-)
+from harness.gate.records import CounterChange, GateCase, GateSide, LeftOut, Stage
 from harness.integrations import page, run_verdict
 from harness.integrations.annotations import Annotation, AnnotationKind, annotations, command
 from harness.integrations.junit import junit

@@ -58,9 +58,7 @@ def test_only_finite_tensors_have_a_digest() -> None:
         assert len(digest.of(output)) == 1
 
 
-def test_the_peak_excludes_the_memory_of_the_digest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_peak_excludes_the_memory_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step peaks at 100 bytes, its digest at 900, the second step at 70."""
     peaks = [100]
     monkeypatch.setattr(memory, "device_peak_bytes", lambda: peaks[-1])

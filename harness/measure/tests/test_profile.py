@@ -356,10 +356,7 @@ def test_steps_that_differ_are_not_exact() -> None:
 
 @pytest.mark.parametrize(
     ("step_s", "time_left_s", "reason"),
-    [
-        (31.0, 1e6, "one step takes 31 s"),
-        (2.0, 10.0, "it may take 20 s, and 10 s are left"),
-    ],
+    [(31.0, 1e6, "one step takes 31 s"), (2.0, 10.0, "it may take 20 s, and 10 s are left")],
 )
 def test_a_step_too_long_for_the_time_left_is_not_counted(
     step_s: float, time_left_s: float, reason: str

@@ -108,10 +108,7 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
     [
         ({}, "**Nothing to do**: the limits are met: lowest of 2 cases: "),
         ({"left_out": 4}, "**Read**: the limits are met, but only a part of the suite ran: lowest"),
-        (
-            {"dense_s": 1.5},
-            "**Act**: speed up nsa, seq_len=2048 by 1.34x, and 1 more case: now ",
-        ),
+        ({"dense_s": 1.5}, "**Act**: speed up nsa, seq_len=2048 by 1.34x, and 1 more case: now "),
         ({"dense_s": 0.5}, "**Act**: do not go ahead: lowest of 2 pairs: 0.499x"),
         ({"failed": Outcome.CRASH}, "**Act**: "),
         ({"decides_for": "A100"}, "**Act**: run the suite on A100. On NVIDIA H200, the limits"),
@@ -344,17 +341,8 @@ def test_a_doubt_says_whether_a_rule_depends_on_it(
 @pytest.mark.parametrize(
     ("processes", "step_s", "said"),
     [
-        (
-            2,
-            0.05,
-            "two processes decide; 1 of 1 case ok",
-        ),
-        (
-            2,
-            0.097,
-            "two processes decide; the interval ends 2.1 % from the limit",
-        ),
-        (2, 0.1, "two processes decide; the interval reaches the limit"),
+        (2, 0.05, "two processes decide, over 5 % clear of the limit"),
+        (2, 0.097, "two processes decide, not 5 % clear of the limit"),
         (3, 0.097, ""),
     ],
 )

@@ -54,12 +54,7 @@ SLOWER = Comparison(
     reason="slower",
 )
 CONFIRMED = CommitsConclusion(
-    reason="slower",
-    culprits=(3,),
-    good=2,
-    probability=0.987,
-    comparison=SLOWER,
-    confirmed=True,
+    reason="slower", culprits=(3,), good=2, probability=0.987, comparison=SLOWER, confirmed=True
 )
 COMMON: dict[str, Any] = {
     "schema": 1,
@@ -248,9 +243,7 @@ def test_each_cause_has_its_share_and_its_direction() -> None:
 
 PAGES: dict[str, CommitsResult | DifferencesResult] = {
     "bisection_of_commits.md": of_commits(
-        CONFIRMED,
-        explained=Explained(part=1.1, whole=1.13, rest=(3, 4)),
-        profile=CHANGED,
+        CONFIRMED, explained=Explained(part=1.1, whole=1.13, rest=(3, 4)), profile=CHANGED
     ),
     "bisection_of_runs.md": of_runs(resumable=True),
 }

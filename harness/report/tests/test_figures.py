@@ -57,8 +57,7 @@ def test_exponents_on_the_lines_do_not_overlap(monkeypatch: pytest.MonkeyPatch) 
     cases = sweep(batch=[*steps], context=[8192, 16384, 32768, 65536])
     order = dict(zip([8192, 16384, 32768, 65536], range(4), strict=True))
     recorded = run(
-        cases,
-        lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]]),
+        cases, lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]])
     )
     fits = [f for f in scaling.fit(summarise(recorded)) if f.axis == "context"]
     figures.scaling(fits, {f.group: f.group for f in fits}, "context")

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
-from harness.records import (
-    Case,
-    Counters,
-    Measurement,
-    Outcome,
-    Profile,
-    Run,
-    Scalar,
-    TensorDigest,
-)
+from harness.records import Case, Counters, Measurement, Outcome, Profile, Run, Scalar, TensorDigest
 from harness.report.tests.test_report import values
 from harness.report.text import flag_sentences, oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed

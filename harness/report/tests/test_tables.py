@@ -9,15 +9,7 @@ import pytest
 
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
-from harness.records import (
-    Case,
-    CostPlan,
-    Evidence,
-    Measurement,
-    MeasureSettings,
-    Outcome,
-    Stop,
-)
+from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import context, failures, tables
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 

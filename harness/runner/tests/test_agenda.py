@@ -168,10 +168,7 @@ def test_a_budget_takes_as_many_cases_as_fit_with_all_their_processes() -> None:
     machine = Machine("abc")
     budget = machine.budget(65, a=10.0, b=10.0, c=10.0)
 
-    assert machine.ran(machine.agenda(budget=budget)) == (
-        "a0 b0 b1 a1 a2 b2",
-        Stop(budget_s=65),
-    )
+    assert machine.ran(machine.agenda(budget=budget)) == ("a0 b0 b1 a1 a2 b2", Stop(budget_s=65))
 
 
 def test_a_slower_machine_than_expected_drops_the_least_deciding_case() -> None:

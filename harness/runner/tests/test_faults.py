@@ -73,12 +73,7 @@ def test_samples_that_do_not_fill_the_sampling_phase_are_not_used(
     ],
 )
 def test_a_fault_has_its_outcome_and_evidence_and_the_next_case_runs(
-    warm: Launcher,
-    tmp_path: Path,
-    fake: str,
-    outcome: Outcome,
-    said: str,
-    seen: Mapping[str, str],
+    warm: Launcher, tmp_path: Path, fake: str, outcome: Outcome, said: str, seen: Mapping[str, str]
 ) -> None:
     (m,) = run(warm, tmp_path, make_case(fake))
 

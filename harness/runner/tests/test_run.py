@@ -135,7 +135,7 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Plann
     outcomes = planned.run(suite_of(*"abc"), gpu=IdleCheck(meter))
 
     assert [outcome for *_, outcome in outcomes] == [
-        *(Outcome.OK, Outcome.INVALID_ENVIRONMENT, Outcome.OK),
+        *(Outcome.OK, Outcome.INVALID_ENVIRONMENT, Outcome.OK)
     ]
     refused = planned.measurements[1]
     assert "the GPU is shared: process 4711 (python of someone), 8.50 GB" in refused.detail
