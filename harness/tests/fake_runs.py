@@ -87,6 +87,11 @@ def sweep(*, workload: str = "train", provider: str = "nsa", **axes: Sequence[Sc
     return [case(point, workload=workload, provider=provider) for point in points]
 
 
+def to(**criteria: Any) -> Match:
+    """The cases with these values."""
+    return Match(criteria={name: (value,) for name, value in criteria.items()})
+
+
 def timed(
     c: Case,
     step_s: float,

@@ -15,7 +15,6 @@ from harness.records import (
     Decision,
     Expectation,
     Fact,
-    Match,
     Measurement,
     Outcome,
     Rule,
@@ -25,15 +24,10 @@ from harness.records import (
     Weight,
 )
 from harness.report.verdict_text import rule_sentence
-from harness.tests.fake_runs import environment, run, sweep, timed
+from harness.tests.fake_runs import environment, run, sweep, timed, to
 
 LENGTHS = (512, 1024, 2048)
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=LENGTHS)]
-
-
-def to(**criteria: Any) -> Match:
-    return Match(criteria={name: (value,) for name, value in criteria.items()})
-
 
 RATIO = Rule(
     name="faster than dense",

@@ -8,7 +8,7 @@ import pytest
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis, diagnose, savings
 from harness.records import Case, Gap, Match, Measurement, Outcome, Suspect, Suspects
-from harness.tests.fake_runs import ended, run, sweep, timed
+from harness.tests.fake_runs import ended, run, sweep, timed, to
 
 RULED_OUT, CONTRIBUTES, ENOUGH, UNDECIDED, NOT_TESTED = (
     Conclusion.RULED_OUT,
@@ -17,11 +17,6 @@ RULED_OUT, CONTRIBUTES, ENOUGH, UNDECIDED, NOT_TESTED = (
     Conclusion.UNDECIDED,
     Conclusion.NOT_TESTED,
 )
-
-
-def to(**criteria: Any) -> Match:
-    return Match(criteria={name: (value,) for name, value in criteria.items()})
-
 
 GAP = Gap(metric="tokens_per_s", expected=500, seen=50)
 FLAGS: dict[str, Any] = {"gc": ("off", "on"), "loop": (0, 1)}

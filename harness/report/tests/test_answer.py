@@ -29,15 +29,10 @@ from harness.records import (
 )
 from harness.report import answer, remedies
 from harness.report.tests.test_report import values
-from harness.report.text import case_names, crossover_sentence
-from harness.tests.fake_runs import H200, environment, run, sweep, timed
+from harness.report.text import case_names
+from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
-
-
-def to(**criteria: Any) -> Match:
-    return Match(criteria={name: (value,) for name, value in criteria.items()})
-
 
 FLOOR = Rule(name="floor", metric="tokens_per_s", go=500, asks="fast", match=to(provider="nsa"))
 RATIO = Rule(
