@@ -53,6 +53,8 @@ IGNORED = ("__pycache__/", "*.egg-info/", "/.gate-venv/", "/gate/", "/comment/",
 """What a job of the workflows writes."""
 TRIAL_S = 120.0
 """Longest first run of a program."""
+PROCESSES = 3
+"""Of a case. The interval of two that differ by 11 % reaches twice their time: a CPU's limit."""
 ROOM = {True: 1.1, False: 2.0}
 """With a GPU or without: limit over measured time. CI may have another CPU."""
 ON_CPU = {"screen_ratio": 1.1, "confirm_pairs": 20, "practical": 0.1}
@@ -110,7 +112,7 @@ def prepared(
         found.files[SUITE] = _suite_text(workload, read, took_s)
         run = measured(suites.loads(found.files[SUITE], SUITE), reader.DEFAULT_ROOT)
     _require_ok(run)
-    gpu, wall_s = run.environment.gpu is not None, sum(m.wall_s for m in run.measurements)
+    gpu = run.environment.gpu is not None
     folders, device = " and ".join(roots), run.environment.device_name
     found.notes += [f"Seen: {forge}, branch {branch}, packages under {folders}, device {device}"]
     found.notes += _readings_text(read) if "command" in workload else ()
@@ -125,8 +127,8 @@ def prepared(
     ignore = Path(".gitignore")
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     found.files[".gitignore"] = "\n".join([*lines, *(x for x in IGNORED if x not in lines), ""])
-    pairs = Thresholds()
-    least, most = (units.duration(n * wall_s) for n in (pairs.screen_pairs, pairs.confirm_pairs))
+    pairs, pair_s = Thresholds(), 2 * sum(m.wall_s for m in run.measurements) / PROCESSES
+    least, most = (units.duration(n * pair_s) for n in (pairs.screen_pairs, pairs.confirm_pairs))
     found.notes.append(f"A gate takes about {least} here, up to {most} more where in doubt.")
     if gpu:
         found.notes.append("CI needs a runner with a GPU: see ci/README.md of the harness.")
@@ -239,7 +241,7 @@ def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: fl
     module = dict(pairwise(words)).get("-m") or Path("".join(words[:1])).stem
     function = workload.get("factory", "").partition(":")[2] or script or module
     name = re.sub(r"[^A-Za-z0-9]+", "-", function).strip("-") or "program"
-    measure = {"processes": 2, "warmup_s": 2, "sample_s": 0.5}
+    measure = {"processes": PROCESSES, "warmup_s": 2, "sample_s": 0.5}
     if words:
         measure |= {"timeout_s": max(60, round(5 * took_s)), "profile": False}
     return _yaml(

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import units
+from harness.analysis.summary import summarise
 from harness.errors import HarnessError
 from harness.gate.policy import parse
 from harness.integrations import first_gate
+from harness.integrations.first_gate import FirstGate
 from harness.records import Case, Counters, Environment, Measurement, Outcome, Run, Suite
 from harness.runner.watchdog import RunObserver
-from harness.suite.load import shipped_folder
+from harness.suite.load import loads, shipped_folder
 from harness.suite.printed import readings
 from harness.tests import fake_runs
 from harness.tests.command_line import harness
@@ -32,7 +35,6 @@ for step in range(1, 9):
 GATE = ".github/workflows/gate.yml"
 CPU, H200 = fake_runs.environment(gpu=None), fake_runs.environment()
 
-Files = Mapping[str, str]
 Processes = Callable[[Case], list[Measurement]]
 
 
@@ -49,7 +51,7 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
     command = ("--command", "python bench.py --rows {rows}", "--axis", "rows=64")
 
     made = harness("init", *command, cwd=theirs)
-    quick = "screen_pairs: 2, confirm_pairs: 6, alpha: 0.1"
+    quick = "screen_pairs: 3, confirm_pairs: 6, alpha: 0.1"
     policy = (theirs / "ci/gate.yaml").read_text().replace("confirm_pairs: 20", quick)
     write(theirs, {"ci/gate.yaml": policy})
     first = harness("gate", "--base", "HEAD", "--no-self-test", cwd=theirs)
@@ -126,12 +128,12 @@ def apart(case: Case) -> list[Measurement]:
 
 
 @pytest.fixture
-def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Files]:
-    """The files for a factory whose processes are made up."""
+def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstGate]:
+    """The first gate for a factory whose processes are made up."""
     monkeypatch.chdir(theirs)
     write(theirs, {"benchmarks/workloads.py": "def norm(): ..."})
 
-    def made(env: Environment, measure: Processes = quick) -> Files:
+    def made(env: Environment, measure: Processes = quick) -> FirstGate:
         def measured(suite: Suite, _: Path) -> Run:
             return fake_runs.run(suite.cases, measure, env=env, suite=suite)
 
@@ -143,7 +145,7 @@ def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Files]:
             line=(),
             say=print,
             shown=lambda _: nullcontext(RunObserver()),
-        ).files
+        )
 
     return made
 
@@ -154,9 +156,9 @@ def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Files]:
     ids=["CPU", "GPU"],
 )
 def test_limits_and_workflow_are_of_this_machine(
-    init: Callable[..., Files], env: Environment, hosted: str, gpu: str, limit: float
+    init: Callable[..., FirstGate], env: Environment, hosted: str, gpu: str, limit: float
 ) -> None:
-    files = init(env)
+    files = init(env).files
     form = parse(files["ci/gate.yaml"], Path("ci/gate.yaml")).form
 
     assert form.stage == "block"
@@ -170,13 +172,33 @@ def test_limits_and_workflow_are_of_this_machine(
     assert files[".gitignore"].startswith("/build/\n__pycache__/\n")
 
 
+def test_processes_that_differ_as_on_a_busy_cpu_bound_a_case_below_its_limit(
+    init: Callable[..., FirstGate],
+) -> None:
+    def busy(case: Case) -> list[Measurement]:
+        each = (replace(m, process=i) for i, s in enumerate((8, 9.2, 10.4)) for m in slow(case, s))
+        return list(each)[: case.settings.processes]
+
+    def slow(case: Case, ms: float) -> list[Measurement]:
+        return counted(case, ms / 1e3)[:1]
+
+    made = init(CPU, busy)
+    (case, _) = loads(made.files["suites/gate.yaml"], "suites/gate.yaml").cases
+    step = summarise(fake_runs.run([case], busy))[0].metrics["step_s"]
+
+    assert step.high is not None
+    assert step.high < first_gate.ROOM[False] * step.value
+    wall_s = 6 * 4 * busy(case)[0].wall_s  # six pairs of two cases
+    assert f"A gate takes about {units.duration(wall_s)} here" in "".join(made.notes)
+
+
 def test_gitlab_is_seen_and_its_pipeline_is_not_touched(
-    theirs: Path, init: Callable[..., Files]
+    theirs: Path, init: Callable[..., FirstGate]
 ) -> None:
     git(theirs, "remote", "add", "origin", "git@gitlab.com:them/theirs.git")
-    alone = init(CPU)
+    alone = init(CPU).files
     write(theirs, {".gitlab-ci.yml": "test: {script: make}\n", "src/theirs/__init__.py": ""})
-    beside = init(CPU)
+    beside = init(CPU).files
 
     assert alone[".gitlab-ci.yml"] == first_gate.INCLUDE
     assert not {".gitlab-ci.yml", GATE} & {*beside}
@@ -200,20 +222,22 @@ def test_no_file_is_overwritten(theirs: Path) -> None:
     ("measure", "why"), [(crashing, "crash: exited"), (apart, "not repeat.*\n.*other load")]
 )
 def test_a_case_without_a_speed_is_named(
-    init: Callable[..., Files], measure: Processes, why: str
+    init: Callable[..., FirstGate], measure: Processes, why: str
 ) -> None:
     with pytest.raises(HarnessError, match=f"norm/mine/rows=2: {why}"):
         init(CPU, measure)
 
 
 def test_ci_installs_the_commit_that_pip_installed_here(
-    monkeypatch: pytest.MonkeyPatch, init: Callable[..., Files]
+    monkeypatch: pytest.MonkeyPatch, init: Callable[..., FirstGate]
 ) -> None:
     url = '{"url": "https://host/harness", "vcs_info": {"vcs": "git", "commit_id": "3f2a"}}'
     installed = SimpleNamespace(read_text=lambda _: url)
     monkeypatch.setattr(metadata, "distributions", lambda **_: [installed])
 
-    assert "\nnsa-harness @ git+https://host/harness@3f2a\n" in init(CPU)["ci/requirements.txt"]
+    assert (
+        "\nnsa-harness @ git+https://host/harness@3f2a\n" in init(CPU).files["ci/requirements.txt"]
+    )
 
 
 STEPS = [f"[step {i:3}/9] time {i}.5 s" for i in range(5)]
