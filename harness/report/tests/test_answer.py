@@ -29,7 +29,7 @@ from harness.records import (
 )
 from harness.report import answer, remedies
 from harness.report.tests.test_report import values
-from harness.report.text import case_names
+from harness.report.text import case_names, crossover_sentence
 from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
@@ -336,8 +336,9 @@ def test_a_doubt_says_whether_a_rule_depends_on_it(
 @pytest.mark.parametrize(
     ("processes", "step_s", "said"),
     [
-        (2, 0.05, "two processes decide, over 5 % clear of the limit"),
-        (2, 0.097, "two processes decide, not 5 % clear of the limit"),
+        (2, 0.05, "two processes decide; 1 of 1 case ok"),
+        (2, 0.097, "two processes decide; the interval ends 2.1 % from the limit"),
+        (2, 0.1, "two processes decide; the interval reaches the limit"),
         (3, 0.097, ""),
     ],
 )

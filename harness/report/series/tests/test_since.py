@@ -118,7 +118,7 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     assert "1 slower" in same_node
     open_ = "3 not decided (interval too wide; median +2.0 %, farthest +6.0 %: nsa, what=x)"
     assert open_ in other_node
-    assert "the variation between cards: ±7.6% by themselves" in other_node
+    assert "the variation between cards: ±7.56 % by themselves" in other_node
     assert "the variation between days" in same_node
 
 
