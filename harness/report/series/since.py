@@ -47,7 +47,7 @@ ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
 GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
 WORDS = {
-    "same": "not slower by 5 %",
+    "same": "less than 5 % slower",
     "not compared": "not compared (too few steady processes, or the case changed)",
 }
 
