@@ -128,7 +128,8 @@ def prepared(
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     found.files[".gitignore"] = "\n".join([*lines, *(x for x in IGNORED if x not in lines), ""])
     pairs, pair_s = Thresholds(), 2 * sum(m.wall_s for m in run.measurements) / PROCESSES
-    least, most = (units.duration(n * pair_s) for n in (pairs.screen_pairs, pairs.confirm_pairs))
+    more = pairs.most_pairs if gpu else ON_CPU["confirm_pairs"]
+    least, most = (units.duration(n * pair_s) for n in (pairs.screen_pairs, more))
     found.notes.append(f"A gate takes about {least} here, up to {most} more where in doubt.")
     if gpu:
         found.notes.append("CI needs a runner with a GPU: see ci/README.md of the harness.")

@@ -151,14 +151,20 @@ def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstGa
 
 
 @pytest.mark.parametrize(
-    ("env", "hosted", "gpu", "limit"),
-    [(CPU, "times", "cpu", 0.008), (H200, "nothing", "NVIDIA H200", 0.0044)],
+    ("env", "hosted", "gpu", "limit", "pairs"),
+    [(CPU, "times", "cpu", 0.008, 20), (H200, "nothing", "NVIDIA H200", 0.0044, 64)],
     ids=["CPU", "GPU"],
 )
 def test_limits_and_workflow_are_of_this_machine(
-    init: Callable[..., FirstGate], env: Environment, hosted: str, gpu: str, limit: float
+    init: Callable[..., FirstGate],
+    env: Environment,
+    hosted: str,
+    gpu: str,
+    limit: float,
+    pairs: int,
 ) -> None:
-    files = init(env).files
+    made = init(env)
+    files = made.files
     form = parse(files["ci/gate.yaml"], Path("ci/gate.yaml")).form
 
     assert form.stage == "block"
@@ -170,6 +176,9 @@ def test_limits_and_workflow_are_of_this_machine(
     assert f"FORKS_NEED_GPU: {str(env is H200).lower()}\n" in files[GATE]
     assert 'default: "origin/trunk"' in files[GATE]
     assert files[".gitignore"].startswith("/build/\n__pycache__/\n")
+    (case, _) = loads(files["suites/gate.yaml"], "suites/gate.yaml").cases
+    wall_s = pairs * 4 * sum(m.wall_s for m in quick(case)) / first_gate.PROCESSES  # of two cases
+    assert f"up to {units.duration(wall_s)} more" in "".join(made.notes)
 
 
 def test_processes_that_differ_as_on_a_busy_cpu_bound_a_case_below_its_limit(
