@@ -452,8 +452,8 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
     widest = int(within.argmax())
     if within[widest] > LARGE_SPREAD:
         yield (
-            f"samples spread widely: interquartile range "
-            f"{units.percent(within[widest])} of the median in process {evidence[widest].process}"
+            f"samples spread widely: interquartile range {units.percent(within[widest])} of the "
+            f"median in process {evidence[widest].process}"
         )
     if _apart([*medians]):
         what = f"{not_repeatable(medians)}, so it has no speed"

@@ -99,10 +99,10 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
         if stack.added:
             left = stack.parts[REST]
             remarks.append(
-                f"{case}: without a part and what only that part needs, the step is shorter by "
-                "the time in its column. The "
-                f"other {units.duration(left)} ({units.percent(left / stack.step_s)}) are the rest "
-                "of the model, and work that parts share or hide behind each other."
+                f"{case}: without a part and what only that part needs, the step is shorter by the "
+                f"time in its column. The other {units.duration(left)} "
+                f"({units.percent(left / stack.step_s)}) are the rest of the model, and work that "
+                "parts share or hide behind each other."
             )
     if replayed:
         but = ", except a few that differ" if {*replayed} != {SAME_STEP} else ""

@@ -47,7 +47,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.LEAK: ("Keep no tensor of an earlier step", AGAIN),
     CauseKind.SINKING: ("Look for work that grows with the steps: a list, a log, a cache", AGAIN),
     CauseKind.SLOW_STEPS: (
-        "See what else such a step or the end of the step before does: a save, a log, a collection",
+        "See what else happens in such a step, or right before it: a save, a log, a collection",
         AGAIN,
     ),
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),

@@ -24,14 +24,14 @@ def training(process: int = 0, **changes: Any) -> Measurement:
     return trained(timed(CASE, 0.05)[process], **changes)
 
 
-def told(*measured: Measurement) -> Course:
+def course_of(*measured: Measurement) -> Course:
     found = course(measured)
     assert found is not None
     return found
 
 
 def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
-    went = told(training(bits_per_byte=lambda n: 8.0 if n <= 190 else float(n)))
+    went = course_of(training(bits_per_byte=lambda n: 8.0 if n <= 190 else float(n)))
 
     assert (went.steps, went.first["bits_per_byte"]) == (200, 8.0)
     assert went.last["bits_per_byte"] == pytest.approx(np.mean(range(181, 201)), rel=0.5)
@@ -43,7 +43,7 @@ def test_the_ends_are_the_first_step_and_the_mean_of_the_last_tenth() -> None:
 def test_the_first_loss_is_that_of_the_processes_that_recorded_the_first_step() -> None:
     first, second = (training(p, bits_per_byte=lambda n: 9.0 - n) for p in range(2))
 
-    assert told(late(second), first).first["bits_per_byte"] == 8.0
+    assert course_of(late(second), first).first["bits_per_byte"] == 8.0
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
@@ -58,7 +58,7 @@ def test_the_first_loss_is_that_of_the_processes_that_recorded_the_first_step() 
 def test_a_drift_is_the_last_quarter_over_the_first(
     pace: Callable[[int], float], quarters: tuple[float, float], processes: int
 ) -> None:
-    went = told(*(training(pace=pace, seed=s) for s in range(processes)))
+    went = course_of(*(training(pace=pace, seed=s) for s in range(processes)))
 
     assert went.drift is not None
     assert went.speed is not None
@@ -82,7 +82,7 @@ def test_correlated_noise_seldom_is_a_trend(processes: int) -> None:
     rng, said = np.random.default_rng(0), []
     for _ in range(200):
         noise = [correlated(rng, memory=0.98, scale=0.1) for _ in range(processes)]
-        said.append(told(*(training(pace=of.__getitem__) for of in noise)).trend)
+        said.append(course_of(*(training(pace=of.__getitem__) for of in noise)).trend)
 
     assert said.count("sinking") + said.count("rising") <= 0.06 * len(said)
 
@@ -95,7 +95,7 @@ def test_every_process_has_to_sink(ends: Sequence[float], said: str) -> None:
     """The processes differ, not their steps: many blocks of two are no evidence of a third."""
     seen = [training(pace=lambda n, e=e: e ** (-n / 200), seed=s) for s, e in enumerate(ends)]
 
-    assert told(*seen).trend == said
+    assert course_of(*seen).trend == said
 
 
 def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
@@ -105,9 +105,9 @@ def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
     }
     whole = training(steps=1000, **fields)
 
-    alone = told(whole)
+    alone = course_of(whole)
     for steps in (10, 60):
-        went = told(whole, training(steps=steps, **fields))
+        went = course_of(whole, training(steps=steps, **fields))
         assert (went.steps, went.trend) == (steps, "sinking")
         assert (went.drift, went.growth, went.leaked) == (alone.drift, alone.growth, alone.leaked)
 
@@ -116,7 +116,7 @@ def test_a_process_that_ended_early_has_no_say_in_the_trend() -> None:
 def test_a_jump_of_memory_is_no_growth(processes: int) -> None:
     jump = training(memory_bytes=lambda n: 5e9 + 3e8 * (n > 100))
 
-    went = told(*[jump] * processes)
+    went = course_of(*[jump] * processes)
 
     assert went.growth is not None
     assert (went.leaked, went.growth.value, went.growth.high) == (0.0, 0.0, 0.0)
@@ -126,7 +126,7 @@ def test_steps_of_one_number_have_no_growth() -> None:
     m = training(memory_bytes=lambda n: 1e9 + 2**20 * n)
     assert m.over_steps is not None
 
-    went = told(replace(m, over_steps=replace(m.over_steps, step=(7,) * 200)))
+    went = course_of(replace(m, over_steps=replace(m.over_steps, step=(7,) * 200)))
 
     assert went.growth is None
 
@@ -136,13 +136,13 @@ def test_a_slow_step_loses_time_that_matters(delay: float, named: bool) -> None:
     """Steps of 2 ms, one of which waits for the system."""
     seen = training(pace=lambda n: (0.002 + delay * (n == 50)) / 0.05)
 
-    went = told(seen, seen, training(pace=lambda _: 0.04))
+    went = course_of(seen, seen, training(pace=lambda _: 0.04))
 
     assert dict(went.slow_in) == ({50: 2} if named else {})
 
 
 def test_lines_of_ten_steps_grow_by_the_step() -> None:
-    went = told(training(every=10, steps=400, memory_bytes=lambda n: 1e9 + 2**20 * n))
+    went = course_of(training(every=10, steps=400, memory_bytes=lambda n: 1e9 + 2**20 * n))
 
     assert went.growth is not None
     assert went.growth.value == pytest.approx(2**20)
@@ -164,7 +164,7 @@ def test_memory_is_that_of_the_telemetry_if_no_step_reports_it() -> None:
     def growth(readings: int) -> float | None:
         channels = {"rss_bytes": grows[:readings]}
         seen = replace(m, telemetry=Telemetry(t_s=t[:readings], channels=channels))
-        growth = told(seen).growth
+        growth = course_of(seen).growth
         return growth.value if growth else None
 
     assert growth(110) == pytest.approx(0.05 * 1e8, rel=0.01)
@@ -172,7 +172,7 @@ def test_memory_is_that_of_the_telemetry_if_no_step_reports_it() -> None:
 
 
 def test_a_few_steps_have_ends_but_no_trend() -> None:
-    went = told(training(steps=9))
+    went = course_of(training(steps=9))
 
     assert (went.drift, went.growth, went.trend) == (None, None, "")
     assert went.last
@@ -184,7 +184,7 @@ def test_a_failed_process_still_names_its_first_step_without_a_number() -> None:
     bad = replace(m.over_steps, not_finite={"loss": (41,), "grad_norm": (3, 41)})
     (failed,) = ended(CASE, Outcome.NON_FINITE, over_steps=bad)
 
-    went = told(failed)
+    went = course_of(failed)
 
     assert went.not_finite == {"loss": 41, "grad_norm": 3}
 

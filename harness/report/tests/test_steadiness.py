@@ -7,10 +7,22 @@ import pytest
 
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.verdict import judge
-from harness.records import Case, Measurement, Outcome, Peaks, Program, SelfTest
+from harness.records import (
+    Case,
+    Gap,
+    Measurement,
+    Outcome,
+    Peaks,
+    Program,
+    Rule,
+    SelfTest,
+    Suspects,
+)
 from harness.report import context, steadiness
 from harness.report.tables import NONE, Table
-from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
+from harness.report.tests.test_answer import CASES, FLOOR
+from harness.report.tests.test_report import values
+from harness.tests.fake_runs import case, ended, run, sweep, timed, to, trained
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6, sync_s=9e-6)
@@ -98,3 +110,65 @@ def test_withdrawn_tokens_are_not_shown_over_the_steps() -> None:
 
     assert shown(was_read=True) == "10,200 → 10,300 (steady)"
     assert shown(was_read=False) == NONE
+
+
+def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
+    recorded = run(CASES, lambda c: timed(c, 0.05, steady=c is not CASES[1]))
+
+    trust = values(replace(recorded, ended_at=""))["trust"]
+
+    assert "unsteady: 1 case" in trust
+    assert "finish the run" in values(replace(recorded, ended_at=""))["headline"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "suspected", "said"),
+    [
+        ("nsa", False, "nsa, seq_len=2048"),
+        ("dense", False, "1 case outside the rules"),
+        ("dense", True, "1 case"),
+    ],
+)
+def test_a_doubt_says_whether_a_rule_depends_on_it(
+    provider: str, suspected: bool, said: str
+) -> None:
+    doubted = next(c for c in CASES if c.provider == provider and c.axes["seq_len"] == 2048)
+    made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted))
+    gap = Gap(
+        metric="tokens_per_s", seen=11, expected=500, where=to(seq_len=512), gpu="", source=""
+    )
+    suspects = Suspects(gap=gap, tested=()) if suspected else None
+    suite = replace(made.suite, rules=(replace(FLOOR, asks=""),), suspects=suspects)
+
+    assert values(replace(made, suite=suite))["trust"].endswith(f"unsteady: {said}")
+
+
+@pytest.mark.parametrize(
+    ("processes", "step_s", "said"),
+    [
+        (2, 0.05, "two processes decide; 1 of 1 case ok"),
+        (2, 0.097, "two processes decide; the interval ends 2.1 % from the limit"),
+        (2, 0.1, "two processes decide; the interval reaches the limit"),
+        (3, 0.097, ""),
+    ],
+)
+def test_a_decision_by_two_processes_says_so(processes: int, step_s: float, said: str) -> None:
+    rule = Rule(name="fast", metric="step_s", go=0.1)
+    (case,) = sweep(seq_len=[512])
+    case = replace(case, settings=replace(case.settings, processes=processes))
+    recorded = run([case], lambda c: timed(c, step_s, processes=processes, cv=0.001), rules=[rule])
+
+    trust = values(recorded)["trust"]
+
+    assert said in trust
+    assert ("two processes" in trust) == bool(said)
+
+
+def test_a_case_whose_processes_differ_is_not_repeatable() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        apart = 1.5 if c is CASES[0] else 1.1
+        return [m for i in (1, apart) for m in timed(c, 0.05 * i, processes=1)]
+
+    trust = values(run(CASES, measure))["trust"]
+
+    assert "processes ≥ 1.3x apart: 1 case" in trust
