@@ -7,7 +7,8 @@ gets as many as the interval justifies.
 
 import datetime
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from harness.records import METRICS, Estimate, Fact, Finding, Outcome, Stop
 
@@ -180,11 +181,9 @@ def _cell(metric: str, estimate: Estimate, suffix: str) -> str:
         return f"{_count(estimate.value)} ({ends} in {estimate.samples} steps){suffix}"
     one, unit = _scaled(metric, estimate.value)
     if estimate.both:
-        for digits in range(3, MOST_DIGITS + 1):
-            texts = [number(v / one, digits) for v in estimate.both]
-            if texts[0] != texts[1]:
-                break
-        return " and ".join(dict.fromkeys(texts)) + unit + suffix
+        return f"{_ends(one, estimate.both, ' and ')}{unit}{suffix}"
+    if estimate.low is None and estimate.ends and estimate.processes > 1:
+        return f"{_ends(one, estimate.ends, ' to ')}{unit}{suffix}"
     if estimate.low is not None and not informs(metric, estimate):
         text = _with_interval(estimate.value / one, None, None, unit)
         return f"{text}{suffix} (not bounded by {estimate.processes} processes)"
@@ -197,6 +196,15 @@ def _cell(metric: str, estimate: Estimate, suffix: str) -> str:
         )
         + suffix
     )
+
+
+def _ends(one: float, values: Sequence[float], between: str) -> str:
+    """Two numbers, with as many digits as tell them apart."""
+    for digits in range(3, MOST_DIGITS + 1):
+        texts = [number(v / one, digits) for v in values]
+        if texts[0] != texts[1]:
+            break
+    return between.join(dict.fromkeys(texts))
 
 
 def value(metric: str, estimate: Estimate) -> str:
@@ -347,11 +355,15 @@ CROSSES = "crosses a threshold"
 
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
-    value = measured(f.metric, f.estimate) if f.estimate else ""
+    bare = replace(f.estimate, low=None, high=None) if f.estimate else None
+    shown = bare if f.fact is Fact.CLEAR else f.estimate
+    value = measured(f.metric, shown) if shown else ""
     value = f"exponent {value}" if value and f.metric == "scaling_exponent" else value
     if f.estimate and f.partner:
         # One process has a guard band, which is no interval of anything measured.
         ratio = number(f.estimate.value, 3) + "x" if f.fact is Fact.FEW else times(f.estimate)
+        if f.fact is Fact.CLEAR and f.estimate.ends:
+            ratio = _ends(1.0, f.estimate.ends, "x to ") + "x"
         value = f"{ratio} {better(f.metric)} {f.partner}"
     elif f.estimate and f.fact is not Fact.EXPECTED and f.detail:
         value = f"{value} {f.detail}"
@@ -400,6 +412,8 @@ def finding_sentence(f: Finding) -> str:
             return f"{value} has no finite interval"
         case Fact.INTERVAL:
             return value
+        case Fact.CLEAR:
+            return f"{value}, every process"
         case Fact.ACROSS:
             if f.estimate and not informs(f.metric, f.estimate):
                 return f"{value}: too few processes to decide"

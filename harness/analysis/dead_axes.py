@@ -222,7 +222,7 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
 
 
 def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
-    if a.apart_s or b.apart_s:
+    if "step_s" in a.apart or "step_s" in b.apart:
         return None
     first, second = processes[a.case.case_id], processes[b.case.case_id]
     counted, ran = _same_counters(first, second), _same_names(first, second)

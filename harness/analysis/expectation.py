@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from harness.analysis.statistics import clear_of
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -149,7 +150,8 @@ def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
 
 def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
     bound = timeout_bound(summary, expectation.metric)
-    actual = summary.metrics.get(expectation.metric) if summary.outcome is Outcome.OK else None
+    values = {**summary.apart, **summary.metrics} if summary.outcome is Outcome.OK else {}
+    actual = values.get(expectation.metric)
     judgement = _judge(expectation, actual, bound)
     if not gpu_matches(expectation.gpu, environment.device_name):
         judgement = Judgement.OTHER_GPU
@@ -173,19 +175,21 @@ def _judge(expectation: Expectation, actual: Estimate | None, bound: float | Non
     if actual is None and bound is None:
         return Judgement.NOT_MEASURED
     if actual is not None:
-        bottom, top = actual.low, actual.high
+        signed = METRICS[expectation.metric].signed or actual.value <= 0
+        spans = [(actual.low, actual.high), clear_of(actual, linear=signed) or (None, None)]
     elif METRICS[expectation.metric].higher_is_better:
-        bottom, top = -math.inf, bound
+        spans = [(-math.inf, bound)]
     else:
-        bottom, top = bound, math.inf
-    if bottom is None or top is None:
-        return Judgement.UNDECIDED
-    if top < low:
-        return Judgement.BELOW
-    if bottom > high:
-        return Judgement.ABOVE
-    if low <= bottom and top <= high:
-        return Judgement.MET
+        spans = [(bound, math.inf)]
+    for bottom, top in spans:
+        if bottom is None or top is None:
+            continue
+        if top < low:
+            return Judgement.BELOW
+        if bottom > high:
+            return Judgement.ABOVE
+        if low <= bottom and top <= high:
+            return Judgement.MET
     return Judgement.UNDECIDED
 
 

@@ -263,7 +263,8 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     samples = sum(len(steps) for _, steps in whole)
     if drift := _over_processes(changes, samples):
         value, low, high = (math.expm1(e or 0.0) for e in (drift.value, drift.low, drift.high))
-        drift = replace(drift, value=value, low=low, high=high)
+        least, most = map(math.expm1, drift.ends or (0.0, 0.0))
+        drift = replace(drift, value=value, low=low, high=high, ends=(least, most))
     speed = [float(v) for v in np.exp(np.mean(quarters, axis=0))] if quarters else []
     ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
     return Course(

@@ -67,6 +67,9 @@ class ScalingFit:
     """None if there is no fit; then `reason` says why."""
     coefficient: float | None = None
     """c in step_s = c * axis^exponent, in seconds."""
+    slope: Estimate | None = None
+    """The least-squares exponent without an interval; its ends are those of any choice of one
+    process a case. None if a case has no time."""
     reason: str = ""
     note: str = ""
     """What is suspicious about the curve; may be empty."""
@@ -164,7 +167,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
-    found = replace(found, last=_slope(*points[-2:]))
+    found = replace(found, last=_slope(*points[-2:]), slope=_any_slope(axis, members))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
     bounds = [
         (p.x, p.lower_bound_s) for p in points if p.step_s is None and p.lower_bound_s is not None
@@ -192,6 +195,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         high=high,
         processes=min(p.step_s.processes for p in points if p.step_s is not None),
         samples=len(timed),
+        ends=found.slope.ends if found.slope else None,
     )
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
@@ -202,6 +206,28 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     )
 
 
+def _any_slope(axis: str, members: Sequence[CaseSummary]) -> Estimate | None:
+    """The slope of all processes, also of cases in which they are apart."""
+    steps = [s.metrics.get("step_s") or s.apart.get("step_s") for s in members]
+    timed = [(e.value, *e.ends) for e in steps if e and e.ends]
+    x = np.log([positive(s, axis) for s in members])
+    if len(timed) < len(members) or len({*x}) < 2:
+        return None
+    weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+    values, low, high = np.log(timed).T
+    return Estimate(
+        value=float(weights @ values),
+        low=None,
+        high=None,
+        processes=min(e.processes for e in steps if e),
+        samples=len(timed),
+        ends=(
+            float(np.minimum(weights * low, weights * high).sum()),
+            float(np.maximum(weights * low, weights * high).sum()),
+        ),
+    )
+
+
 def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
     """The exponent between two points, with the interval of their ratio; None without a time."""
     if before.step_s is None or end.step_s is None or not end.x > before.x:
@@ -209,7 +235,8 @@ def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
     ratio = times_better(end.step_s, before.step_s, higher_is_better=True)
     octave = math.log(end.x / before.x)
     low, high = (None if e is None else math.log(e) / octave for e in (ratio.low, ratio.high))
-    return replace(ratio, value=math.log(ratio.value) / octave, low=low, high=high)
+    ends = ratio.ends and (math.log(ratio.ends[0]) / octave, math.log(ratio.ends[1]) / octave)
+    return replace(ratio, value=math.log(ratio.value) / octave, low=low, high=high, ends=ends)
 
 
 def _agree(a: Estimate, b: Estimate) -> bool:

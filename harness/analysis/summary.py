@@ -1,7 +1,7 @@
 """What all processes of a case say together: estimates of its metrics, and what weakens them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -94,7 +94,8 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
     alike = defaultdict(list)
     for of, own in zip(evidence, rates, strict=True):
         for name, values in own.items():
-            alike[of[0].clock, name].append(values)
+            if not _apart(values):
+                alike[of[0].clock, name].append(values)
     priors = {key: statistics.variance_prior(cases) for key, cases in alike.items()}
     found = [
         _summarise(
@@ -102,7 +103,7 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
             run.of(case.case_id),
             run.environment,
             run.self_test,
-            {name: _Rate(values, priors[of[0].clock, name]) for name, values in own.items()},
+            {name: _Rate(values, priors.get((of[0].clock, name))) for name, values in own.items()},
         )
         for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
     ]
@@ -119,10 +120,14 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
     if axis is None:
         return s
     reported = {r.metric for r in s.case.program.readings} if s.case.program else set()
-    kept = {n: e for n, e in s.metrics.items() if n not in OF_WORK or n in reported}
+    kept, apart = (
+        {n: e for n, e in those.items() if n not in OF_WORK or n in reported}
+        for those in (s.metrics, s.apart)
+    )
     note = f"tokens/s and MFU are withdrawn: they follow {axis}, which has no effect"
     notes = (*s.notes, note)
-    return replace(s, tokens=None, flops=None, withdrawn=axis, metrics=kept, notes=notes)
+    s = replace(s, metrics=kept, apart=apart, notes=notes)
+    return replace(s, tokens=None, flops=None, withdrawn=axis)
 
 
 def spreads(run: Run) -> tuple[Spread, ...]:
@@ -157,7 +162,7 @@ def why_absent(
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     if not ok:
         return summary.outcome.value.replace("_", " ")
-    if summary.apart_s and metric in SPEEDS:
+    if metric in summary.apart:
         return "its processes differ by more than 2x"
     if metric in COUNTERS:
         return counters.exact_counters(ok).absent.get(metric, "")
@@ -212,8 +217,14 @@ def _summarise(
     gpu = environment.gpu is not None
     unattested = counters.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
-    metrics = _metrics(case, evidence, observed, environment, limit, rates) if evidence else {}
-    steps = sorted(map(_median_s, evidence))
+    found = _metrics(case, evidence, observed, environment, limit, rates) if evidence else {}
+    ends = {name: e.ends for name, e in found.items() if name in (*rates, *OF_WORK) and e.ends}
+    apart = {
+        name: replace(found[name], low=None, high=None, freedom=None)
+        for name in ends
+        if _apart(ends[name])
+    }
+    metrics = {name: e for name, e in found.items() if name not in apart}
     return CaseSummary(
         case=case,
         outcome=outcome,
@@ -235,7 +246,7 @@ def _summarise(
         unattested=unattested,
         differing=tuple(m.process for m in ok if m.output_digest != ok[0].output_digest),
         kernels_invisible=bool(ok and case.kernels and not gpu),
-        apart_s=tuple(steps) if _apart(steps) else (),
+        apart=apart,
         card=measurements[0].card if measurements else "",
     )
 
@@ -247,10 +258,9 @@ def _untimed_s(case: Case, bad: Measurement | None) -> float | None:
     return case.settings.timeout_s / ((finished or 0) + 1)
 
 
-def not_repeatable(steps_s: Iterable[float]) -> str:
+def not_repeatable(steps_s: Sequence[float]) -> str:
     """`not repeatable: its processes take 16.0 ms to 1.60 s a step`."""
-    times = sorted(steps_s)
-    ends = (units.duration(float(s)) for s in (times[0], times[-1]))
+    ends = (units.duration(float(s)) for s in (min(steps_s), max(steps_s)))
     return f"not repeatable: its processes take {' to '.join(ends)} a step"
 
 
@@ -272,7 +282,7 @@ def _apart(values: Sequence[float]) -> bool:
 
 
 def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
-    """The rates that have a scatter of their own, unless the processes are apart."""
+    """The rates that have a scatter of their own."""
     if not evidence:
         return {}
     hertz = [median_clock_hz(m.telemetry, m.phases) for m in evidence]
@@ -282,7 +292,7 @@ def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence
         "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],
         **{name: v for name, v, _ in _reported(case, evidence) if _is_rate(name, v)},
     }
-    return {n: v for n, v in rates.items() if len(v) == len(evidence) and not _apart(v)}
+    return {n: v for n, v in rates.items() if len(v) == len(evidence)}
 
 
 def _outcome(
@@ -347,10 +357,9 @@ def _metrics(
     samples = sum(len(m.kept_s) for m in ok)
     if "step_cycles" in rates:
         metrics["step_cycles"] = rates["step_cycles"].estimate(samples)
-    if "step_s" in rates:
-        metrics["step_s"] = rates["step_s"].estimate(samples)
-    steps = rates["step_s"].values if "step_s" in rates else ()
-    timed = list(zip(ok, steps, strict=bool(steps)))
+    metrics["step_s"] = rates["step_s"].estimate(samples)
+    steps = rates["step_s"].values
+    timed = list(zip(ok, steps, strict=True))
     size = case.program.world_size if case.program else 0
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
     of_the_step = {
@@ -377,10 +386,8 @@ def _metrics(
     for name, values, count in _reported(case, ok):
         if not _is_rate(name, values):
             metrics[name] = statistics.arithmetic(values, samples=count)
-        elif name in rates:
-            metrics[name] = rates[name].estimate(count)
         else:
-            metrics.pop(name, None)
+            metrics[name] = rates[name].estimate(count)
     return {**counters.estimates(ok), **metrics, **course_metrics(ok)}
 
 
@@ -456,7 +463,7 @@ def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
             f"median in process {evidence[widest].process}"
         )
     if _apart([*medians]):
-        what = f"{not_repeatable(medians)}, so it has no speed"
+        what = f"{not_repeatable([*medians])}, so it has no speed"
         yield f"{what}: look for other load, then run it again"
     elif (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
         yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"

@@ -1,8 +1,9 @@
 """The verdict of a run: its suite's rules, applied to its numbers. An unknown is never a pass.
 
-A case decides a rule only if its whole 95 % interval is on one side of a threshold. A case that did
-not run, has one process or lacks the metric leaves the rule INCONCLUSIVE. Two things are NO-GO
-without statistics: code that is wrong or out of memory, and a timeout whose bound is too slow.
+A case decides a rule if its whole 95 % interval is on one side of a threshold, or if every process
+is, farther away than CLEAR times the processes differ. A case that did not run, has one process or
+lacks the metric leaves the rule INCONCLUSIVE. Two things are NO-GO without statistics: code that is
+wrong or out of memory, and a timeout whose bound is too slow.
 
 A ratio rule judges pairs in the same way. A pair with a single process on one side is at most
 CONDITIONAL, and a partner without a value is what the rule says of it.
@@ -18,7 +19,7 @@ from typing import Any
 
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
-from harness.analysis.statistics import times_better
+from harness.analysis.statistics import clear_of, times_better
 from harness.analysis.summary import not_repeatable, summarise
 from harness.records import (
     FAILURES,
@@ -113,8 +114,8 @@ def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> F
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome
     if outcome is Outcome.OK:
-        step = summary.metrics.get("step_s")
-        count = step.processes if step else len(summary.apart_s)
+        step = summary.metrics.get("step_s") or summary.apart.get("step_s")
+        count = step.processes if step else 0
         if (asked := case.settings.processes) > count:
             fact = Fact.TOO_FEW_PROCESSES
             return _of(case, Decision.INCONCLUSIVE, fact, count=count, asked=asked)
@@ -274,7 +275,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     if ours.outcome is not Outcome.OK:
         ended = Decision.NO_GO if _is_no_go(ours.outcome) else Decision.INCONCLUSIVE
         return replace(_ended(ours, ended), partner=partner)
-    a, b = (s.metrics.get(name) if s.outcome is Outcome.OK else None for s in (ours, theirs))
+    a, b = (_value(s, name) for s in (ours, theirs))
     found = replace(_of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=name)
     if a is None or a.value <= 0:
         return found
@@ -282,6 +283,9 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
+    if apart := next((s for s in (ours, theirs) if name in s.apart), None):
+        clear = _by_processes(rule, replace(found, partner=partner), ratio)
+        return clear or replace(found, detail=_apart_text(apart))
     found = _by_interval(rule, replace(found, partner=partner, estimate=ratio), ratio)
     if ratio.processes > 1:
         return found
@@ -289,6 +293,18 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     weaker = {Decision.GO: Decision.CONDITIONAL, Decision.NO_GO: Decision.INCONCLUSIVE}
     decision = weaker.get(found.decision, found.decision)
     return replace(found, fact=Fact.FEW, count=single, decision=decision)
+
+
+def _value(summary: CaseSummary, metric: str) -> Estimate | None:
+    """Also of a rate of which the processes are apart."""
+    if summary.outcome is not Outcome.OK:
+        return None
+    return summary.metrics.get(metric) or summary.apart.get(metric)
+
+
+def _apart_text(summary: CaseSummary) -> str:
+    step = summary.apart.get("step_s")
+    return not_repeatable(step.ends) if step and step.ends else ""
 
 
 def _exponents(
@@ -326,7 +342,7 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
             return replace(found, estimate=None, detail=f"no time {octave}")
         found = replace(found, estimate=fit.last, detail=octave)
     elif fit.exponent is None:
-        return found
+        return (fit.slope and _by_processes(rule, replace(found, detail=""), fit.slope)) or found
     else:
         flat = abs(fit.exponent.value) < FLAT
         found = replace(found, detail=f"(hardly depends on {rule.axis})" if flat else "")
@@ -348,10 +364,12 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     if outcome is not Outcome.OK:
         return _ended(summary, Decision.INCONCLUSIVE)
     estimate = summary.metrics.get(rule.metric)
-    why = not_repeatable(summary.apart_s) if summary.apart_s else ""
-    known = {"metric": rule.metric, "estimate": estimate, "detail": "" if estimate else why}
-    found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, **known)
-    return found if estimate is None else _by_interval(rule, found, estimate)
+    found = replace(_of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=rule.metric)
+    if estimate is not None:
+        return _by_interval(rule, replace(found, estimate=estimate), estimate)
+    if (apart := summary.apart.get(rule.metric)) is None:
+        return found
+    return _by_processes(rule, found, apart) or replace(found, detail=_apart_text(summary))
 
 
 def _is_no_go(outcome: Outcome | None) -> bool:
@@ -376,17 +394,36 @@ def _by_interval(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
         return replace(found, fact=Fact.NO_INTERVAL)
     if not (math.isfinite(low) and math.isfinite(high) and low <= estimate.value <= high):
         return replace(found, fact=Fact.NOT_FINITE)
+    if (decision := _side(rule, low, high)) is not None:
+        return replace(found, fact=Fact.INTERVAL, decision=decision)
+    if (clear := _by_processes(rule, found, estimate)) is not None:
+        return clear
+    may_be_go = high >= rule.go if rule.higher_is_better else low <= rule.go
+    return replace(found, fact=Fact.ACROSS, may_be_go=may_be_go)
+
+
+def _by_processes(rule: Rule, found: Finding, estimate: Estimate) -> Finding | None:
+    """A decision if every process is clear of the thresholds, however wide the interval is."""
+    linear = rule.against is None and (rule.quantity.signed or rule.metric == "scaling_exponent")
+    clear = clear_of(estimate, linear=linear or (estimate.ends or (0.0,))[0] <= 0)
+    decision = _side(rule, *clear) if clear else None
+    if decision is None:
+        return None
+    return replace(found, fact=Fact.CLEAR, decision=decision, estimate=estimate)
+
+
+def _side(rule: Rule, low: float, high: float) -> Decision | None:
+    """The decision if everything from `low` to `high` is on one side of the thresholds."""
     go, abort = rule.go, rule.go if rule.abort is None else rule.abort
     if not rule.higher_is_better:
         low, high, go, abort = -high, -low, -go, -abort
-    found = replace(found, fact=Fact.INTERVAL)
     if high < abort:
-        return replace(found, decision=Decision.NO_GO)
+        return Decision.NO_GO
     if low >= max(go, abort):
-        return replace(found, decision=Decision.GO)
+        return Decision.GO
     if low >= abort and high < go:
-        return replace(found, decision=Decision.CONDITIONAL)
-    return replace(found, fact=Fact.ACROSS, may_be_go=high >= go)
+        return Decision.CONDITIONAL
+    return None
 
 
 # --- many findings, one decision ---------------------------------------------------------

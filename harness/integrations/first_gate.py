@@ -264,7 +264,8 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
     for one in summarise(run):
         metric = "tokens_per_s" if "tokens_per_s" in one.metrics else "step_s"
         if metric not in one.metrics:
-            raise HarnessError(f"{one.case.case_id}: {not_repeatable(one.apart_s)}", APART)
+            why = not_repeatable(one.apart["step_s"].ends or ())
+            raise HarnessError(f"{one.case.case_id}: {why}", APART)
         value, case = one.metrics[metric].value, one.case
         side, limit = ("high", value * room) if metric == "step_s" else ("low", value / room)
         match = {name: case.axes[name] for name in case.swept}

@@ -21,6 +21,8 @@ class Estimate:
     both: tuple[float, ...] = ()
     """The values of two processes, ascending, if nothing else is known of their scatter. The
     interval is then valid, so it may decide a rule, but too wide to inform a reader."""
+    ends: tuple[float, float] | None = None
+    """The least and the greatest value of the processes."""
     freedom: float | None = None
     """Degrees of freedom of the interval if they are not `processes` - 1."""
 
@@ -53,9 +55,9 @@ class CaseSummary:
     """An axis without effect that its work follows: tokens and FLOPs are left out."""
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
-    apart_s: tuple[float, ...] = ()
-    """Step times of the processes, ascending, if they differ by more than 2x. The case then has no
-    speed: no number describes a typical process."""
+    apart: Mapping[str, Estimate] = field(default_factory=dict)
+    """Rates of which the processes differ by more than 2x. No number describes a typical process,
+    so they are no metrics; the ends may still be clear of a limit."""
     attested: bool | None = None
     """Whether the kernels and operators of every process are known to follow the suite's rules;
     None if no rule can be checked here. A violation is the outcome PATH_MISMATCH."""
@@ -110,6 +112,7 @@ class Fact(StrEnum):
     NO_INTERVAL = "no_interval"
     NOT_FINITE = "not_finite"
     INTERVAL = "interval"  # on one side of the thresholds, so it decides
+    CLEAR = "clear"  # every process is clear of the thresholds, so they decide
     ACROSS = "across"  # the interval contains a threshold
     FEW = "few"  # by one process of `count` cases of a pair: it indicates, but does not decide
     NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why

@@ -180,9 +180,9 @@ def trust(
         counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
         more = f"{beyond}{', none deciding' if none else ''}"
         yield f"correctness: {counted} checked{more}"
-    loose = [s for s in ok if not s.apart_s and _spread(run, s.case.case_id) > LOOSE]
+    loose = [s for s in ok if "step_s" not in s.apart and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
-        ("not repeatable, so without a speed", [s for s in summaries if s.apart_s]),
+        ("not repeatable, so without a speed", [s for s in summaries if "step_s" in s.apart]),
         (f"processes ≥ {LOOSE:g}x apart", loose),
         ("unsteady", [s for s in summaries if _unsteady(run, s)]),
     ):

@@ -415,14 +415,14 @@ def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     if metric == "tokens_per_s" and s.tokens and s.untimed_s:
         return f"{units.bound_text(metric, s.tokens / s.untimed_s)} with start-up (timeout)"
     if metric == "step_s":
-        return "not repeatable" if s.apart_s else outcome_name(s.outcome)
+        return "not repeatable" if "step_s" in s.apart else outcome_name(s.outcome)
     return NONE
 
 
 def _count(s: CaseSummary) -> str:
     step = s.metrics.get("step_s")
     if step is None:
-        return str(len(s.apart_s))
+        return str(s.apart["step_s"].processes if s.apart else 0)
     return f"{step.processes} × {step.samples // step.processes}"
 
 
@@ -488,7 +488,7 @@ def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> 
         if not units.informs("step_s", e):
             return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
         return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
-    if s.apart_s:
+    if "step_s" in s.apart:
         return _unknown("not repeatable")
     if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
         return f"more than {shown(s.lower_bound_s * steps)}"

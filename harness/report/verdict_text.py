@@ -27,7 +27,7 @@ from harness.units import ending_text, finding_sentence
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
-_NUMBERS = (Fact.INTERVAL, Fact.ACROSS, Fact.FEW, Fact.NO_INTERVAL)
+_NUMBERS = (Fact.INTERVAL, Fact.CLEAR, Fact.ACROSS, Fact.FEW, Fact.NO_INTERVAL)
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 REQUIREMENTS = {

@@ -1,6 +1,7 @@
 """Verdicts: no unknown value is GO."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.scaling import ScalingFit, ScalingPoint
+from harness.analysis.scaling import ScalingFit, ScalingPoint, fit
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import EVERY_CASE_RAN, judge
 from harness.records import (
@@ -31,7 +32,7 @@ from harness.records import (
     TensorDigest,
     Verdict,
 )
-from harness.tests.fake_runs import case, environment, run, timed
+from harness.tests.fake_runs import case, environment, run, sweep, timed
 
 GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
     Decision.GO,
@@ -367,3 +368,68 @@ def test_a_matched_case_outside_every_fit_is_inconclusive() -> None:
     assert result.decision is INCONCLUSIVE
     assert result.evidence == ("train/nsa/name=c",)
     assert stated(*cases, rule=SCALES, fits=(other,)).decision is INCONCLUSIVE
+
+
+# --- processes that scatter ---------------------------------------------------------------
+
+SCATTERED = (0.00399, 0.0047, 0.00891)
+
+
+def scattered(rule: Rule, steps: Mapping[str, Sequence[float]]) -> RuleResult:
+    """What a rule says of a run whose processes take these step times, by provider or length."""
+    cases = [*sweep(seq_len=[64, 1024, 16384]), *sweep(provider="dense", seq_len=[64])]
+    names = {c.case_id: "dense" if c.provider == "dense" else str(c.axes["seq_len"]) for c in cases}
+
+    def measure(c: Case) -> list[Measurement]:
+        times = steps[names[c.case_id]]
+        made = [timed(c, s, cv=0.0, processes=len(times))[i] for i, s in enumerate(times)]
+        return [replace(m, process=i) for i, m in enumerate(made)]
+
+    asked = [c for c in cases if names[c.case_id] in steps]
+    made = run(asked, measure, rules=[rule])
+    summaries = summarise(made)
+    result = judge(made.suite, HERE, summaries, fit(summaries))
+    return next(r for r in result.rules if r.stated)
+
+
+@pytest.mark.parametrize(
+    ("limit", "steps", "decision", "fact"),
+    [
+        (10.0, SCATTERED, GO, Fact.CLEAR),
+        (0.02, SCATTERED, INCONCLUSIVE, Fact.NO_METRIC),
+        (1e-6, SCATTERED, NO_GO, Fact.CLEAR),
+        (10.0, SCATTERED[:1], INCONCLUSIVE, Fact.NO_INTERVAL),
+        (4.0, (1.0, 1.3), GO, Fact.CLEAR),
+        (3.0, (1.0, 1.3), INCONCLUSIVE, Fact.ACROSS),
+        (0.3, (1.0, 1.3), NO_GO, Fact.CLEAR),
+    ],
+)
+def test_processes_that_scatter_decide_only_far_from_the_limit(
+    limit: float, steps: Sequence[float], decision: Decision, fact: Fact
+) -> None:
+    rule = Rule(name="quick", metric="step_s", go=limit, match=Match(criteria={"seq_len": (64,)}))
+
+    result = scattered(rule, {"64": steps})
+
+    assert (result.decision, [f.fact for f in result.findings]) == (decision, [fact])
+
+
+@pytest.mark.parametrize(("go", "decision"), [(2.0, GO), (100.0, INCONCLUSIVE), (1e5, NO_GO)])
+def test_a_ratio_of_scattered_processes_decides_only_far_from_the_limit(
+    go: float, decision: Decision
+) -> None:
+    ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
+    rule = Rule(name="faster", metric="step_s", go=go, match=ours, against=theirs)
+    rule = replace(rule, match=Match(criteria={"provider": ("nsa",), "seq_len": (64,)}))
+
+    assert scattered(rule, {"64": (0.004, 0.009), "dense": (4.0, 4.1)}).decision is decision
+
+
+@pytest.mark.parametrize(("go", "decision"), [(1.8, GO), (1.3, INCONCLUSIVE), (0.2, NO_GO)])
+def test_an_exponent_of_scattered_processes_decides_only_far_from_the_limit(
+    go: float, decision: Decision
+) -> None:
+    rule = replace(SCALES, go=go, abort=None)
+    steps = {"64": (0.01, 0.021), "1024": (0.16, 0.17), "16384": (2.56, 2.56)}
+
+    assert scattered(rule, steps).decision is decision
