@@ -70,11 +70,14 @@ Reply = TypeVar("Reply", Facts, Checked)
 
 # The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
 # the tree under test, so that -P must keep this tree off the path; the roots go there later.
-# What else is in the folder of the harness must not shadow it.
+# What else is in the folder of the harness must not shadow it. OpenMP reads its variable when torch
+# loads it. Its threads spin by default while they wait: beside other load a step of two threads then
+# takes 20 times as long (reports/LOG.md). Programs of a suite do not inherit the variable.
 _BOOT = (
-    f"import json, sys; path = json.loads(sys.argv[1]); sys.path[:] = [*path, {_HARNESS!r}]; "
-    "from harness.worker import forkserver; sys.path[:] = path; "
-    "forkserver.main(int(sys.argv[2]), sys.argv[3:])"
+    f"import json, os, sys; path = json.loads(sys.argv[1]); sys.path[:] = [*path, {_HARNESS!r}]; "
+    "given = 'OMP_WAIT_POLICY' in os.environ; os.environ.setdefault('OMP_WAIT_POLICY', 'passive'); "
+    "from harness.worker import forkserver; given or os.environ.pop('OMP_WAIT_POLICY'); "
+    "sys.path[:] = path; forkserver.main(int(sys.argv[2]), sys.argv[3:])"
 )
 
 
@@ -255,7 +258,7 @@ class Launcher:
         return facts
 
     def preflight(self, suite: Suite) -> Mapping[str, Work]:
-        """Check that every case can run, and import the workloads' modules in the forkserver.
+        """Import the workloads' modules in the forkserver, and check there that every case can run.
 
         Returns:
             Case id -> the work of one step, if its workload states it.
@@ -264,14 +267,13 @@ class Launcher:
             SuiteError: A factory does not exist, or a workload refuses its axes, provider or flags.
             HarnessError: No worker answers.
         """
-        work = self.check(suite)
         modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
         if names := [*dict.fromkeys(modules)]:
             forkserver = self._warmed()
             if problem := forkserver.preload(names):  # a new one replaces it, without the imports
                 self.not_preloaded = problem
                 forkserver.close()
-        return work
+        return self.check(suite)
 
     def check(self, suite: Suite) -> Mapping[str, Work]:
         """`preflight` without the import in the forkserver."""
@@ -431,6 +433,7 @@ class _ForkserverHandle:
         """Have it import these and what measuring needs; why it must be replaced, or nothing."""
         self.prepared = True
         self._send({"preload": modules})
+        self.control.settimeout(START_S)
         return str(self.hear().get("preloaded", "the forkserver died"))
 
     def _send(self, request: Mapping[str, Any], order: bytes = b"", *fds: int) -> None:
