@@ -31,10 +31,12 @@ from harness.records import (
     Environment,
     Grade,
     Outcome,
+    Run,
     SelfTest,
     Suite,
     Verdict,
 )
+from harness.report import endings
 from harness.report.markdown import plain
 from harness.report.pivots import PivotTables
 from harness.report.tables import NONE, environment_rows
@@ -155,6 +157,26 @@ def verdict(v: Verdict) -> RenderableType:
         f"  (decided by: {v.decided_by})",
     )
     return Group(head, rules)
+
+
+def ending(
+    run: Run, cases: Sequence[CaseSummary], verdict: Verdict, page: Path | None
+) -> RenderableType:
+    """The last lines of a run; a text that is too long for the terminal goes on below itself."""
+    rows = Table.grid(padding=(0, 2))
+
+    def add(label: str, text: str, style: str = "") -> None:
+        rows.add_row(Text(label, style="bold"), Text(text, style=style, overflow="fold"))
+
+    (label, said), *rest = endings.verdict_lines(run, verdict)
+    add(label, said, DECISION_STYLE[verdict.decision])
+    for line in (*rest, *endings.number_lines(run.suite, cases, verdict)):
+        add(*line)
+    if page:
+        add("Report", str(page), f"link {page.resolve().as_uri()}")
+    for line in endings.next_lines(run):
+        add(*line)
+    return rows
 
 
 def failed_self_test(proof: SelfTest, folder: Path) -> RenderableType:

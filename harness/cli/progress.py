@@ -16,7 +16,8 @@ from rich.progress import (
 from harness import units
 from harness.cli import console
 from harness.cli.options import err
-from harness.records import Case, Measurement, Suite
+from harness.records import Case, Measurement, Outcome, Suite
+from harness.report.text import case_names
 from harness.runner.watchdog import RunObserver
 
 BAR_WIDTH = 24
@@ -48,6 +49,8 @@ class _Bar:
 
     def _ended(self, process: str, measurement: Measurement) -> None:
         self._bar.advance(self._task)
+        if self._to.is_terminal and measurement.outcome is Outcome.OK:
+            return  # the bar shows it
         self._to.print(
             escape(process),
             console.outcome(measurement.outcome),
@@ -70,6 +73,7 @@ class ProgressBar(_Bar, RunObserver):
             description="",
         )
         self._cases = {c.case_id: c for c in suite.cases}
+        self._names = case_names(suite)
 
     def planned(self, total: int) -> None:
         self._bar.update(self._task, total=total)
@@ -78,21 +82,22 @@ class ProgressBar(_Bar, RunObserver):
         self.phase(case, process, "start")
 
     def phase(self, case: Case, process: int, name: str) -> None:
-        self._bar.update(self._task, description=f"{_process_of(case, process)}: {name}")
+        self._bar.update(self._task, description=f"{self._process_of(case, process)} {name}")
 
     def progressed(self, case: Case, process: int, steps: int) -> None:
         self.phase(case, process, f"{steps} steps")
 
     def busy(self, case: Case, process: int, what: str) -> None:
-        self._to.print(_process_of(case, process), escape(what), soft_wrap=True)
+        self._to.print(self._process_of(case, process), escape(what), soft_wrap=True)
 
     def finished(self, measurement: Measurement) -> None:
-        self._ended(_process_of(self._cases[measurement.case_id], measurement.process), measurement)
+        self._ended(
+            self._process_of(self._cases[measurement.case_id], measurement.process), measurement
+        )
 
-
-def _process_of(case: Case, process: int) -> str:
-    """Which process of which case: `train/nsa/seq_len=512 process 1/3`."""
-    return f"{case.case_id} process {process + 1}/{case.settings.processes}"
+    def _process_of(self, case: Case, process: int) -> str:
+        """Which process of which case: `train nsa, T=512, process 1 of 3`."""
+        return f"{self._names[case.case_id]}, process {process + 1} of {case.settings.processes}:"
 
 
 class GateProgress(_Bar):

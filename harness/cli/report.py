@@ -169,11 +169,19 @@ def report_(
     conclude(recorded, page, as_json)
 
 
-def conclude(recorded: Run, markdown: Path | None, as_json: bool) -> NoReturn:
-    """Show the run with its verdict, and its report if there is one, and exit with the verdict."""
+def conclude(
+    recorded: Run, markdown: Path | None, as_json: bool, *, whole: bool = True
+) -> NoReturn:
+    """Show the run with its verdict, and its report if there is one, and exit with the verdict.
+
+    Args:
+        whole: With every case, rule and note; otherwise the few lines that a person reads first.
+    """
     cases, verdict = gate.of_run(recorded)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
+    elif not whole:
+        out.print(console.ending(recorded, cases, verdict, markdown))
     else:
         out.print(console.summaries(cases))
         for program in text.program_lines(recorded.suite.cases, recorded.measurements):

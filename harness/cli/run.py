@@ -253,7 +253,8 @@ def _finish(
     if line := ignore_line(store_root):
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, folder)
-    pages.conclude(recorded, pages.written(recorded, reports) if reports else None, as_json)
+    page = pages.written(recorded, reports) if reports else None
+    pages.conclude(recorded, page, as_json, whole=False)
 
 
 def _carry_out(

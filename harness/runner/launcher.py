@@ -71,8 +71,8 @@ Reply = TypeVar("Reply", Facts, Checked)
 # The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
 # the tree under test, so that -P must keep this tree off the path; the roots go there later.
 # What else is in the folder of the harness must not shadow it. OpenMP reads its variable when torch
-# loads it. Its threads spin by default while they wait: beside other load a step of two threads then
-# takes 20 times as long (reports/LOG.md). Programs of a suite do not inherit the variable.
+# loads it. Its threads spin by default while they wait: beside other load a step of two threads
+# then takes 20 times as long (reports/LOG.md). Programs of a suite do not inherit the variable.
 _BOOT = (
     f"import json, os, sys; path = json.loads(sys.argv[1]); sys.path[:] = [*path, {_HARNESS!r}]; "
     "given = 'OMP_WAIT_POLICY' in os.environ; os.environ.setdefault('OMP_WAIT_POLICY', 'passive'); "

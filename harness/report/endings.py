@@ -1,0 +1,105 @@
+"""The last lines on the screen after a run, for a person who has never seen the harness: the
+verdict, three numbers, where the report is, what to try next. The report has the rest."""
+
+from collections.abc import Iterator, Sequence
+
+from harness import units
+from harness.analysis.scaling import fit
+from harness.analysis.statistics import times_better
+from harness.records import CaseSummary, Decision, Outcome, Run, Suite, Verdict
+from harness.report.answer import named
+from harness.report.text import case_names, plural
+from harness.report.verdict_text import rule_sentence, verdict_sentence
+
+MAX_UNMET = 3
+"""Rules that are not met, of which the reason is printed."""
+NEXT = {
+    "smoke": ("On a GPU node: harness run smoke-gpu",),
+    "smoke-gpu": ("The operator against dense attention and its peers: harness run attention",),
+}
+"""Suite -> what to try after it."""
+OWN = 'In your own repository: harness init --command "python train.py"'
+ALL_NUMBERS = "Every number of this run: harness show {}"
+
+Line = tuple[str, str]
+"""A label and a text."""
+
+
+def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
+    """The verdict in one sentence, and the rules that are not met."""
+    v = named(verdict, run.suite)
+    decided = [r for r in v.rules if r.applies and r.counts]
+    unmet = [r for r in decided if r.decision is not Decision.GO]
+    said = f"{verdict_sentence(v, 1)}{_checked(run)}" if len(unmet) < 2 else ""
+    yield "Verdict", f"{v.said}: {said or f'{len(unmet)} of {len(decided)} rules are not met'}"
+    for r in unmet[:MAX_UNMET] if not said else ():
+        yield "", f"{r.decision}: {r.rule}: {rule_sentence(r, 1)}"
+    if more := len(unmet[MAX_UNMET:]):
+        yield "", f"and {plural('more rule', more)}"
+
+
+def next_lines(run: Run) -> Iterator[Line]:
+    """What to try next."""
+    steps = NEXT.get(run.suite.name)
+    for i, step in enumerate((*steps, OWN) if steps else (ALL_NUMBERS.format(run.run_id),)):
+        yield "Next" if i == 0 else "", step
+
+
+def _checked(run: Run) -> str:
+    """`; 28 of 28 processes agree with the reference`."""
+    ok = [m for m in run.measurements if m.outcome is Outcome.OK]
+    done = sum(m.accuracy is not None and not m.accuracy.skipped for m in ok)
+    return f"; {done} of {plural('process', len(ok))} agree with the reference" if done else ""
+
+
+def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
+    """Up to three numbers: two providers compared, the speed, its growth along an axis."""
+    names = case_names(suite)
+    by_id = {s.case.case_id: s for s in cases}
+    timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
+    if pair := _pair(timed, by_id, verdict):
+        yield "Compared", f"{names[pair[0].case.case_id]}: {_compared(*pair)}"
+    if fast := next((s for s in timed if "tokens_per_s" in s.metrics), None):
+        speed = units.measured("tokens_per_s", fast.metrics["tokens_per_s"])
+        yield "Speed", f"{names[fast.case.case_id]}: {speed}"
+    for f in fit(cases):
+        if f.last is not None:
+            begin, end = f.last_ends
+            exponent = units.number(f.last.value, 2)
+            axis = suite.axis(f.axis)
+            whose = f"{f.workload} {by_id[f.points[0].case_id].case.provider}"
+            yield (
+                "Growth",
+                f"{whose}: a step takes {axis}^{exponent} from {axis} {begin:g} to {end:g}",
+            )
+            return
+
+
+def _compared(ours: CaseSummary, theirs: CaseSummary) -> str:
+    """`nsa is 3.8x [2.5 … 5.8] slower than dense (153 ms and 39.8 ms a step)`."""
+    a, b = ours.metrics["step_s"], theirs.metrics["step_s"]
+    ratio = times_better(b, a, higher_is_better=False)
+    ends = (ratio.low, ratio.high) if ratio.processes > 1 else (None, None)
+    first, second = ours.case.provider, theirs.case.provider
+    steps = f"({units.duration(a.value)} and {units.duration(b.value)} a step)"
+    if ends[0] is not None and ends[1] is not None and ends[0] <= 1 <= ends[1]:
+        change = units.change(ratio.value, *ends)
+        return f"no difference shown between {first} and {second}: {change} {steps}"
+    return f"{first} is {units.slowdown(ratio.value, *ends)} than {second} {steps}"
+
+
+def _pair(
+    timed: Sequence[CaseSummary], by_id: dict[str, CaseSummary], verdict: Verdict
+) -> tuple[CaseSummary, CaseSummary] | None:
+    """Two cases that differ in the provider alone: those of a rule, or the first of the suite."""
+    found = [f for r in verdict.rules if r.applies for f in r.findings if f.partner and f.estimate]
+    for f in found:
+        pair = by_id[f.cases[0]], by_id[f.partner]
+        if all(s in timed for s in pair) and pair[0].case.provider != pair[1].case.provider:
+            return pair
+    for ours in timed:
+        for theirs in timed:
+            same = ours.case.apart_from("provider") == theirs.case.apart_from("provider")
+            if same and ours.case.provider != theirs.case.provider:
+                return ours, theirs
+    return None
