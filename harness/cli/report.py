@@ -23,6 +23,8 @@ from harness.report.series import cited, since
 from harness.store import reader
 from harness.suite import load as suites
 
+SHORT_TABLE = 8
+"""Cases up to which a run ends with a table of them; the report has every table."""
 SHOWN_LINES = 20
 """Of the differences between a report and its record."""
 NEWEST, NO_RUN = "newest", since.NO_RUN
@@ -180,26 +182,33 @@ def conclude(
     cases, verdict = gate.of_run(recorded)
     if as_json:
         document(_conclusion(recorded, cases, verdict, markdown))
-    elif not whole:
-        out.print(console.ending(recorded, cases, verdict, markdown))
-    else:
-        out.print(console.summaries(cases))
-        for program in text.program_lines(recorded.suite.cases, recorded.measurements):
-            show(program)
-        odd = text.oddity_sentences(oddities(recorded, cases))
-        seen = (
-            f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
-            for c in in_output(recorded)
-        )
-        for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
-            show(f"note: {note.replace('`', '')}")
+        raise typer.Exit(verdict.decision.exit_status)
+    if whole or len(cases) <= SHORT_TABLE:
+        _show_cases(recorded, cases)
+    if whole:
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):
             show(f"Time: {text.time_use_sentence(used)}")
         show(f"Run: {recorded.folder}")
         if markdown:
             show(f"Report: {markdown}")
+    else:
+        out.print(console.ending(recorded, cases, verdict, markdown))
     raise typer.Exit(verdict.decision.exit_status)
+
+
+def _show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
+    """The table of cases, what programs ran, and what is odd."""
+    out.print(console.summaries(cases))
+    for program in text.program_lines(recorded.suite.cases, recorded.measurements):
+        show(program)
+    odd = text.oddity_sentences(oddities(recorded, cases))
+    seen = (
+        f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
+        for c in in_output(recorded)
+    )
+    for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
+        show(f"note: {note.replace('`', '')}")
 
 
 def _conclusion(

@@ -65,13 +65,9 @@ def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -
     for f in fit(cases):
         if f.last is not None:
             begin, end = f.last_ends
-            exponent = units.number(f.last.value, 2)
-            axis = suite.axis(f.axis)
+            law = f"{suite.axis(f.axis)}^{units.number(f.last.value, 2)}"
             whose = f"{f.workload} {by_id[f.points[0].case_id].case.provider}"
-            yield (
-                "Growth",
-                f"{whose}: a step takes {axis}^{exponent} from {axis} {begin:g} to {end:g}",
-            )
+            yield "Growth", f"{whose}: a step grows as {law} from {begin:,g} to {end:,g}"
             return
 
 

@@ -68,7 +68,7 @@ def test_the_plan_and_the_run_show_commands_speed_and_loss(followed: Followed) -
     assert "tokens/s" in said
     assert "loss (nats)" in said
     assert "train runs: python train.py --batch 8 --length 32 (in " in said
-    assert "Verdict: measured" in said
+    assert "Verdict  measured" in said
     assert f"python train.py --batch 8 --length 32 (in {followed.folder}" in followed.appendix
 
 

@@ -1,0 +1,67 @@
+"""The last lines on the screen after a run."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis import verdict as gate
+from harness.records import Case, Match, Measurement, Rule
+from harness.report.endings import next_lines, number_lines, verdict_lines
+from harness.tests.fake_runs import run, sweep, timed
+
+CASES = [*sweep(seq_len=[512, 1024, 2048]), *sweep(provider="dense", seq_len=[512, 1024, 2048])]
+FAST = Rule(name="fast enough", metric="tokens_per_s", go=100)
+
+
+def steps(case: Case) -> list[Measurement]:
+    """NSA grows in proportion, and takes three times as long as dense."""
+    seconds = int(case.axes["seq_len"]) * (3e-4 if case.provider == "nsa" else 1e-4)
+    return timed(case, seconds)
+
+
+def test_the_last_lines_have_the_verdict_and_three_numbers() -> None:
+    recorded = run(CASES, steps, rules=[FAST])
+    cases, verdict = gate.of_run(recorded)
+
+    assert [*verdict_lines(recorded, verdict)] == [("Verdict", "GO: all 2 rules are met")]
+    lines = dict(number_lines(recorded.suite, cases, verdict))
+    assert [*lines] == ["Compared", "Speed", "Growth"]
+    assert "seq_len=512: nsa is 3" in lines["Compared"]
+    assert "slower than dense (154 ms and 51." in lines["Compared"]
+    assert lines["Speed"].endswith("tokens/s")
+    assert lines["Growth"] == "train nsa: a step grows as seq_len^1.0 from 1,024 to 2,048"
+
+
+def test_the_pair_of_a_rule_is_compared_before_any_other() -> None:
+    ours, theirs = (
+        Match(criteria={"provider": ("nsa",), "seq_len": (2048,)}),
+        Match(criteria={"provider": ("dense",)}),
+    )
+    rule = replace(FAST, name="ratio", metric="step_s", match=ours, against=theirs, go=0.1)
+    recorded = run(CASES, steps, rules=[rule])
+    cases, verdict = gate.of_run(recorded)
+
+    lines = dict(number_lines(recorded.suite, cases, verdict))
+
+    assert "seq_len=2048: nsa is 3" in lines["Compared"]
+
+
+def test_rules_that_are_not_met_have_a_line_each() -> None:
+    rules = [replace(FAST, name=name, go=1e9) for name in "abcde"]
+    recorded = run(CASES, steps, rules=rules)
+    _, verdict = gate.of_run(recorded)
+
+    head, *rest = (text for _, text in verdict_lines(recorded, verdict))
+
+    assert head == "NO-GO: 5 of 6 rules are not met"
+    assert [text[:8] for text in rest] == ["NO-GO: a", "NO-GO: b", "NO-GO: c", "and 2 mo"]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), [("smoke", "harness run smoke-gpu"), ("mine", "harness show ")]
+)
+def test_what_to_try_next_is_a_command(name: str, command: str) -> None:
+    recorded = run(CASES, steps)
+    recorded = replace(recorded, suite=replace(recorded.suite, name=name))
+
+    assert command in next(text for _, text in next_lines(recorded))
