@@ -136,6 +136,7 @@ class _Session:
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
         if self.own.finder is None:
+            self.reporter.since = self.began_at
             self.reporter.phase("sampling", self.began_at)
         reader = process.OutputReader(self.processes)
         for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
@@ -173,9 +174,12 @@ class _Session:
         finder, lines = self.own.finder, read.lines
         self.lines += len(lines)
         self.reporter.last_step = self.series.last_step
+        stepped = self.series.last_line_at == read.at
+        if stepped or (lines and self.reporter.since is None):
+            self.reporter.since = read.at
+            self.alive_at = self.alive_at if took else 0.0  # a step of setup has no other report
         for took_s in took:
             self.reporter.ran(took_s)
-        stepped = self.series.last_line_at == read.at
         alive = stepped or not (finder and self.warm) or any(map(finder.is_alive, lines))
         # The program may hang after its last line: the next read then reports the steps left.
         if (lines and alive) or self.reporter.is_behind:

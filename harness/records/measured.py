@@ -252,6 +252,9 @@ class Evidence:
     """Time from its last sign of life to the decision."""
     stall_limit_s: float | None = None
     """The silence that was allowed."""
+    working: bool | None = None
+    """At a timeout: whether it was seen to work, by steps or output until shortly before, or by the
+    use of a CPU or GPU; None of older records."""
     signal: str = ""
     """Name of the signal that ended it."""
     stderr_tail: str = ""
@@ -312,7 +315,8 @@ class Measurement:
     bytes: int | None = None
     """Bytes that a perfect implementation of one step moves."""
     lower_bound_s: float | None = None
-    """For TIMEOUT and HANG: one step takes at least this long."""
+    """For TIMEOUT and HANG: one step takes at least this long. Of a program whose first step did
+    not end: the time since its first line of output or use of a GPU."""
     peak_memory_bytes: int | None = None
     """Largest allocation on the device during sampling; None without a device."""
     accuracy: Accuracy | None = None

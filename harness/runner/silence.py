@@ -25,8 +25,8 @@ BUSY_TIMES = 3.0
 """How many times `stall_s` a busy process may be silent, at least."""
 RECENT = 20
 """Reports of finished steps that are recent."""
-WINDOW_S = 3.0
-"""Time between two samples, at most."""
+LEAST_WINDOW_S, WINDOW_S = 0.5, 3.0
+"""Time between two samples before a time limit that is near, and at most."""
 WINDOWS = 2
 """Windows in a row that a judgement needs."""
 IDLE_CORES, IDLE_IO_BYTES_S, IDLE_RSS_BYTES = 0.05, 4096.0, 2**20
@@ -110,6 +110,7 @@ class Silence:
     def __init__(self, take: Callable[[], ActivitySample]) -> None:
         self._take = take
         self._since = self._next_at = 0.0
+        self._window_s = WINDOW_S
         self.limit_s = 0.0
         """The silence that is allowed."""
         self.samples: tuple[ActivitySample, ...] = ()
@@ -126,11 +127,13 @@ class Silence:
             limits_s: The silence allowed to an idle process, and to a busy one.
         """
         if since != self._since:
-            late_s = ends_at - (WINDOWS + 1) * WINDOW_S
-            self._next_at = min(since + limits_s[0], max(since + WINDOW_S, late_s))
+            left_s = ends_at - since  # enough for all samples, if a window may be so short
+            self._window_s = min(WINDOW_S, max(LEAST_WINDOW_S, left_s / (WINDOWS + 2)))
+            late_s = ends_at - (WINDOWS + 1) * self._window_s
+            self._next_at = min(since + limits_s[0], max(since + self._window_s, late_s))
             self._since, self.samples, self.seen = since, (), None
         if now > self._next_at:
-            self._next_at = now + min(WINDOW_S, limits_s[0] / (2 * WINDOWS))
+            self._next_at = now + min(self._window_s, limits_s[0] / (2 * WINDOWS))
             self.samples = (*self.samples[-WINDOWS:], self._take())
             self.seen = judge(self.samples)
         self.limit_s = limits_s[self.seen in (Activity.SPINNING_KERNEL, Activity.BUSY)]

@@ -172,6 +172,7 @@ def _see_through(
             )
         if reader.at_end:
             worker.hung_up()
+        story.gpu_used_at = recorder.gpu_used_at
         ending = story.ending(time.monotonic(), exit_code)
         if ending is None:
             continue
@@ -262,6 +263,10 @@ class Story:
         self._launched_at = launched_at
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._stepped_at = launched_at
+        self._reports = False
+        self._since: float | None = None
+        self.gpu_used_at: float | None = None
+        """When the use of a GPU was first seen."""
         self._last_step: int | None = None
         self.rank_steps: tuple[int, ...] = ()
         """Steps of each rank of a program, if it has several."""
@@ -292,6 +297,7 @@ class Story:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
                 self.rank_steps = message.rank_steps
+                self._reports, self._since = True, message.since
                 self._over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
@@ -337,10 +343,12 @@ class Story:
         ends_at = self._launched_at + self._settings.timeout_s
         silence.look(now, self.heard_at, ends_at, self._pace.limits_s)
         over, busy = silent_s > silence.limit_s, silence.seen is Activity.BUSY
-        advice = ""
+        advice, working = "", None
         if now > ends_at:
             outcome = Outcome.TIMEOUT
             detail, advice = self._timed_out(now)
+            reports = self._reports and not silence.seen  # it was never silent for long
+            working = busy or reports or self._is_slow(now)
         elif over and silence.seen and not busy:
             outcome, limit_s = Outcome.HANG, silence.limit_s
             detail = f"no progress for {silent_s:.3g} s (limit {limit_s:.3g} s), {self.where()}"
@@ -358,12 +366,18 @@ class Story:
             detail=detail,
             advice=advice,
             lower_bound_s=self.lower_bound_s(now),
-            evidence=self.evidence(now),
+            evidence=replace(self.evidence(now), working=working),
         )
+
+    def _is_slow(self, now: float) -> bool:
+        """Whether it finishes steps."""
+        mean_s = self._pace.mean_s
+        soon_s = max(5 * UNREPORTED_S, 2 * self._pace.slowest_s, mean_s or 0.0)
+        return mean_s is not None and (not self._timed or now - self._stepped_at < soon_s)
 
     def _timed_out(self, now: float) -> tuple[str, str]:
         """Why the time did not suffice, and what to set."""
-        timeout_s, unfinished_s = self._settings.timeout_s, now - self._stepped_at
+        timeout_s = self._settings.timeout_s
         timed_at = next((at for name, at in self._phases if name in TIMED_PHASES), now)
         step_s = max(self._pace.mean_s or 0.0, now - max(timed_at, self._stepped_at))
         fewest_s = (1 + self._settings.min_samples) * step_s
@@ -372,8 +386,7 @@ class Story:
         program = self._case.program
         if self._pace.steps and program and program.steps and not program.steps.until_sampled:
             advice = f"add until: sampled to progress, or {advice}"
-        soon_s = max(5 * UNREPORTED_S, 2 * self._pace.slowest_s, self._pace.mean_s or 0.0)
-        if self._pace.steps and (not self._timed or unfinished_s < soon_s):
+        if self._is_slow(now):
             return f"slow: not done in {timeout_s:g} s, {advice}; {self.where()}", ""
         return self._unfinished(now), f"if it is not stuck, {advice}"
 
@@ -449,12 +462,15 @@ class Story:
 
         It is the shortest finished step: others may have been cold, and the unfinished one may be
         the only long one. Without any, the unfinished one, which began at most UNREPORTED_S after
-        the last message.
+        the last message. The first step of a program begins with its output or its use of a GPU,
+        whichever is later.
         """
-        if not self._timed:
-            return None
-        unfinished_s = now - self.heard_at - UNREPORTED_S
-        return self._pace.shortest_s or max(0.0, unfinished_s) or None
+        if self._case.program and self._phases[-1][0] == "setup":
+            began = [at for at in (self._since, self.gpu_used_at) if at is not None]
+        else:
+            began = [self._since or self.heard_at] if self._timed else []
+        shortest_s = self._pace.shortest_s if self._timed else 0.0
+        return shortest_s or max(0.0, now - max(began, default=now) - UNREPORTED_S) or None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
         """The phases end to end, in seconds since the launch."""

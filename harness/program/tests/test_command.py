@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.messages import MeasureOrder
+from harness.messages import MeasureOrder, StepsDone
 from harness.program import command
 from harness.program.process import TRACEBACK, Lines, Read, Tail
 from harness.program.reported import Step
@@ -87,6 +87,55 @@ def test_the_last_of_quick_steps_are_reported_while_none_follows(
 
     kept = [step for m in sent if getattr(m, "over_steps", None) for step in m.over_steps.step]
     assert kept == [*range(2, 42)]  # the first line ends the setup
+
+
+def test_the_unfinished_step_begins_with_the_first_line_or_the_end_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is reported at once: no other line may follow."""
+    sent: list[Any] = []
+    (case,) = suite_of("", tmp_path, "progress: {step: '^step', setup_steps: 3}").cases
+    assert case.program
+    order = MeasureOrder(case=case, process=0, launched_at=0.0)
+    session = command._Session(case.program, order, Mock(send=sent.append), tmp_path)
+    now = 1000.0
+    for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
+        monkeypatch.setattr(clock, lambda: now)
+
+    began: list[float | None] = []
+    for lines in ((), ("loading",), ("loaded",), ("step",), ("of 3",), ("step",)):
+        now += 0.02
+        read = Read(now, lines, False, b"")
+        session._report(read, session.own.take(read))
+        began.append(next((m.since for m in reversed(sent) if isinstance(m, StepsDone)), None))
+
+    assert began == [None, *map(pytest.approx, (1000.04, 1000.04, 1000.08, 1000.08, 1000.12))]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_program_whose_step_does_not_end_has_a_bound_on_it(
+    warm: Launcher, tmp_path: Path, steps: int
+) -> None:
+    """The time before its first line, and of a step of setup, is not in the bound."""
+    program = """
+time.sleep(1)
+print("loaded", flush=True)
+for i in range(STEPS):
+    time.sleep(1)
+    print(f"step {i}", flush=True)
+while True: pass
+"""
+    progress = r"progress: {step: 'step (?P<step>\d+)', setup_steps: 2}"
+    limits = "measure: {timeout_s: 6}"
+
+    m = measured(warm, tmp_path, program.replace("STEPS", str(steps)), progress, limits)
+
+    assert m.outcome is Outcome.TIMEOUT
+    assert m.lower_bound_s
+    assert 0 < m.lower_bound_s < m.wall_s - 1 - steps
+    assert m.evidence
+    assert m.evidence.working
+    assert m.tokens is None
 
 
 def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> None:

@@ -173,6 +173,41 @@ def test_a_time_limit_that_comes_before_the_limit_of_a_hang_says_what_was_seen()
     assert ending.detail.startswith("idle: no step finished in 13")
 
 
+@pytest.mark.parametrize(
+    ("each", "step_s", "word", "working"),
+    [
+        ({"cores": 1.0}, 0.0, "busy: no step finished in 8", True),
+        ({"gpu_utilisation": 0.5}, 0.0, "busy: no step finished in 8", True),
+        ({}, 0.0, "idle: no step finished in 8", False),
+        ({}, 2.5, "slow: not done in 8", True),
+    ],
+)
+def test_a_short_time_limit_leaves_enough_time_to_see_whether_a_process_works(
+    each: dict[str, float], step_s: float, word: str, working: bool
+) -> None:
+    process = Simulated(timeout_s=8.0, **each)
+    assert [process.step(step_s) for _ in range(2 if step_s else 0)] in ([], [None] * 2)
+
+    ending = process.silent(10.0)
+
+    assert ending is not None
+    assert ending.detail.startswith(word)
+    assert (ending.outcome, ending.evidence.working) == (Outcome.TIMEOUT, working)
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_process_that_prints_until_its_time_limit_works(prints: bool) -> None:
+    process = Simulated(timeout_s=8.0)
+    for _ in range(15 if prints else 0):
+        assert process.silent(0.5) is None
+        process.story.hear(StepsDone(steps=0, spent_s=0.0, shortest_s=0.0), process.at)
+
+    ending = process.silent(10.0)
+
+    assert ending is not None
+    assert ending.evidence.working is prints
+
+
 def test_a_sign_of_life_begins_the_silence_anew() -> None:
     process = Simulated()
     process.silent(QUICK.stall_s + silence.WINDOW_S + 1.0)
