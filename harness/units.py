@@ -247,6 +247,16 @@ def slowdown(ratio: float, low: float | None = None, high: float | None = None) 
     return f"{_larger(ratio, low, high)} slower"
 
 
+def _down(value: float, digits: int) -> float:
+    """Rounded down to so many significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits) if value else 1.0
+    return math.floor(value / unit + 1e-9) * unit
+
+
+def _up(value: float, digits: int) -> float:
+    return -_down(-value, digits)
+
+
 def _inverse(
     ratio: float, low: float | None, high: float | None
 ) -> tuple[float, float | None, float | None]:
@@ -385,6 +395,12 @@ def finding_sentence(f: Finding) -> str:
             return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
         case Fact.ENDED:
             return ending_text(f.outcome, f.detail)
+        case Fact.SLOW:
+            return f"slow: {bound_text('step_s', f.bound)} a step" if f.bound else "slow"
+        case Fact.FASTEST:
+            each = " a step" if f.metric == "step_s" else ""
+            near = f" ({len(f.cases)} cases not told apart)" if f.cases[1:] else ""
+            return f"{value}{each}{near}"
         case Fact.ATTESTED:
             return "the required kernels and operators ran"
         case Fact.NOT_ATTESTED:
@@ -443,10 +459,9 @@ def _title(metric: str) -> str:
 def bound_text(metric: str, bound: float) -> str:
     """`under 10.8`, `over 51.2 s`: what a timeout leaves of a metric, rounded so that it stays
     true."""
-    unit = 10.0 ** (math.floor(math.log10(bound)) - 2) if bound > 0 else 1.0
     if METRICS[metric].higher_is_better:
-        return f"under {plain(metric, math.ceil(bound / unit - 1e-9) * unit)}"
-    return f"over {plain(metric, math.floor(bound / unit + 1e-9) * unit)}"
+        return f"under {plain(metric, _up(bound, 3))}"
+    return f"over {plain(metric, _down(bound, 3))}"
 
 
 def stop_text(stop: Stop) -> str:

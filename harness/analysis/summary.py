@@ -231,6 +231,7 @@ def _summarise(
         detail=detail,
         metrics=metrics,
         lower_bound_s=max(bounds, default=None),
+        working=bool(bad and bad.evidence and bad.evidence.working),
         untimed_s=None if bounds else _untimed_s(case, bad),
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),

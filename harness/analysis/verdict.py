@@ -8,6 +8,9 @@ wrong or out of memory, and a timeout whose bound is too slow.
 A ratio rule judges pairs in the same way. A pair with a single process on one side is at most
 CONDITIONAL, and a partner without a value is what the rule says of it.
 
+A suite without rules asks for no speed: a case that was slow or busy until its time limit is then
+measured too, if another one ended in time.
+
 Cases that a stopped run has left are not asked, as if a filter had left them out; but a rule that
 has some of its cases is INCONCLUSIVE by the others.
 """
@@ -23,6 +26,7 @@ from harness.analysis.statistics import clear_of, times_better
 from harness.analysis.summary import not_repeatable, summarise
 from harness.records import (
     FAILURES,
+    METRICS,
     WORST_FIRST,
     Case,
     CaseSummary,
@@ -73,7 +77,13 @@ def judge(
     stopped = {s.case.case_id for s in summaries if s.stop}
     asked = [case for case in suite.cases if case.case_id not in stopped]
     about = [ran(case, by_id.get(case.case_id), suite.peers) for case in asked]
+    if not suite.rules:
+        about = _slow_or_busy(about, by_id)
     every_case_ran = _built_in(EVERY_CASE_RAN, about, passed=Fact.RAN)
+    if every_case_ran.slow:
+        first = _fastest([s for s in summaries if s.outcome is Outcome.OK])
+        findings = (*first, *every_case_ran.findings)
+        every_case_ran = replace(every_case_ran, findings=findings)
     there = [s for s in summaries if not s.stop]
     expected = _expected(assess(suite, environment, there), by_id, environment)
     results = (every_case_ran, *_attested(summaries), *expected, *stated)
@@ -129,6 +139,42 @@ def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> F
     if case.provider in peers:
         return _ended(summary, Decision.GO)
     return _ended(summary, Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE)
+
+
+def _slow_or_busy(about: Sequence[Finding], summaries: Mapping[str, CaseSummary]) -> list[Finding]:
+    """The findings where no rule asks for a speed: that a case is slow is then an answer, if
+    another one ended in time."""
+    if not any(f.fact is Fact.RAN for f in about):
+        return [*about]
+    bounds = {i: s.lower_bound_s for i, s in summaries.items() if s.working}
+    return [
+        replace(f, decision=Decision.GO, fact=Fact.SLOW, bound=bounds[f.subject])
+        if f.fact is Fact.ENDED and f.subject in bounds
+        else f
+        for f in about
+    ]
+
+
+def _fastest(ended: Sequence[CaseSummary]) -> Iterator[Finding]:
+    """The fastest case, with those that are not told apart from it; none if their steps are not
+    the same work."""
+    counted = all("tokens_per_s" in (s.metrics.keys() | s.apart.keys()) for s in ended)
+    metric = "tokens_per_s" if counted else "step_s"
+    speeds = {s.case.case_id: s.metrics[metric] for s in ended if metric in s.metrics}
+    if not speeds or (metric == "step_s" and len({s.case.workload for s in ended}) > 1):
+        return
+    higher = METRICS[metric].higher_is_better
+    best = (max if higher else min)(speeds, key=lambda i: speeds[i].value)
+    near = {i: times_better(speeds[best], e, higher_is_better=higher) for i, e in speeds.items()}
+    alike = [i for i, ratio in near.items() if i != best and (ratio.low or 0.0) <= 1]
+    yield Finding(
+        decision=Decision.GO,
+        fact=Fact.FASTEST,
+        subject=best,
+        cases=(best, *alike),
+        metric=metric,
+        estimate=speeds[best],
+    )
 
 
 def attested(summary: CaseSummary) -> Finding | None:

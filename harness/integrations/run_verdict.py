@@ -55,7 +55,8 @@ def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
     ]
     reason = units.ending_text(outcome, seen.detail)
-    if outcome is Outcome.OK or (outcome is not None and outcome in seen.case.allow):
+    slow = any(case_id in f.cases for r in verdict.rules for f in r.slow)
+    if outcome is Outcome.OK or slow or (outcome is not None and outcome in seen.case.allow):
         decision = Decision.GO
     else:
         decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE

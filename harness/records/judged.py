@@ -39,6 +39,8 @@ class CaseSummary:
     """By metric name; unknown metrics are absent."""
     lower_bound_s: float | None = None
     """From TIMEOUT or HANG: the step time is at least this."""
+    working: bool = False
+    """Whether it was seen to work at its TIMEOUT: it is slow or busy, not stuck."""
     untimed_s: float | None = None
     """From a TIMEOUT before a step was timed: the process's time by its steps, the unfinished one
     counted. It had its start-up in it, so it bounds the rate of the process, not of a step."""
@@ -99,6 +101,8 @@ class Fact(StrEnum):
     NOT_DETERMINISTIC = "not_deterministic"  # the outputs of `count` of `asked` processes differ
     ALLOWED = "allowed"  # `outcome` is allowed by the suite; `detail` is why
     ENDED = "ended"  # `outcome` and its detail
+    SLOW = "slow"  # slow or busy until its time limit; a step takes over `bound` seconds, if known
+    FASTEST = "fastest"  # the estimate of the fastest case; those in `cases` are not told apart
     ATTESTED = "attested"  # the required kernels and operators ran
     NOT_ATTESTED = "not_attested"
     KERNELS_INVISIBLE = "kernels_invisible"
@@ -178,6 +182,17 @@ class RuleResult:
     """The part of the suite's question that it answers."""
 
     @property
+    def slow(self) -> tuple[Finding, ...]:
+        """Cases that count as measured, although they did not end within their time limit."""
+        return tuple(f for f in self.findings if f.fact is Fact.SLOW)
+
+    @property
+    def in_time(self) -> str:
+        """`2 of 8 cases end in time`; empty if all do."""
+        ended = self.judged - len(self.slow)
+        return f"{ended} of {self.judged} cases end in time" if self.slow else ""
+
+    @property
     def evidence(self) -> tuple[str, ...]:
         """Ids of the cases that decided."""
         return tuple(case_id for f in self.findings for case_id in f.cases)
@@ -185,6 +200,8 @@ class RuleResult:
     @property
     def said(self) -> str:
         """The decision, or that the rule was not asked."""
+        if self.slow:
+            return "measured"
         if self.applies:
             return str(self.decision) if self.counts else f"{self.decision} (note)"
         fact = self.findings[0].fact if self.findings else None
@@ -223,10 +240,12 @@ class Verdict:
 
     @property
     def said(self) -> str:
-        """`CONDITIONAL`, `measured`, or `A100 not measured; NVIDIA H200: CONDITIONAL`."""
+        """`CONDITIONAL`, `measured`, `measured: 2 of 8 cases end in time`, or `A100 not measured;
+        NVIDIA H200: CONDITIONAL`."""
         text = str(self.decision if self.here is None else self.here)
         if not self.asked and (self.rule is None or text == Decision.GO):
-            text = "measured"
+            in_time = self.rule.in_time if self.rule else ""
+            text = f"measured: {in_time}" if in_time else "measured"
         if self.not_measured:
             text = f"{self.not_measured} not measured; {self.device}: {text}"
         return f"{text} (partial: {self.partial})" if self.partial else text

@@ -70,7 +70,8 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         if partner and ours and partner.provider != ours.provider:
             other = partner.provider
         group = [short[i] for i in f.cases if i in short]
-        name = short.get(f.subject) or (group and shared_name(group)) or f.subject
+        shared = shared_name(group) if group else ""
+        name = (f.fact is Fact.FASTEST and shared) or short.get(f.subject) or shared or f.subject
         fit = curves.get((f.subject, r.stated.axis)) if r.stated and f.estimate else None
         if fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))
@@ -136,7 +137,7 @@ def headline(
         case Decision.NO_GO:
             todo = "do not go ahead"
         case _ if not v.asked:
-            word, todo = "Read", "nothing is decided"
+            word, todo = "Read", (v.rule.in_time if v.rule else "") or "nothing is decided"
         case Decision.INCONCLUSIVE:
             todo = "measure again"
         case Decision.CONDITIONAL if decides and (slow := _slowest(decides, solved)):

@@ -86,7 +86,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     free = dict.fromkeys(r.metric for c in cases if c.program for r in c.program.readings)
     timed = (name for name, metric in METRICS.items() if not metric.counted)  # see report.ran
     known = [*timed, *(name for name in free if name not in METRICS)]
-    metrics = [m for m in known if any(m in s.metrics for s in summaries)]
+    metrics = [m for m in known if any(m in s.metrics or timeout_bound(s, m) for s in summaries)]
     if not intervals:
         metrics = [m for m in metrics if m not in _DETAILS]
     rows = []

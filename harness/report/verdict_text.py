@@ -55,6 +55,8 @@ def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:
         return "no rule of the suite applies to this run"
+    if v.rule.slow:
+        return rule_sentence(v.rule, most)
     if not v.asked and v.rule.decision is Decision.GO:
         return f"no rule decides; {rule_sentence(v.rule, most)}"
     if v.decided_by != v.rule.rule:
@@ -180,17 +182,30 @@ def _built_in_met(result: RuleResult) -> str:
         return f"confirmed in {plural('case', result.judged)}"
     if result.rule == EXPECTED:
         return f"{every(result.judged)} are met"
+    if result.slow:
+        return _fastest_first(result)
     ran = f"{every(result.judged)} cases ran" if result.judged > 1 else "the case ran"
     if not result.findings:
         return ran
     return f"{ran} or ended as the suite allows ({_joined(result.findings, 1)})"
 
 
+def _fastest_first(result: RuleResult) -> str:
+    """`the fastest is A=1, B=1 with 5,040 tokens/s; 6 cases take over 5.82 s a step`."""
+    first = [f for f in result.findings if f.fact is Fact.FASTEST]
+    parts = [f"the fastest is {f.subject} with {finding_sentence(f)}" for f in first]
+    slow, bounds = plural("case", len(result.slow)), [f.bound or 0.0 for f in result.slow]
+    each = "takes" if len(result.slow) == 1 else "take"
+    bound = f"{each} {units.bound_text('step_s', min(bounds))} a step" if all(bounds) else ""
+    return "; ".join([*parts, f"{slow} {bound or 'did not end in time'}"])
+
+
 def requirement_text(result: RuleResult) -> str:
     """A rule as a sentence: `tokens/s ≥ 500 in every case with gc=off; NO-GO under 100`."""
     stated = result.stated
     if stated is None:
-        return REQUIREMENTS[result.rule]
+        slow = "; without a rule, a slow case is measured too" if result.slow else ""
+        return f"{REQUIREMENTS[result.rule]}{slow}"
     noun = "pair" if stated.against else "case"
     cases = f"every {noun}" if stated.quantifier == "all" else f"the best {noun}"
     return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{_aborting(stated)}"

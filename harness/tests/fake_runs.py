@@ -14,6 +14,7 @@ from harness.records import (
     Comparison,
     CostPlan,
     Environment,
+    Evidence,
     Expectation,
     Git,
     Gpu,
@@ -312,6 +313,18 @@ def retest(*, env: Environment | None = None) -> Run:
         ],
         cost=CostPlan(steps=50_000, match=train, usd_per_gpu_hour=3.5),
     )
+
+
+def variables() -> Run:
+    """Three variables, of which A and B make a step fast, but only together; no rule."""
+
+    def measure(c: Case) -> list[Measurement]:
+        if c.axes["A"] == c.axes["B"] == 1:
+            return timed(c, 0.95, cv=0.001, tokens=512)
+        busy = Evidence(working=True)
+        return ended(c, Outcome.TIMEOUT, lower_bound_s=45.0, tokens=512, evidence=busy)
+
+    return run(sweep(A=[0, 1], B=[0, 1], C=[0, 1]), measure)
 
 
 def _telemetry(

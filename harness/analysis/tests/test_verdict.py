@@ -212,8 +212,52 @@ def test_a_missing_case_or_process_is_inconclusive() -> None:
     assert verdict(more, rules=()).decision is INCONCLUSIVE
 
 
-def late(lower_bound_s: float | None) -> CaseSummary:
-    return summary(outcome=Outcome.TIMEOUT, lower_bound_s=lower_bound_s, tokens=512)
+def late(lower_bound_s: float | None, **changes: Any) -> CaseSummary:
+    bound: dict[str, Any] = {"lower_bound_s": lower_bound_s, "tokens": 512}
+    return summary(outcome=Outcome.TIMEOUT, **bound, **changes)
+
+
+SLOW = late(5.2, name="b", working=True)
+
+
+def test_without_a_rule_a_case_that_was_slow_or_busy_at_its_time_limit_is_measured() -> None:
+    v = verdict(summary(), SLOW, rules=())
+
+    assert (v.said, v.decision.exit_status) == ("measured: 1 of 2 cases end in time", 0)
+    first, slow = v.rules[0].findings
+    assert (first.fact, first.subject) == (Fact.FASTEST, "train/nsa/name=a")
+    assert (slow.fact, slow.subject, slow.bound) == (Fact.SLOW, "train/nsa/name=b", 5.2)
+
+
+@pytest.mark.parametrize(
+    ("cases", "rules", "decision"),
+    [
+        pytest.param([late(5.2, name="b")], (), INCONCLUSIVE, id="stood-still"),
+        pytest.param([SLOW, summary(name="c", outcome=Outcome.HANG)], (), NO_GO, id="a-hang"),
+        pytest.param([SLOW], (replace(BUSY, match=Match(criteria={"name": ("a",)})),), INCONCLUSIVE,
+            id="a-rule"),
+    ],
+)  # fmt: skip
+def test_another_timeout_is_not_measured(
+    cases: list[CaseSummary], rules: tuple[Rule, ...], decision: Decision
+) -> None:
+    busy = summary(metric="gpu_utilisation", low=0.6, high=0.7)
+
+    assert verdict(busy, *cases, rules=rules).decision is decision
+
+
+def test_if_no_case_ends_in_time_nothing_is_measured() -> None:
+    assert verdict(SLOW, rules=()).decision is INCONCLUSIVE
+
+
+def test_the_fastest_case_names_those_that_are_not_told_apart_from_it() -> None:
+    ended = summary(600, 620), summary(605, 625, name="d"), summary(100, 101, name="c")
+
+    found = verdict(*ended, SLOW, rules=()).rules[0].findings[0]
+
+    assert found.estimate
+    assert (found.estimate.value, found.metric) == (615, "tokens_per_s")
+    assert found.cases == ("train/nsa/name=d", "train/nsa/name=a")
 
 
 @pytest.mark.parametrize(

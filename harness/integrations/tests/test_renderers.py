@@ -278,6 +278,17 @@ def test_a_run_is_shown_as_a_verdict_but_not_as_a_gate() -> None:
     assert f"title=run%3A {verdict.decision}" in lines
 
 
+def test_a_slow_case_that_counts_as_measured_is_no_failure() -> None:
+    run = fake_runs.variables()
+    seen = summary.summarise(run)
+
+    judged = run_verdict.of_run(run, seen, gate.judge(run.suite, run.environment, seen, ()))
+
+    assert {c.decision for c in judged.cases} == {judged.decision} == {Decision.GO}
+    assert judged.reason.startswith("the fastest is train/nsa/A=1/B=1/C=0 with 53")
+    assert {*results(junit(judged)).values()} == {"passed"}
+
+
 def test_a_case_that_was_not_run_is_skipped_and_no_failure() -> None:
     cases = fake_runs.sweep(seq_len=[1, 2])
     run = dataclasses.replace(
