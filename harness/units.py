@@ -247,6 +247,14 @@ def slowdown(ratio: float, low: float | None = None, high: float | None = None) 
     return f"{_larger(ratio, low, high)} slower"
 
 
+def at_least(ratio: float) -> str:
+    """A ratio of times of which only the nearer end is known: `at least 47x faster`, rounded so
+    that it stays true."""
+    times, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
+    amount, unit = (times, "x") if times >= 2 else ((times - 1) * 100, " %")
+    return f"at least {number(_down(amount, 2), 2)}{unit} {word}"
+
+
 def _down(value: float, digits: int) -> float:
     """Rounded down to so many significant digits."""
     unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits) if value else 1.0
@@ -418,6 +426,12 @@ def finding_sentence(f: Finding) -> str:
         case Fact.NO_METRIC:
             why = f": {f.detail}" if f.detail else ""
             return f"{_title(f.metric)} not available{why}"
+        case Fact.AT_LEAST if f.partner:
+            ratio = number(_down(f.bound or 0.0, 3), 3)
+            return f"at least {ratio}x {better(f.metric)} {f.partner}, which timed out"
+        case Fact.AT_MOST if f.partner:
+            ratio = number(_up(f.bound or 0.0, 3), 3)
+            return f"timed out: under {ratio}x {better(f.metric)} {f.partner}"
         case Fact.AT_MOST:
             return f"timed out: {bound_text(f.metric, f.bound or 0.0)}{_suffix(f.metric)}"
         case Fact.AT_LEAST:

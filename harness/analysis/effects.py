@@ -12,8 +12,9 @@ from itertools import combinations
 from statistics import pvariance
 from typing import Any
 
+from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import half_width, less, times_better
+from harness.analysis.statistics import half_width, less, times_better, times_beyond
 from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar, by_range
 
 NO_EFFECT = 0.02
@@ -48,6 +49,8 @@ class Effect:
     pairs: int
     disagree: bool = False
     """Whether another axis changes the effect and no level of it has one effect."""
+    at_least: bool = False
+    """Whether one side of each pair timed out: the ratio is the bound nearest to 1."""
 
     @property
     def negligible(self) -> bool:
@@ -65,18 +68,20 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
 
     A pair counts if both cases are ok and all other axes are equal. The base is the first value in
     the suite, or the first provider with an ok case. Where another axis changes the effect, there
-    is one effect per level of it.
+    is one effect per level of it. Pairs of which one case timed out have an effect of their own,
+    unless the other case is slower than its bound.
     """
     found: list[Effect] = []
     by_workload: dict[str, list[CaseSummary]] = {}
     for s in summaries:
         by_workload.setdefault(s.case.workload, []).append(s)
     for workload, cases in by_workload.items():
-        for axis in ["provider", *_axes(cases)]:
-            base, *others = _values(cases, axis) or [""]
+        for axis in ["provider", *axes_of(cases)]:
+            base, *others = values_of(cases, axis) or [""]
             for value in others:
                 pairs = _pairs(cases, axis, base, value)
                 found += _effects(pairs, workload=workload, axis=axis, base=base, value=value)
+                found += _bounds(cases, axis, base, value) if axis != "provider" else ()
     for first, second in combinations(by_workload, 2):
         cases = by_workload[first] + by_workload[second]
         for axis in dict.fromkeys(name for s in cases for name in s.case.axes):
@@ -90,7 +95,7 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
     return tuple(found)
 
 
-def _axes(cases: Sequence[CaseSummary]) -> list[str]:
+def axes_of(cases: Sequence[CaseSummary]) -> list[str]:
     """The swept axes in declared order; those that only change together are joined by a slash."""
     joined: dict[object, list[str]] = {}
     for name in dict.fromkeys(name for s in cases for name in s.case.swept):
@@ -100,17 +105,17 @@ def _axes(cases: Sequence[CaseSummary]) -> list[str]:
     return ["/".join(names) for names in joined.values()]
 
 
-def _value(summary: CaseSummary, axis: str) -> Scalar | None:
+def value_at(summary: CaseSummary, axis: str) -> Scalar | None:
     if "/" not in axis:
         return summary.case.get(axis)
     return "/".join(str(summary.case.get(name)) for name in axis.split("/"))
 
 
-def _values(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
+def values_of(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
     """The values to compare, the base first; none for an axis with more than two values."""
     if axis == "provider":
         return [*dict.fromkeys(s.case.provider for s in cases if _has_a_speed(s))]
-    values = [*dict.fromkeys(_value(s, axis) for s in cases)]
+    values = [*dict.fromkeys(value_at(s, axis) for s in cases)]
     known = [v for v in values if v is not None]
     return known if len(known) == len(values) == 2 else []
 
@@ -119,12 +124,21 @@ _SidePair = tuple[CaseSummary, CaseSummary]
 
 
 def _pairs(
-    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar, *free: str
+    cases: Sequence[CaseSummary],
+    axis: str,
+    base: Scalar,
+    value: Scalar,
+    *free: str,
+    timed: bool = True,
 ) -> list[_SidePair]:
-    """Cases at the base and at the value that are equal in all but the axis and what is free."""
+    """Cases at the base and at the value that are equal in all but the axis and what is free.
+
+    Args:
+        timed: Whether only cases with a speed count.
+    """
     names = axis.split("/")
-    groups = groups_along([s for s in cases if _has_a_speed(s)], *names, *free)
-    sides = [{_value(s, axis): s for s in group} for group in groups]
+    groups = groups_along([s for s in cases if _has_a_speed(s) or not timed], *names, *free)
+    sides = [{value_at(s, axis): s for s in group} for group in groups]
     pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
     return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens) and _alike(a, b, names)]
 
@@ -190,7 +204,28 @@ def per_token(summary: CaseSummary) -> Estimate:
     step = summary.metrics["step_s"]
     tokens = summary.tokens or 1
     low, high = (None if end is None else end / tokens for end in (step.low, step.high))
-    return replace(step, value=step.value / tokens, low=low, high=high)
+    ends = step.ends and (step.ends[0] / tokens, step.ends[1] / tokens)
+    return replace(step, value=step.value / tokens, low=low, high=high, ends=ends)
+
+
+def _bound(summary: CaseSummary) -> float | None:
+    """The least step time per token of a case that timed out, or per step."""
+    bound = timeout_bound(summary, "step_s")
+    return bound / (summary.tokens or 1) if bound else None
+
+
+def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
+    """The ends of the interval of the effect in a pair; a case that timed out leaves one open, two
+    leave both."""
+    timed = [_has_a_speed(s) for s in (base, value)]
+    if all(timed):
+        ratio = _ratio((base, value))
+        return ratio.low or 0.0, ratio.high or math.inf
+    quick, late = (base, value) if timed[0] else (value, base)
+    if not any(timed) or not (bound := _bound(late)):
+        return 0.0, math.inf
+    least = times_beyond(per_token(quick), bound, higher_is_better=False)
+    return (least, math.inf) if timed[0] else (0.0, 1 / least)
 
 
 def _effects(pairs: Sequence[_SidePair], **known: Any) -> Iterator[Effect]:
@@ -209,6 +244,44 @@ def _effects(pairs: Sequence[_SidePair], **known: Any) -> Iterator[Effect]:
             disagree=_disagree(some),
             **known,
         )
+
+
+def _bounds(
+    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar
+) -> Iterator[Effect]:
+    """The effect in the pairs of which one case timed out: one that is faster, one slower."""
+    pairs = _pairs(cases, axis, base, value, timed=False)
+    bounded = [(a, b) for a, b in pairs if not (_has_a_speed(a) and _has_a_speed(b))]
+    ends = {a.case.case_id: ratio_ends(a, b) for a, b in bounded}
+    faster = {case_id: high for case_id, (_, high) in ends.items() if high < 1}
+    slower = {case_id: low for case_id, (low, _) in ends.items() if low > 1}
+    for shown in filter(None, (faster, slower)):
+        some = [a for a, _ in bounded if a.case.case_id in shown]
+        ratios = shown.values()
+        yield Effect(
+            workload=cases[0].case.workload,
+            axis=axis,
+            base=base,
+            value=value,
+            within=shared_levels(some, [a for a, _ in pairs]),
+            ratio=max(ratios) if shown is faster else min(ratios),
+            low=None,
+            high=None,
+            smallest=min(ratios),
+            largest=max(ratios),
+            pairs=len(some),
+            at_least=True,
+        )
+
+
+def shared_levels(some: Sequence[CaseSummary], every: Sequence[CaseSummary]) -> dict[str, Scalar]:
+    """The levels that some cases share and not every one has."""
+    found: dict[str, Scalar] = {}
+    for name in ("provider", *dict.fromkeys(name for s in some for name in s.case.swept)):
+        level, *others = {s.case.get(name) for s in some}
+        if level is not None and not others and any(s.case.get(name) != level for s in every):
+            found[name] = level
+    return found
 
 
 def mean_ratio(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate:

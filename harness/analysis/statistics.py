@@ -313,6 +313,16 @@ def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) ->
     )
 
 
+def times_beyond(ours: Estimate, bound: float, *, higher_is_better: bool) -> float:
+    """How many times better an estimate is than a bound, at least: by its interval, or by all of
+    its processes, if these are clear of less."""
+    low, high = (end and bound for end in (ours.low, ours.high))
+    exact = replace(ours, value=bound, low=low, high=high, ends=(bound, bound))
+    ratio = times_better(ours, exact, higher_is_better=higher_is_better)
+    clear = clear_of(ratio, linear=False)
+    return max(ratio.low or 0.0, clear[0] if clear else 0.0)
+
+
 def less(first: Estimate, second: Estimate) -> Estimate:
     """The first minus the second, with an interval if both have one that informs."""
     half = None if first.both or second.both else half_width((first, second), 1, linear=True)

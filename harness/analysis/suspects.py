@@ -4,15 +4,30 @@ A suspect is ruled out if four effects of its size together would not do. It is 
 interval lies beyond the gap, unless the case with it does far better than was expected: by more
 than another GPU is assumed to explain. "Enough" is no proof: that needs a run in which removing it
 closes the gap on the machine of the gap.
+
+Below: two axes that change the speed only together.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import combinations, product
 
-from harness.analysis.effects import OTHER, OUTSIDE, mean_ratio, per_token, stack_of
+from harness.analysis.effects import (
+    OTHER,
+    OUTSIDE,
+    axes_of,
+    mean_ratio,
+    per_token,
+    ratio_ends,
+    shared_levels,
+    stack_of,
+    value_at,
+    values_of,
+)
 from harness.analysis.roofline import clock_limit
+from harness.analysis.scaling import groups_along
 from harness.records import (
     METRICS,
     Case,
@@ -22,6 +37,7 @@ from harness.records import (
     Match,
     Outcome,
     Run,
+    Scalar,
     Suite,
     Suspect,
     equal_beside,
@@ -37,6 +53,8 @@ FASTER_GPU = 4.0
 """Assumed: how many times as fast as the GPU of the gap another one may be."""
 ALIKE = 1.05
 """Ratio of a part to the same one of another case up to which they take as long."""
+LARGE = 1.2
+"""By more than this a case with two values of axes that act together differs from those without."""
 
 
 class Conclusion(StrEnum):
@@ -242,3 +260,101 @@ def _lost(run: Run, case: Case) -> dict[str, float]:
     limit = clock_limit(run.of(case.case_id), gpu.max_sm_clock_hz if gpu else None)
     clock = {f"{limit.by} limit": limit.lost * b.step_s} if limit else {}
     return {OUTSIDE: max(0.0, b.step_s - b.device_busy_s), **clock}
+
+
+# --- two axes that act only together ------------------------------------------------------
+
+Square = Mapping[tuple[Scalar | None, ...], CaseSummary]
+"""Four cases by the values of two axes, equal in all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """Step time per token with both values over that with neither: above one is slower."""
+
+    workload: str
+    values: Mapping[str, Scalar]
+    """The two axes, joined as those of an Effect, and the value of each."""
+    within: Mapping[str, Scalar] = field(default_factory=dict)
+    """The level of other axes in which they act, if they do not act in all."""
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    at_least: bool = False
+    """Whether cases timed out: the ratio is the bound nearest to 1."""
+    squares: int
+    """In how many groups of cases that are equal in all other axes they act."""
+    of: int
+    """Of so many."""
+
+
+def together(summaries: Sequence[CaseSummary]) -> tuple[Together, ...]:
+    """Every two axes with two values each that act only together.
+
+    The case with both values is faster than each of the three others, and neither value alone is
+    shown to be faster than none; the same for slower. A case that timed out has its bound.
+    """
+    found: list[Together] = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload]
+        values = {axis: values_of(cases, axis) for axis in axes_of(cases)}
+        for axes in combinations([axis for axis, two in values.items() if two], 2):
+            squares = [*_squares(cases, axes)]
+            for both in product(*(values[axis] for axis in axes)):
+                found += _acting(workload, squares, dict(zip(axes, both, strict=True)))
+    return tuple(found)
+
+
+def _squares(cases: Sequence[CaseSummary], axes: Sequence[str]) -> Iterator[Square]:
+    for group in groups_along(cases, *"/".join(axes).split("/")):
+        square = {tuple(value_at(s, axis) for axis in axes): s for s in group}
+        if len(square) == 4 and len({bool(s.tokens) for s in group}) == 1:
+            yield square
+
+
+def _acting(
+    workload: str, squares: Sequence[Square], values: Mapping[str, Scalar]
+) -> Iterator[Together]:
+    """What two values do together in the squares in which they act, if they act in any."""
+    both = tuple(values.values())
+    for way in (-1, 1):
+        acting = [square for square in squares if _act(square, both, way)]
+        if not acting:
+            continue
+        pairs = [_opposite(square, both) for square in acting]
+        ends = [ratio_ends(*pair) for pair in pairs]
+        at_least = any(s.outcome is not Outcome.OK for pair in pairs for s in pair)
+        nearest = max(high for _, high in ends) if way < 0 else min(low for low, _ in ends)
+        mean = None if at_least else mean_ratio([(per_token(a), per_token(b)) for a, b in pairs])
+        yield Together(
+            workload=workload,
+            values=values,
+            within=shared_levels([b for _, b in pairs], [_opposite(s, both)[1] for s in squares]),
+            ratio=mean.value if mean else nearest,
+            low=mean.low if mean else None,
+            high=mean.high if mean else None,
+            at_least=at_least,
+            squares=len(acting),
+            of=len(squares),
+        )
+
+
+def _opposite(square: Square, both: tuple[Scalar, ...]) -> tuple[CaseSummary, CaseSummary]:
+    """The case with neither value and the one with both."""
+    neither = next(at for at in square if at[0] != both[0] and at[1] != both[1])
+    return square[neither], square[both]
+
+
+def _act(square: Square, both: tuple[Scalar, ...], way: int) -> bool:
+    """Whether only the case with both values is faster, or slower with a `way` of 1."""
+    neither, whole = _opposite(square, both)
+    alone = [s for s in square.values() if s is not neither and s is not whole]
+    return all(_differs(s, whole, way, LARGE) for s in (neither, *alone)) and not any(
+        _differs(neither, s, way, 1.0) for s in alone
+    )
+
+
+def _differs(base: CaseSummary, value: CaseSummary, way: int, factor: float) -> bool:
+    """Whether a case is shown to be faster than the base by more than a factor, or slower."""
+    low, high = ratio_ends(base, value)
+    return low > factor if way > 0 else high < 1 / factor

@@ -22,7 +22,7 @@ from typing import Any
 
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
-from harness.analysis.statistics import clear_of, times_better
+from harness.analysis.statistics import clear_of, times_better, times_beyond
 from harness.analysis.summary import not_repeatable, summarise
 from harness.records import (
     FAILURES,
@@ -318,6 +318,8 @@ def _pairs(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:
 def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     """Whether one case is as many times better than its partner as the rule asks."""
     partner, name = theirs.case.case_id, rule.metric
+    if bounded := _pair_by_bound(rule, ours, theirs):
+        return bounded
     if ours.outcome is not Outcome.OK:
         ended = Decision.NO_GO if _is_no_go(ours.outcome) else Decision.INCONCLUSIVE
         return replace(_ended(ours, ended), partner=partner)
@@ -351,6 +353,26 @@ def _value(summary: CaseSummary, metric: str) -> Estimate | None:
 def _apart_text(summary: CaseSummary) -> str:
     step = summary.apart.get("step_s")
     return not_repeatable(step.ends) if step and step.ends else ""
+
+
+def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
+    """What a pair shows of which one side timed out; None if that decides nothing."""
+    name, higher = rule.metric, rule.quantity.higher_is_better
+    for timed, late in ((ours, theirs), (theirs, ours)):
+        estimate, bound = timed.metrics.get(name), timeout_bound(late, name)
+        if timed.outcome is not Outcome.OK or estimate is None or not bound:
+            continue
+        least = times_beyond(estimate, bound, higher_is_better=higher)
+        go, abort = rule.go, rule.go if rule.abort is None else rule.abort
+        single = estimate.processes < 2
+        known = {"metric": name, "partner": theirs.case.case_id}
+        if timed is ours and least >= max(go, abort):
+            decision = Decision.CONDITIONAL if single else Decision.GO
+            return _of(ours.case, decision, Fact.AT_LEAST, bound=least, **known)
+        if timed is theirs and least > 0 and 1 / least < abort:
+            decision = Decision.INCONCLUSIVE if single else Decision.NO_GO
+            return _of(ours.case, decision, Fact.AT_MOST, bound=1 / least, **known)
+    return None
 
 
 def _exponents(

@@ -14,6 +14,7 @@ from harness.analysis import summary
 from harness.analysis import verdict as gate
 from harness.analysis.causes import in_output
 from harness.analysis.dead_axes import oddities
+from harness.analysis.suspects import together
 from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
@@ -186,6 +187,8 @@ def conclude(
     if whole or len(cases) <= SHORT_TABLE:
         _show_cases(recorded, cases)
     if whole:
+        for sentence in text.together_sentences(together(cases), recorded.suite.axis):
+            show(sentence)
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):
             show(f"Time: {text.time_use_sentence(used)}")
@@ -225,6 +228,7 @@ def _conclusion(
         "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
         "spread": [asdict(s) for s in summary.spreads(recorded)],
         "verdict": asdict(verdict),
+        "together": [asdict(t) for t in together(cases)],
         "oddities": asdict(oddities(recorded, cases)),
         "cases": [
             {

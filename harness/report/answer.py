@@ -290,7 +290,8 @@ def _short(r: RuleResult) -> str:
     """The reason, and what is needed where that is not in the question."""
     plain = r.stated and r.stated.against and r.stated.go == 1
     timed = [f for f in r.findings if f.estimate]
-    if plain and timed and (gaps := [f for f in r.findings if f not in timed]):
+    gaps = [f for f in r.findings if f not in timed and f.bound is None]
+    if plain and timed and gaps:
         worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
         some = f"lowest of {plural('pair', len(timed))}: {finding_sentence(worst)}"
         ran = "gave no time" if any(f.outcome is None for f in gaps) else "could not run"

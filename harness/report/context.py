@@ -30,7 +30,7 @@ from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
-from harness.analysis.suspects import diagnose
+from harness.analysis.suspects import Together, diagnose, together
 from harness.errors import ReportError
 from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, Weight
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
@@ -173,7 +173,7 @@ def build(
     names = [p.name for p in pictures]
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
-    axis_effects = effects(summaries)
+    axis_effects, acting = effects(summaries), together(summaries)
     odd, found = oddities(run, summaries), causes(run, summaries)
     used = time_use(run)
     failed = failures(summaries, run)
@@ -185,7 +185,7 @@ def build(
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
     sections = {
-        workload: _section(run, workload, members, axis_effects, against, names)
+        workload: _section(run, workload, members, axis_effects, acting, against, names)
         for workload, members in groups.items()
     }
     ratios = [r for r in suite.rules if r.against]
@@ -212,6 +212,7 @@ def build(
         "answers": (
             *answer.answers(briefly, suite, assessments),
             *worse,
+            *(text.together_sentences(acting, run.suite.axis) if not verdict.asked else ()),
             *answer.explained(diagnoses, suite, env.device_name),
             *(text.crossover_brief(of, suite.axis) for of in ahead),
             *text.overhead_bullet(run),
@@ -382,6 +383,7 @@ def _section(
     workload: str,
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
+    acting: Sequence[Together],
     against: Sequence[Versus],
     pictures: Sequence[str],
 ) -> dict[str, Any]:
@@ -425,6 +427,7 @@ def _section(
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
         "effects": [
+            *text.together_sentences([t for t in acting if t.workload == workload], run.suite.axis),
             *text.effect_sentences(
                 [
                     e
@@ -434,7 +437,7 @@ def _section(
                     and not (several and e.axis == "provider")
                 ],
                 run.suite.axis,
-            )
+            ),
         ],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
         "common": common,

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from harness import units
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import times_better
+from harness.analysis.suspects import together
 from harness.records import CaseSummary, Decision, Outcome, Run, Suite, Verdict
 from harness.report.answer import named
-from harness.report.text import case_names, plural
+from harness.report.text import case_names, plural, together_sentences
 from harness.report.verdict_text import rule_sentence, verdict_sentence
 
 MAX_UNMET = 3
@@ -53,8 +54,10 @@ def _checked(run: Run) -> str:
 
 
 def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
-    """Up to three numbers: two providers compared, the speed, its growth along an axis."""
+    """What two axes do only together; up to three numbers: two providers compared, the speed, its
+    growth along an axis."""
     names = case_names(suite)
+    yield from (("Together", said) for said in together_sentences(together(cases), suite.axis))
     by_id = {s.case.case_id: s for s in cases}
     timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
     if pair := _pair(timed, by_id, verdict):

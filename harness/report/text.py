@@ -15,6 +15,7 @@ from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
 from harness.analysis.roofline import Target
+from harness.analysis.suspects import Together
 from harness.machine import requirements
 from harness.records import (
     INTERPRETER,
@@ -237,11 +238,26 @@ def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]
         yield f"{head}: {'; '.join(parts)}."
 
 
+def together_sentences(found: Sequence[Together], word: Word = str) -> Iterable[str]:
+    """`A=1 with B=1 is at least 47x faster; neither alone is shown to be.`"""
+    for t in found:
+        pair = " with ".join(f"{word(axis)}={units.scalar(v)}" for axis, v in t.values.items())
+        single = "" if t.low is not None else " (one process a case)"
+        amount = f"{units.slowdown(t.ratio, t.low, t.high)}{single}"
+        amount = units.at_least(t.ratio) if t.at_least else amount
+        levels = [f"{word(axis)}={units.scalar(at)}" for axis, at in t.within.items()]
+        some = f" in {t.squares} of {t.of} configurations" if t.squares < t.of else ""
+        where = f" at {listed(levels)}" if levels else some
+        yield f"{pair} is {amount}{where}; neither alone is shown to be."
+
+
 def _effect(e: Effect, word: Word) -> str:
     """An effect on the step time: only a range where the pairs disagree."""
     pairs = plural("pair", e.pairs)
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
+    if e.at_least:
+        return f"{units.at_least(e.ratio)} ({pairs})"
     if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
         return f"{_span(e)} by pair ({pairs})"
     amount = units.slowdown(e.ratio, e.low, e.high)

@@ -72,6 +72,46 @@ def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
     assert effects(summarise(run(sweep(gc=["off", "on"]), measure))) == ()
 
 
+@pytest.mark.parametrize(
+    ("late", "bound_s", "found"),
+    [
+        ([("off", 512)], 45.0, [(1 / 45, {"seq_len": 512})]),
+        ([("on", 512), ("on", 2048)], 45.0, [(45, {})]),
+        ([("off", 512), ("on", 2048)], 45.0, [(1 / 45, {"seq_len": 512}), (45, {"seq_len": 2048})]),
+        ([("off", 512)], 0.9, []),
+        ([("off", 512), ("on", 512)], 45.0, []),
+    ],
+)
+def test_a_case_that_timed_out_bounds_the_effect(
+    late: list[tuple[str, int]], bound_s: float, found: list[tuple[float, dict[str, int]]]
+) -> None:
+    def measure(c: Any) -> list[Measurement]:
+        if (c.axes["gc"], c.axes["seq_len"]) in late:
+            return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
+        return timed(c, 1.0, cv=0.0001, tokens=512)
+
+    cases = sweep(gc=["off", "on"], seq_len=[512, 2048])
+    bounds = [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc" and e.at_least]
+
+    assert [e.within for e in bounds] == [within for _, within in found]
+    assert [e.ratio for e in bounds] == pytest.approx([ratio for ratio, _ in found], rel=0.02)
+    assert all(e.low is e.high is None for e in bounds)
+
+
+def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
+    """Their interval would leave less than a hundredth of it."""
+
+    def measure(c: Any) -> list[Measurement]:
+        if c.axes["gc"] == "off":
+            return ended(c, Outcome.TIMEOUT, lower_bound_s=1000.0, tokens=512)
+        made = timed(c, 1.0, processes=2, tokens=512)
+        return [replace(m, samples_s=(s,) * 20) for m, s in zip(made, (1.0, 1.3), strict=True)]
+
+    (effect,) = effects(summarise(run(sweep(gc=["off", "on"]), measure)))
+
+    assert 1 / effect.ratio == pytest.approx(1000 / 1.3**5)
+
+
 @pytest.mark.parametrize(("processes", "negligible"), [(5, True), (1, False)])
 def test_a_flag_without_effect_is_negligible_if_the_interval_shows_it(
     processes: int, negligible: bool

@@ -24,7 +24,7 @@ from harness.records import (
     Weight,
 )
 from harness.report.verdict_text import rule_sentence
-from harness.tests.fake_runs import environment, run, sweep, timed, to
+from harness.tests.fake_runs import ended, environment, run, sweep, timed, to
 
 LENGTHS = (512, 1024, 2048)
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=LENGTHS)]
@@ -116,6 +116,35 @@ def test_a_peer_that_fails_leaves_a_gap_and_is_not_our_no_go(
     assert of(verdict, EVERY_CASE_RAN).decision is GO
     assert (of(verdict).decision, verdict.decision) == (decision, decision)
     assert missing is Weight.NOTE or "hang" in rule_sentence(of(verdict))
+
+
+@pytest.mark.parametrize("metric", ["step_s", "tokens_per_s"])
+@pytest.mark.parametrize(
+    ("late", "bound_s", "processes", "decision", "said"),
+    [
+        ("dense", 47.5, 3, GO, "at least 46.9x as fast as train/dense/"),
+        ("dense", 47.5, 1, CONDITIONAL, "at least 4"),
+        ("dense", 1.9, 3, CONDITIONAL, "no time of train/dense/"),
+        ("nsa", 47.5, 3, NO_GO, "timed out: under 0.0214x as fast as train/dense/"),
+        ("nsa", 47.5, 1, INCONCLUSIVE, "timed out: under 0.02"),
+        ("nsa", 0.9, 3, INCONCLUSIVE, "timeout"),
+    ],
+)
+def test_the_bound_of_a_timeout_decides_a_ratio(
+    late: str, bound_s: float, processes: int, decision: Decision, said: str, metric: str
+) -> None:
+    """The other side takes 1 s, and half a percent more or less."""
+    cases = [c for c in CASES if c.axes["seq_len"] == 512]
+
+    def measure(c: Case) -> list[Measurement]:
+        if c.provider == late:
+            return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
+        return timed(c, 1.0, processes=processes, cv=0.005)
+
+    made = run(cases, measure, rules=(replace(RATIO, metric=metric),))
+    verdict = judge(made.suite, environment(), summarise(made), ())
+
+    assert (of(verdict).decision, said in rule_sentence(of(verdict))) == (decision, True)
 
 
 def test_our_own_failure_breaks_a_ratio() -> None:

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
+from harness.analysis.verdict import of_run
 from harness.cli import console
 from harness.cli.main import app
 from harness.records import CaseSummary, Check, Estimate, Grade, Outcome
 from harness.store import reader
-from harness.tests.fake_runs import case, environment, run, timed
+from harness.tests.fake_runs import case, environment, run, timed, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -66,6 +67,35 @@ def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
     notes = [line for line in shown.splitlines() if line.startswith("note: ")]
     assert [note.rpartition(": ")[2] for note in notes] == ["NSA_X.", "--seq-len."]
+
+
+def test_what_acts_only_together_and_what_is_fast_stand_beside_the_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "load", lambda *_: variables())
+
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["show"])
+
+    said = shown.stdout.partition("A=1 with B=1 is")[2].splitlines()
+    assert shown.exit_code == 0
+    assert said[0] == " at least 47x faster; neither alone is shown to be."
+    assert said[1].startswith("Verdict: measured: 2 of 8 cases end in time ")
+    assert "  the fastest is train/nsa/A=1/B=1/C=0 with 539 " in said[2]
+
+
+def test_a_run_ends_with_what_is_fast_and_what_acts_only_together() -> None:
+    wide, ran = Console(width=250), variables()
+
+    with wide.capture() as captured:
+        wide.print(console.ending(ran, *of_run(ran), None))
+
+    lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
+    assert lines[0][0] == "Verdict"
+    assert lines[0][1].startswith(
+        "measured: 2 of 8 cases end in time: the fastest is nsa, A=1, B=1 with 539 "
+    )
+    assert lines[1][0] == "Together"
+    assert lines[1][1].strip().endswith("at least 47x faster; neither alone is shown to be.")
 
 
 def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:

@@ -30,7 +30,7 @@ from harness.records import (
 from harness.report import answer, remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names, crossover_sentence
-from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, to, variables
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
 
@@ -216,6 +216,35 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
         recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
         said = values(recorded)["trust"]
         assert ("none deciding" in said) == (compared == "dense")
+
+
+def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
+    shown = values(variables())
+
+    fast = "the fastest is nsa, A=1, B=1 with 539 [537 … 541] tokens/s (2 cases not told apart)"
+    slow = "6 cases take over 45 s a step"
+    together = "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
+    assert shown["headline"] == f"**Read**: 2 of 8 cases end in time: {fast}; {slow}."
+    assert shown["answers"][:2] == (
+        f"**measured: 2 of 8 cases end in time**: {fast}; {slow}.",
+        together,
+    )
+    assert shown["next_steps"] == ()
+    (section,) = shown["asked"]
+    assert section["effects"][:2] == [
+        together,
+        "`A`, 1 against 0: at least 47x faster (2 pairs, B=1).",
+    ]
+    assert section["table"].rows[0][3:5] == ("under 11.4 (timeout)", "over 45 s (timeout)")
+
+
+def test_a_table_in_which_every_case_timed_out_has_their_bounds() -> None:
+    late = run(CASES[:2], lambda c: ended(c, Outcome.TIMEOUT, lower_bound_s=45.0))
+
+    table = values(late)["asked"][0]["table"]
+
+    assert table.columns[1:] == (">step time", ">n")
+    assert {row[1] for row in table.rows} == {"over 45 s (timeout)"}
 
 
 def test_a_go_asks_for_nothing() -> None:
