@@ -13,7 +13,7 @@ from harness.cli import options
 from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.report import bisection
+from harness.report.series import bisection
 from harness.store import reader
 from harness.store.writer import now
 from harness.suite import load as suites

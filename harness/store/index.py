@@ -29,7 +29,7 @@ from harness.store import reader
 from harness.store.reader import RunHeader
 
 INDEX = "index.sqlite"
-VERSION = 8
+VERSION = 9
 """Of the tables and their contents: raise it when a summary changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""
@@ -180,11 +180,11 @@ class Index:
 
 
 def _metrics(text: str, only: str | None) -> dict[str, Estimate]:
-    return {
-        name: Estimate(**{**estimate, "both": tuple(estimate["both"])})
-        for name, estimate in json.loads(text).items()
-        if only in (None, name)
-    }
+    found = {n: e for n, e in json.loads(text).items() if only in (None, n)}
+    for estimate in found.values():
+        estimate["both"] = tuple(estimate["both"])
+        estimate["ends"] = estimate["ends"] and tuple(estimate["ends"])
+    return {name: Estimate(**estimate) for name, estimate in found.items()}
 
 
 # --- the file ----------------------------------------------------------------------------

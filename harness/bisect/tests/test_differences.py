@@ -15,7 +15,7 @@ from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.records import Case, Counters, Environment, Git, Outcome, Program
-from harness.report import bisection
+from harness.report.series import bisection
 from harness.store import reader
 from harness.store.writer import create
 from harness.suite import load as suites

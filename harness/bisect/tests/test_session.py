@@ -30,7 +30,7 @@ from harness.records import (
     TensorError,
     Use,
 )
-from harness.report import bisection
+from harness.report.series import bisection
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.gate_repositories import git

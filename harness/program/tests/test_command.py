@@ -357,7 +357,7 @@ def test_a_reported_metric_can_be_named_by_a_rule(tmp_path: Path) -> None:
     (summary,) = summarise(replace(whole, measurements=(one, two)))
     (without,) = summarise(replace(whole, measurements=(one, good)))
 
-    expected = Estimate(value=1.25, low=1.25, high=1.25, processes=2, samples=4)
+    expected = Estimate(value=1.25, low=1.25, high=1.25, processes=2, samples=4, ends=(1.25, 1.25))
     assert summary.metrics["loss"] == expected
     assert asked.rules[0].quantity.unit == "nats"
     assert "loss" not in without.metrics

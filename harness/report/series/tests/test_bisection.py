@@ -19,7 +19,7 @@ from harness.bisect.journal import CommitsRequest, DifferencesRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
 from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
 from harness.records import Change, Comparison
-from harness.report import bisection
+from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
 from harness.tests.small_run import SUITE
 
