@@ -58,14 +58,6 @@ class Baseline:
     """Case id -> processes whose output was compared with the reference, and was correct; without
     the cases that have none. None in older files."""
 
-    @property
-    def device_name(self) -> str:
-        return self.environment.device_name
-
-    @property
-    def at(self) -> str:
-        return self.measured_at
-
 
 def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
     """The steady processes of a case."""
@@ -162,17 +154,16 @@ def load(folder: Path, here: Environment, suite: str) -> Baseline | None:
     Raises:
         StoreError: The file is damaged.
     """
-    name = files.path_of(folder, "any", suite).name
-    return files.find(folder, here, name, Baseline, f"To replace it, {renewal(suite)}.")
+    path = files.path_of(folder, files.model_id(here), suite)
+    return files.read(path, Baseline, f"To replace it, {renewal(suite)}.")
 
 
 def of_model(folder: Path, here: Environment) -> Iterator[Baseline | StoreError]:
     """The baselines of all suites for this GPU model; of a damaged file, why it cannot be read."""
-    paths = [p for place in files.folders(folder, here) for p in place.glob("*.json")]
-    for name in sorted({p.name for p in paths if "." not in p.stem}):  # as of a calibration
-        remedy = "Remove it, then: harness baseline set RUN"
+    place = files.path_of(folder, files.model_id(here), "any").parent
+    for path in sorted(p for p in place.glob("*.json") if "." not in p.stem):  # as a calibration
         try:
-            found = files.find(folder, here, name, Baseline, remedy)
+            found = files.read(path, Baseline, "Remove it, then: harness baseline set RUN")
             yield from [found] if found else ()
         except StoreError as error:
             yield error

@@ -384,8 +384,8 @@ def load(
 
 
 def _find(folder: Path, here: Environment, suite: str) -> Stored | None:
-    name = files.path_of(folder, "any", suite, KIND).name
-    return files.find(folder, here, name, Stored, _remedy(suite))
+    path = files.path_of(folder, files.model_id(here), suite, KIND)
+    return files.read(path, Stored, _remedy(suite))
 
 
 def thresholds(stored: Stored | None, case_id: str, given: Mapping[str, Any]) -> Thresholds:

@@ -4,7 +4,7 @@ ci/baselines/NVIDIA_H200/gate.json              baseline: step times of one run
 ci/baselines/NVIDIA_H200/gate.calibration.json  noise of the node, from A/A pairs
 ci/baselines/counters.json                      counters per step, for any CPU
 
-Each names the card it was measured on. Older files lie in a folder with the card's UUID.
+Each names the card it was measured on.
 """
 
 import hashlib
@@ -43,12 +43,6 @@ def model_id(environment: Environment) -> str:
     return environment.gpu.name if environment.gpu else device_id(environment)
 
 
-def folders(folder: Path, here: Environment) -> tuple[Path, ...]:
-    """Of this GPU's model; then those of single cards of any model, where older files are."""
-    model = path_of(folder, model_id(here), "any").parent
-    return (model, *(folder.glob("[GM][PI][UG]-*") if here.gpu else ()))
-
-
 def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
     """The file for a device and a suite, always inside `folder` and different for each suite:
     suites/gate.yaml gives `gate`, big/gate.yaml `big__gate`, gate.yaml `__gate`."""
@@ -61,23 +55,6 @@ def path_of(folder: Path, device: str, suite: str, kind: str = "") -> Path:
         parts = (*(path.parent.parts or ("",)), path.stem)
     safe = [re.sub(r"[^A-Za-z0-9_-]", "_", n) for n in (device, "__".join(parts))]
     return folder / safe[0] / f"{safe[1]}{kind}.json"
-
-
-def find(
-    folder: Path, here: Environment, name: str, kind: type[Record], remedy: str
-) -> Record | None:
-    """The record of this name for this GPU's model; without one an older one of this card, else the
-    newest of another card of the model.
-
-    Raises:
-        StoreError: A file is damaged.
-    """
-    model, *cards = folders(folder, here)
-    if (found := read(model / name, kind, remedy)) is not None:
-        return found
-    older: list[Any] = [read(card / name, kind, remedy) for card in cards]
-    fit = [r for r in older if r and r.device_name == here.device_name]
-    return max(fit, key=lambda r: (r.device == device_id(here), -age_days(r.at)), default=None)
 
 
 def _checked(at: str) -> str:

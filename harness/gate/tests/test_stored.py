@@ -132,32 +132,6 @@ def test_a_calibration_of_another_card_is_used_and_says_so(tmp_path: Path) -> No
     assert loaded(tmp_path) == again, "one for the model"
 
 
-def test_older_files_in_the_folder_of_a_card_are_found(tmp_path: Path) -> None:
-    def in_folder_of(card: str, measured_at: str, name: str = "NVIDIA H200") -> None:
-        gpu = replace(fake_runs.H200, uuid=card, name=name)
-        made = replace(baselines.of_run(recorded()), device=card, measured_at=measured_at)
-        made = replace(made, environment=replace(HERE, gpu=gpu))
-        files.write(files.path_of(tmp_path, card, SUITE), made)
-
-    def found(here: Environment) -> str | None:
-        made = baselines.load(tmp_path, here, SUITE)
-        device = made.device if made else None
-        of_model = baselines.of_model(tmp_path, here)
-        every = [b.device for b in of_model if isinstance(b, baselines.Baseline)]
-        assert every == ([device] if device else [])
-        return device
-
-    in_folder_of("GPU-an-a100", days_ago(0), AN_A100.device_name)
-    assert found(HERE) is None
-    in_folder_of("GPU-old", days_ago(9))
-    in_folder_of("GPU-new", days_ago(8))
-    assert (found(HERE), found(AN_A100)) == ("GPU-new", "GPU-an-a100")
-    in_folder_of(fake_runs.H200.uuid, days_ago(20))
-    assert (found(HERE), found(OTHER)) == (fake_runs.H200.uuid, "GPU-new")
-    files.write(files.path_of(tmp_path, "NVIDIA H200", SUITE), baselines.of_run(recorded()))
-    assert found(OTHER) == fake_runs.H200.uuid
-
-
 def against_stored(folder: Path, here: Environment, **more: Any) -> session._Answers:
     """Of a gate on this card, with the baselines of a folder and these fields of its plan."""
     task = Task(suite=SUITE, case=CASE)
@@ -213,7 +187,7 @@ def recorded(measured: list[Measurement] | None = None, **changes: Any) -> Run:
 def test_a_baseline_round_trips(tmp_path: Path) -> None:
     run = recorded()
     made = baselines.of_run(run)
-    files.write(files.path_of(tmp_path, made.device, made.suite), made)
+    files.write(files.path_of(tmp_path, made.environment.device_name, made.suite), made)
 
     found = baselines.load(tmp_path, HERE, SUITE)
 
@@ -223,7 +197,7 @@ def test_a_baseline_round_trips(tmp_path: Path) -> None:
         (m.kept_s, m.wall_s) for m in run.of(CASE.case_id)
     ]
     assert baselines.unfit(found, SUITE, HERE, 30) == ""
-    path = files.path_of(tmp_path, made.device, made.suite)
+    path = files.path_of(tmp_path, made.environment.device_name, made.suite)
     later = {"author", "correct"}
     path.write_text(
         json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k not in later})
@@ -307,7 +281,7 @@ def doubted(
 ) -> list[str]:
     """What `harness doctor` says of a baseline with these changes, after runs with these times."""
     made = replace(baselines.of_run(recorded(CHECKED)), **changes)
-    files.write(files.path_of(folder / "baselines", made.device, made.suite), made)
+    files.write(files.path_of(folder / "baselines", made.environment.device_name, made.suite), made)
     for step_s in later:
         run = recorded(fake_runs.timed(CASE, step_s), environment=card)
         indexed.store(folder / "runs", replace(run, suite=replace(run.suite, name="gate")))
@@ -331,7 +305,7 @@ def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert of() == of(0.12, 0.12) == of(0.12, 0.12, 0.104) == []
     assert of(0.12, 0.12, 0.108, card=OTHER) == [], "the card may be slower"
     assert "no later run met" in of(0.12, 0.12, 0.12, card=OTHER)[0]
-    files.path_of(tmp_path / "0" / "baselines", fake_runs.H200.uuid, "a.yaml").write_text("{}")
+    files.path_of(tmp_path / "0" / "baselines", HERE.device_name, "a.yaml").write_text("{}")
     (damaged, driver) = doubted(tmp_path / "0", environment=other)
     assert "__a.json is not a valid Baseline" in damaged
     (old,) = of(correct=None)
@@ -356,7 +330,7 @@ def test_a_baseline_in_doubt_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_baseline_of_another_driver_is_named_once(tmp_path: Path) -> None:
     other = replace(HERE, gpu=replace(fake_runs.H200, driver="560.1"))
     made = baselines.of_run(recorded(CHECKED, environment=other))
-    files.write(files.path_of(tmp_path, made.device, SUITE), made)
+    files.write(files.path_of(tmp_path, made.environment.device_name, SUITE), made)
 
     answers = against_stored(tmp_path, HERE)
 
@@ -402,7 +376,7 @@ def test_each_suite_has_a_file_inside_the_folder(
 )
 def test_a_damaged_baseline_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     made = baselines.of_run(recorded())
-    path = files.path_of(tmp_path, made.device, made.suite)
+    path = files.path_of(tmp_path, made.environment.device_name, made.suite)
     files.write(path, made)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
@@ -412,7 +386,7 @@ def test_a_damaged_baseline_is_refused(changes: dict[str, Any], said: str, tmp_p
 
 def test_a_baseline_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     made = baselines.of_run(recorded())
-    files.path_of(tmp_path, made.device, made.suite).mkdir(parents=True)
+    files.path_of(tmp_path, made.environment.device_name, made.suite).mkdir(parents=True)
 
     with pytest.raises(StoreError, match=r"cannot read .*: Is a directory"):
         baselines.load(tmp_path, HERE, SUITE)
