@@ -7,10 +7,11 @@ with those of the other. Two commits are two builds, which may differ by luck in
 alike: the variance of that enters every bound and p-value. All arithmetic is on logarithms of time
 ratios, candidate over baseline: above one is slower.
 
-The decision has two stages. `screen` passes a case on a few pairs, or asks for more. `confirm`
-judges the rest on new pairs only, so that the noise that selected a case cannot decide it. Holm's
-procedure over the confirmed cases keeps the chance that a clean change has any case called slower
-below `alpha`, for any number of cases. The error rates are in reports/studies/README.md.
+The decision has two stages. `screen` passes a case on a few pairs, or asks for more. The rest is
+judged by all of its pairs at up to four looks, each of which spends a share of `alpha`: a case that
+is decided takes no more pairs, and the looks together keep the promised error. Holm's procedure
+over all cases keeps the chance that a clean change has any case called slower below `alpha`, for
+any number of cases. The error rates are in reports/studies/README.md.
 
 Sources: Kalibera & Jones, ISMM 2013 (processes, not samples); Holm, Scand. J. Stat. 6 (1979).
 """
@@ -51,6 +52,13 @@ BOUNDLESS = math.log(100)
 SLOW = 0.05
 """Slowdown that a confirmation still has to find where pairs scatter far."""
 NEARLY_ALWAYS = 0.99
+EARLY = 0.3
+"""Share of what is left of alpha that each look before the last spends. The first can then call one
+of one, 12 or 60 cases slower by 12, 16 or 18 pairs, also if one order has two pairs more."""
+LAST = (1 - EARLY) ** 2
+"""Share of alpha that is left after two looks."""
+CLEARLY = 1.2
+"""Times `practical` of a change that is called before the last look: few pairs estimate badly."""
 POWER = 0.9
 """Probability of finding a change of the stated smallest effect."""
 NODE_MOVED, ALIKE = 1.02, 2.0
@@ -106,13 +114,14 @@ def student_bounds(logs: Floats, order: Flags, thresholds: Thresholds) -> tuple[
         return centre - np.inf, centre + np.inf
     mean = (sides[0].mean(axis=-1) + sides[1].mean(axis=-1)) / 2
     se = pair_sd(logs, order) * math.sqrt(sum(1 / n for n in counts)) / 2
-    half = widened(stdtrit(len(order) - 2, 1 - thresholds.alpha) * se, thresholds)
+    error = thresholds.alpha
+    half = _widened(stdtrit(len(order) - 2, 1 - error) * se, thresholds, error)
     return mean - half, mean + half
 
 
-def widened(half: Floats, thresholds: Thresholds) -> Floats:
+def _widened(half: Floats, thresholds: Thresholds, error: float) -> Floats:
     """The distance from the centre to a bound, with the luck of the two builds."""
-    return np.hypot(half, _quantile(1 - thresholds.alpha) * thresholds.of_builds)
+    return np.hypot(half, _quantile(1 - error) * thresholds.of_builds)
 
 
 def pair_sd(logs: Floats, order: Flags) -> Floats:
@@ -127,12 +136,15 @@ def pair_sd(logs: Floats, order: Flags) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What the rules need to know about one confirmed case, as logarithms of ratios."""
+    """What the rules need to know about one case at a look, as logarithms of ratios."""
 
     centre: float
     low: float | None
     high: float | None
+    error: float
+    """Of each bound: the share of alpha that the look spends."""
     p_slower: float
+    """Divided by that share, as `p_faster`: compare with alpha."""
     p_faster: float
     cycles: float | None = None
     """The centre in cycles (time x clock); None if the clocks were not read."""
@@ -143,31 +155,10 @@ class Statistics:
     """GPU time of one pair."""
 
 
-def confirm(
-    screened: Mapping[str, Sequence[Pair]],
-    confirmed: Mapping[str, Sequence[Pair]],
-    thresholds: ByCase,
-) -> tuple[Comparison, ...]:
-    """Judge every screened case, in order; those with a confirmation by the new pairs only.
-
-    Args:
-        screened: Pairs of the screen by case id, some of each.
-        confirmed: New pairs of the cases that did not pass the screen. Such a case without new
-            pairs is undecided.
-    """
-    judged = judge(
-        {c: statistics(pairs, thresholds[c]) for c, pairs in confirmed.items()}, thresholds
-    )
-    return tuple(
-        judged[case_id] if case_id in judged else _by_screen(case_id, pairs, thresholds[case_id])
-        for case_id, pairs in screened.items()
-    )
-
-
-def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
-    """The statistics of one case's confirmation."""
+def statistics(pairs: Sequence[Pair], thresholds: Thresholds, share: float = 1.0) -> Statistics:
+    """The statistics of one case, at a look that spends this share of alpha."""
     clocked = [p for p in pairs if p.baseline_hz is not None and p.candidate_hz is not None]
-    (answer,) = array_statistics(time_logs(pairs)[None], swapped(pairs), thresholds)
+    (answer,) = array_statistics(time_logs(pairs)[None], swapped(pairs), thresholds, share)
     if 2 * len(clocked) >= len(pairs):
         clocks = np.log([(p.candidate_hz or 1) / (p.baseline_hz or 1) for p in clocked])
         cycles = hodges_lehmann(time_logs(clocked) + clocks, swapped(clocked))
@@ -175,25 +166,29 @@ def statistics(pairs: Sequence[Pair], thresholds: Thresholds) -> Statistics:
     return replace(answer, pair_s=_pair_s(pairs))
 
 
-def array_statistics(logs: Floats, order: Flags, thresholds: Thresholds) -> tuple[Statistics, ...]:
+def array_statistics(
+    logs: Floats, order: Flags, thresholds: Thresholds, share: float = 1.0
+) -> tuple[Statistics, ...]:
     """Statistics of many cases at once, without cycles, from log ratios of time, [cases, pairs]."""
+    error = share * thresholds.alpha
     centre = hodges_lehmann(logs, order)
     slower, faster = order_free_p(logs, order), order_free_p(-logs, order)
-    bounds = exact_bounds(logs, order, thresholds.alpha)
+    bounds = exact_bounds(logs, order, error)
     if bounds is not None and thresholds.of_builds:
-        se = np.maximum((bounds[1] - bounds[0]) / 2 / _quantile(1 - thresholds.alpha), 1e-12)
+        se = np.maximum((bounds[1] - bounds[0]) / 2 / _quantile(1 - error), 1e-12)
         whole = np.hypot(se, thresholds.of_builds)
         slower = _with_builds(slower, centre, se, whole, len(order))
         faster = _with_builds(faster, -centre, se, whole, len(order))
-        low, high = (widened(np.abs(bound - centre), thresholds) for bound in bounds)
+        low, high = (_widened(np.abs(bound - centre), thresholds, error) for bound in bounds)
         bounds = centre - low, centre + high
     return tuple(
         Statistics(
             centre=float(centre[i]),
             low=None if bounds is None else float(bounds[0][i]),
             high=None if bounds is None else float(bounds[1][i]),
-            p_slower=float(slower[i]),
-            p_faster=float(faster[i]),
+            error=error,
+            p_slower=float(slower[i]) / share,
+            p_faster=float(faster[i]) / share,
             pairs=logs.shape[-1],
             freedom=logs.shape[-1] - 2,
         )
@@ -214,18 +209,18 @@ def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: in
 
 
 def judge(
-    confirmed: Mapping[str, Statistics], thresholds: ByCase, *, beside: int = 0
+    looked: Mapping[str, Statistics], thresholds: ByCase, *, beside: int = 0
 ) -> Mapping[str, Comparison]:
-    """Apply the rules of the confirmation to all confirmed cases together.
+    """Apply the rules of a look to all of its cases together.
 
     Args:
         beside: Number of cases that are shown with these and judged apart.
     """
-    slower = holm({c: s.p_slower for c, s in confirmed.items()}, beside)
-    faster = holm({c: s.p_faster for c, s in confirmed.items()}, beside)
+    slower = holm({c: s.p_slower for c, s in looked.items()}, beside)
+    faster = holm({c: s.p_faster for c, s in looked.items()}, beside)
     return {
-        c: _judge(c, s, slower[c], faster[c], len(confirmed) + beside, thresholds[c])
-        for c, s in confirmed.items()
+        c: _judge(c, s, slower[c], faster[c], len(looked) + beside, thresholds[c])
+        for c, s in looked.items()
     }
 
 
@@ -249,8 +244,8 @@ def _judge(
     thresholds: Thresholds,
 ) -> Comparison:
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
-    gap = _percent(s.centre)
-    se = _standard_error(s, thresholds)
+    gap, over = _percent(s.centre), f" over {cases} cases" if cases > 1 else ""
+    se = _standard_error(s)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
     if p_slower <= thresholds.alpha and s.centre > practical:
@@ -258,11 +253,11 @@ def _judge(
             clock_explained, change = True, Change.UNDECIDED
             reason = f"{gap} in time but {_percent(s.cycles)} in cycles: the GPU clock differed"
         else:
-            change, reason = Change.SLOWER, f"{gap}, p = {p_slower:.2g} over {cases} confirmed"
+            change, reason = Change.SLOWER, f"{gap}, p = {p_slower:.2g}{over}"
             if s.cycles is None:
                 reason += "; GPU clock not read"
     elif p_faster <= thresholds.alpha and s.centre < -practical:
-        change, reason = Change.FASTER, f"{gap}, p = {p_faster:.2g} over {cases} confirmed"
+        change, reason = Change.FASTER, f"{gap}, p = {p_faster:.2g}{over}"
     elif s.high is not None and s.high < tolerance:
         change = Change.SAME
         reason = f"{gap}, at most {_percent(s.high)}: below the tolerance"
@@ -288,7 +283,7 @@ def _judge(
         p_value=p_slower,
         pairs=s.pairs,
         clock_explained=clock_explained,
-        smallest_effect=None if se is None else _smallest_effect(se, s.freedom, cases, thresholds),
+        smallest_effect=None if se is None else _smallest_effect(se, s, cases, thresholds),
         pairs_needed=needed,
         minutes_needed=_minutes(needed, s.pair_s),
         reason=reason,
@@ -296,20 +291,20 @@ def _judge(
     )
 
 
-def _standard_error(s: Statistics, thresholds: Thresholds) -> float | None:
+def _standard_error(s: Statistics) -> float | None:
     """Standard error of the centre, from the width of its exact interval: robust to outliers."""
     if s.low is None or s.high is None:
         return None
-    return (s.high - s.low) / 2 / _quantile(1 - thresholds.alpha)
+    return (s.high - s.low) / 2 / _quantile(1 - s.error)
 
 
 def _bound(log: float | None) -> float | None:
     return None if log is None or abs(log) > BOUNDLESS else log
 
 
-def _smallest_effect(se: float, freedom: float, cases: int, thresholds: Thresholds) -> float | None:
+def _smallest_effect(se: float, s: Statistics, cases: int, thresholds: Thresholds) -> float | None:
     """The test must reject at Holm's strictest level, and the estimate must exceed `practical`."""
-    found, strict = _quantile(POWER), t_factor(freedom, 1 - thresholds.alpha / cases)
+    found, strict = _quantile(POWER), t_factor(s.freedom, 1 - s.error / cases)
     log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
     return math.expm1(log) if log <= BOUNDLESS else None
 
@@ -319,7 +314,7 @@ def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Threshol
     None if no number would, because builds differ too far.
 
     `centre` is the logarithm of the ratio, `pair_sd` the standard deviation of one pair's, and
-    `cases` the number of cases that are confirmed together.
+    `cases` the number of cases that are judged together.
     """
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
 
@@ -339,62 +334,80 @@ def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Threshol
     return max(math.ceil(min(ways)), least_pairs(cases, thresholds.alpha))
 
 
-def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
-    """Pairs of a confirmation: as many, from confirm_pairs to most_pairs, as nearly always show an
-    unchanged case below the tolerance and one that is slower by `SLOW` slower.
+def next_look(now: int, sd: float, cases: int, thresholds: Thresholds) -> int:
+    """Pairs, with those of the screen, by the look after the one by `now` pairs; the same number if
+    that is the last.
 
-    `sd` is the standard deviation of one pair, and `cases` the number that are confirmed together.
-    The centre has no influence, so that the test stays exact.
+    The first look has just as many as can call one of the cases slower. The second has half of the
+    others up to confirm_pairs, the third all of them, and a fourth more if they scatter far.
+
+    Args:
+        now: 0 after the screen.
+        sd: Standard deviation of a pair. The centre has no influence: each test stays exact.
+        cases: Number of cases that are judged together.
     """
-    tolerance, found = math.log1p(thresholds.tolerance), _quantile(NEARLY_ALWAYS)
-    slow, strict = max(math.log1p(SLOW), tolerance), thresholds.alpha / cases
+    most = thresholds.screen_pairs + thresholds.confirm_pairs
+    if now == most:
+        return thresholds.screen_pairs + pairs_to_take(sd, cases, thresholds)
+    least = max(thresholds.screen_pairs, least_pairs(cases, EARLY * thresholds.alpha))
+    # Where builds differ far, all looks see the same luck, and one is stricter than several.
+    early = (least, (least + most) // 4 * 2) if _enough(1e9, 0.0, cases, thresholds) else ()
+    return next((n for n in early if now < n < most), max(now, most))
 
-    def enough(n: float) -> bool:
-        se = math.hypot(sd / math.sqrt(n), thresholds.of_builds)
-        goals = (tolerance, thresholds.alpha), (slow, strict)
-        return all((t_factor(n - 2, 1 - error) + found) * se <= size for size, error in goals)
 
+def decided(answer: Comparison, thresholds: Thresholds) -> bool:
+    """Whether a look decides the case though more pairs could be taken: it is clearly beyond
+    `practical`, or as near as a case that passes the screen."""
+    if answer.change in (Change.SLOWER, Change.FASTER):
+        return abs(math.log(answer.ratio)) > CLEARLY * math.log1p(thresholds.practical)
+    return answer.change is Change.SAME and answer.ratio <= thresholds.screen_ratio
+
+
+def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
+    """New pairs by the last look: as many, from confirm_pairs to most_pairs, as nearly always show
+    an unchanged case below the tolerance and one that is slower by `SLOW` slower.
+
+    See `next_look` for the arguments.
+    """
+    screened, last = thresholds.screen_pairs, LAST * thresholds.alpha
     # A rank test that just reaches the strict level would not survive one disturbed pair.
-    least = math.ceil(1.5 * least_pairs(cases, thresholds.alpha))
+    least = math.ceil(1.4 * least_pairs(cases, last)) - screened
     counts = range(max(thresholds.confirm_pairs, least), thresholds.most_pairs, 2)
     most = max(thresholds.confirm_pairs, thresholds.most_pairs)
-    if not enough(1e9):
+    if not _enough(1e9, 0.0, cases, thresholds):
         return min(counts.start, most)  # builds differ too far for any number of pairs
-    return next((n for n in counts if enough(n)), most)
+    return next((n for n in counts if _enough(n + screened, sd, cases, thresholds)), most)
 
 
-def _by_screen(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
-    """A case without a confirmation: it passed the screen, or it is undecided."""
+def _enough(pairs: float, sd: float, cases: int, thresholds: Thresholds) -> bool:
+    """Whether so many pairs nearly always show what `pairs_to_take` says."""
+    tolerance, last = math.log1p(thresholds.tolerance), LAST * thresholds.alpha
+    goals = (tolerance, last), (max(math.log1p(SLOW), tolerance), last / cases)
+    se, found = math.hypot(sd / math.sqrt(pairs), thresholds.of_builds), _quantile(NEARLY_ALWAYS)
+    return all((t_factor(pairs - 2, 1 - error) + found) * se <= size for size, error in goals)
+
+
+def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Comparison:
+    """The answer for a case that passes the screen."""
     logs, order = time_logs(pairs), swapped(pairs)
     centre = float(hodges_lehmann(logs, order))
-    gap = _percent(centre)
     low, high = (_bound(float(b)) for b in student_bounds(logs, order, thresholds))
-    smallest = None
-    if high is not None:
-        se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
-        smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
-    needed = None
-    if not screen(pairs, thresholds):
-        change = Change.UNDECIDED
-        reason = f"{gap} in the {len(pairs)} pairs of the screen; not confirmed"
-        needed = thresholds.confirm_pairs
-    else:
-        assert high is not None
-        change = Change.SAME
-        reason = f"{gap}, at most {_percent(high)}: passed the screen"
+    assert high is not None
+    se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
+    smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
     return Comparison(
         case_id=case_id,
-        change=change,
+        change=Change.SAME,
         ratio=math.exp(centre),
         low=None if low is None else math.exp(low),
-        high=None if high is None else math.exp(high),
+        high=math.exp(high),
         p_value=None,
         pairs=len(pairs),
         clock_explained=False,
         smallest_effect=None if smallest is None else math.expm1(smallest),
-        pairs_needed=needed,
-        minutes_needed=_minutes(needed, _pair_s(pairs)),
-        reason=reason,
+        pairs_needed=None,
+        minutes_needed=None,
+        reason=f"{_percent(centre)}, at most {_percent(high)}: passed the screen",
     )
 
 

@@ -124,7 +124,7 @@ class CompareModel(Form):
     screen_ratio: Annotated[float, Field(gt=1)] | None = None
     """Largest ratio of times that passes the screen."""
     confirm_pairs: Annotated[int, Field(ge=1)] | None = None
-    """New pairs for the cases that the screen left open."""
+    """New pairs for a case that the screen left open and no earlier look decides."""
     most_pairs: Annotated[int, Field(ge=1)] | None = None
     """Most new pairs of a case whose pairs scatter far; confirm_pairs if only that is set."""
     alpha: Fraction | None = None

@@ -1,6 +1,7 @@
 """Runs a gate: measures what is planned, then judges what was measured."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from harness.gate import baselines, calibration, counters, creep, decide, files
 from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST, compare_stored, too_few
-from harness.records import Comparison, Finding, Pair
+from harness.records import Comparison, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -111,10 +112,12 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "screen" if timed else "counters")
+    if request.mode is not Mode.RELATIVE:
+        stage = "screen" if timed else "counters"
+        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
     match request.mode:
         case Mode.RELATIVE:
-            answers = _interleaved(plan, bench, counts)
+            answers = _interleaved(plan, bench)
         case Mode.BASELINE:
             answers = _against_stored(request, plan)
         case Mode.COUNTERS:
@@ -155,59 +158,86 @@ def _started(
     return bench, counts
 
 
-def _interleaved(plan: Plan, bench: Bench, counts: Mapping[Key, int]) -> _Answers:
-    """Screen all cases, confirm those that the screen leaves open, and compare them together."""
-    tasks = {
-        f"{t.suite}#{t.case.case_id}": t for t in plan.tasks
-    }  # ids may repeat in another suite
-    own = {name: plan.thresholds(t) for name, t in tasks.items()}
-    remarks: dict[Key, str] = {}
+@dataclass(slots=True, eq=False)
+class _Sampling:
+    """One case, of which pairs are taken until a look at them decides."""
 
-    def failed(name: str) -> bool:
-        return any(side.broken(tasks[name]) for side in plan.sides)
+    task: Task
+    plan: Plan
+    thresholds: Thresholds
+    wanted: int
+    """Steady pairs by the next look."""
+    spent: float = 0.0
+    """Share of alpha of the looks so far; 1 after the last."""
+    answer: Comparison | None = None
 
-    def steady(name: str, indices: range) -> Sequence[Pair]:
-        """Its steady pairs of these processes; a remark tells how many others there are."""
-        found, unsteady = pairs(tasks[name], plan.sides[0], plan.sides[1], indices)
-        if unsteady:
-            text = f"{unsteady} of {unsteady + len(found)} pairs were not steady, or disturbed"
-            remarks[tasks[name].key] = text
-        return () if failed(name) else found
+    @property
+    def failed(self) -> bool:
+        return any(side.broken(self.task) for side in self.plan.sides)
 
-    taken = {n: counts[t.key] for n, t in tasks.items()}
-    lost = {
-        n: range(taken[n], taken[n] + pairs(t, plan.sides[0], plan.sides[1], range(taken[n]))[1])
-        for n, t in tasks.items()
-        if not failed(n)
-    }
-    if any(lost.values()):  # a pair more costs less than the confirmation
-        bench.rounds([(tasks[n], indices) for n, indices in lost.items() if indices], "screen")
-    taken |= {n: indices.stop for n, indices in lost.items()}
-    screened = {n: found for n, c in taken.items() if (found := steady(n, range(c)))}
-    again = {
-        n: range(taken[n], taken[n] + own[n].confirm_pairs)
-        for n, found in screened.items()
-        if not comparison.screen(found, own[n])
-    }
-    if again:
-        bench.rounds([(tasks[n], indices) for n, indices in again.items()], "confirm")
-    more = {}
-    for name, indices in again.items():
-        seen = (*screened[name], *steady(name, indices))
-        if not failed(name) and len(seen) > 2:
-            sd = float(comparison.pair_sd(comparison.time_logs(seen), comparison.swapped(seen)))
-            own[name] = plan.thresholds(tasks[name], pair_sd=sd)
-            end = indices.start + comparison.pairs_to_take(sd, len(again), own[name])
-            more[name], again[name] = range(indices.stop, end), range(indices.start, end)
-        remarks.pop(tasks[name].key, None)  # remarks are about the pairs that decide: the new ones
-    if any(more.values()):
-        bench.rounds(
-            [(tasks[n], indices) for n, indices in more.items() if indices], "more confirm"
-        )
-    confirmed = {n: found for n, indices in again.items() if (found := steady(n, indices))}
-    screened = {n: found for n, found in screened.items() if not failed(n)}
-    compared = comparison.confirm(screened, confirmed, own)
-    return _Answers({tasks[c.case_id].key: c for c in compared}, remarks)
+    def pairs(self) -> tuple[Sequence[Pair], int]:
+        """Its steady pairs, and the number of others."""
+        baseline, candidate = self.plan.sides
+        return pairs(self.task, baseline, candidate, range(len(candidate.of(self.task))))
+
+    def missing(self) -> range:
+        """The processes that the next look lacks."""
+        t, taken = self.thresholds, len(self.plan.sides[-1].of(self.task))
+        most = 2 * t.screen_pairs + max(t.confirm_pairs, t.most_pairs)
+        return range(taken, min(taken + self.wanted - len(self.pairs()[0]), most))
+
+    def look(self, cases: int) -> comparison.Statistics:
+        """What its pairs show. The look spends a share of alpha, all of it if it is the last."""
+        (found, _), now, share = self.pairs(), self.wanted, 1 - self.spent
+        if len(found) > 2:
+            sd = float(comparison.pair_sd(comparison.time_logs(found), comparison.swapped(found)))
+            self.thresholds = self.plan.thresholds(self.task, pair_sd=sd)
+            self.wanted = comparison.next_look(now, sd, cases, self.thresholds)
+            share *= 1 if self.wanted == now else comparison.EARLY
+        self.spent += share
+        return comparison.statistics(found, self.thresholds, share)
+
+
+def _take(bench: Bench, cases: Collection[_Sampling], stage: str) -> None:
+    """Measure the missing pairs of each case, and in place of unsteady ones once more."""
+    for again in (False, True):
+        open_ = [c for c in cases if not c.failed and (c.pairs()[1] or not again)]
+        if missing := [(c.task, indices) for c in open_ if (indices := c.missing())]:
+            bench.rounds(missing, stage)
+
+
+def _interleaved(plan: Plan, bench: Bench) -> _Answers:
+    """Screen all cases, and look at those that stay open, by more pairs each time."""
+    own = ((task, plan.thresholds(task)) for task in plan.tasks)
+    cases = [_Sampling(task, plan, t, t.screen_pairs) for task, t in own]
+    _take(bench, cases, "screen")
+    screened = [case for case in cases if case.pairs()[0] and not case.failed]
+    for case in screened:
+        t, (found, _) = case.thresholds, case.pairs()
+        case.wanted = comparison.next_look(0, math.nan, len(screened), t)
+        if comparison.screen(found, t):
+            case.answer = comparison.screened(case.task.case.case_id, found, t)
+    # Ids may repeat in another suite.
+    looked = {str(i): case for i, case in enumerate(screened) if case.answer is None}
+    while looked:
+        _take(bench, looked.values(), "confirm")
+        looked = {key: case for key, case in looked.items() if not case.failed}
+        seen = {key: case.look(len(screened)) for key, case in looked.items()}
+        limits = {key: case.thresholds for key, case in looked.items()}
+        judged = comparison.judge(seen, limits, beside=len(screened) - len(looked))
+        for key, answer in judged.items():
+            case = looked[key]
+            case.answer = replace(answer, case_id=case.task.case.case_id)
+            if case.spent == 1 or comparison.decided(answer, case.thresholds):
+                del looked[key]
+    answers = {c.task.key: c.answer for c in screened if c.answer and not c.failed}
+    remarks = {}
+    for case in cases:
+        steady, others = len(case.pairs()[0]), case.pairs()[1]
+        if others:
+            text = f"{others} of {steady + others} pairs were not steady, or disturbed"
+            remarks[case.task.key] = text
+    return _Answers(answers, remarks)
 
 
 def _against_stored(request: Request, plan: Plan) -> _Answers:

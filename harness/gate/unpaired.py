@@ -68,7 +68,7 @@ def compare_stored(
         sides: Stored and new processes by case id, at least two each; see `too_few`.
         beside: Number of cases of other suites that the same gate shows.
         day_cv: Variation of a case's level between days, from `calibration.day_cv`.
-        thresholds: As for `comparison.confirm`.
+        thresholds: As for `comparison.judge`.
         cards: Given if the two sides were measured on two cards.
     """
     day_cv = max(day_cv, cards.cv) if cards else day_cv
@@ -102,6 +102,7 @@ def _statistics(
         centre=centre,
         low=centre - half,
         high=centre + half,
+        error=thresholds.alpha,
         p_slower=float(stdtr(freedom, -centre / se)),
         p_faster=float(stdtr(freedom, centre / se)),
         cycles=_cycles(baseline, candidate),

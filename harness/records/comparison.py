@@ -35,13 +35,13 @@ class Thresholds:
 
     screen_pairs: int = 6
     """Pairs of the screen: three whole A B B A blocks, in which linear drift cancels. Of a typical
-    node's clean cases 22 % need a confirmation then."""
+    node's clean cases 22 % stay open then."""
     screen_ratio: float = 1.012
     """Largest ratio that passes the screen."""
     confirm_pairs: int = 20
-    """New pairs of the confirmation: ten whole blocks."""
+    """New pairs of a case that no earlier look decides: ten whole blocks."""
     most_pairs: int = 64
-    """Most pairs of the confirmation, if their scatter shows that confirm_pairs decide little."""
+    """Most new pairs, if their scatter shows that confirm_pairs decide little."""
     alpha: float = 0.005
     """Probability that any case of a clean change is called slower, and the error of each bound of
     an interval. Half of the promised 1 %: a slow case has two chances to pass, and drift makes
@@ -108,7 +108,7 @@ class Comparison:
     """One-sided, for a slower candidate, adjusted by Holm: compare with alpha. None without a
     confirmation."""
     pairs: int
-    """Pairs behind these numbers: of the confirmation, or of the screen if there was none."""
+    """Pairs behind these numbers: all of the case."""
     clock_explained: bool
     """The change in time is absent in cycles: the GPU clock differed. The case is undecided."""
     smallest_effect: float | None
@@ -126,6 +126,6 @@ class Comparison:
 
 
 def least_pairs(cases: int, alpha: float) -> int:
-    """Fewest pairs, in turns in both orders, with which one of `cases` confirmed cases can be
+    """Fewest pairs, in turns in both orders, with which one of `cases` cases can be
     called slower."""
     return next(n for n in itertools.count(2) if math.comb(n, n // 2) >= cases / alpha)

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import summary
-from harness.analysis.comparison import confirm, screen
+from harness.analysis import comparison, summary
+from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
@@ -40,6 +40,7 @@ from harness.gate.unpaired import FEWEST, compare_stored
 from harness.machine.drift import changed, differences, measured
 from harness.records import (
     COUNTERS,
+    ByCase,
     Case,
     CaseSummary,
     Comparison,
@@ -298,15 +299,15 @@ def paired(run: Run) -> dict[str, Values]:
         return {}
     first = Thresholds(build_cv=0.0)  # both sides are one build
     own = dict.fromkeys(pairs, first)
-    screened = {c: p[: first.screen_pairs] for c, p in pairs.items()}
+    few = {c: p[: first.screen_pairs] for c, p in pairs.items()}
     more = {c: p[first.screen_pairs :] for c, p in pairs.items()}
     noise = calibrate(pairs)
     days = [calibrate({c: p[i::2] for c, p in pairs.items()}).levels() for i in range(2)]
     return {
-        "screen": {c: screen(p, first) for c, p in screened.items()},
-        "screened": {c.case_id: _comparison(c) for c in confirm(screened, {}, own)},
-        "confirmed": {c.case_id: _comparison(c) for c in confirm(screened, pairs, own)},
-        "few": {c.case_id: _comparison(c) for c in confirm(screened, more, own)},
+        "screen": {c: screen(p, first) for c, p in few.items()},
+        "screened": {c: _comparison(screened(c, p, first)) for c, p in few.items()},
+        "confirmed": _looked(pairs, own),
+        "few": _looked(more, own),
         "noise": [noise.noise, noise.process_cv, noise.biased],
         "noise by case": [
             [c.case_id, c.noise, c.process_cv, c.level_s, c.ratio, c.p_value, c.pairs]
@@ -317,6 +318,11 @@ def paired(run: Run) -> dict[str, Values]:
             between_days([*days, noise.levels()], noise.noise),
         ],
     }
+
+
+def _looked(pairs: Mapping[str, Sequence[Pair]], own: ByCase) -> dict[str, Values]:
+    looked = {c: statistics(p, own[c]) for c, p in pairs.items()}
+    return {c: _comparison(answer) for c, answer in comparison.judge(looked, own).items()}
 
 
 def _pair(baseline: Measurement, candidate: Measurement) -> Pair:

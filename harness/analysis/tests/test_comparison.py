@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 from scipy.stats import PermutationMethod, mannwhitneyu
 
+from harness.analysis import comparison
 from harness.analysis.comparison import (
-    confirm,
+    EARLY,
+    decided,
     holm,
+    next_look,
     pair_sd,
     pairs_needed,
     pairs_to_take,
     screen,
+    screened,
+    statistics,
     swapped,
     time_logs,
 )
@@ -34,10 +39,10 @@ def pairs(ratio: float, n: int, *, spread: float = 0.008, seed: int = 0) -> list
     ]
 
 
-def judge(first: list[Pair], second: list[Pair], thresholds: Thresholds = DEFAULT) -> Comparison:
-    """One case, confirmed by the second pairs if there are any."""
-    (answer,) = confirm({"a": first}, {"a": second} if second else {}, {"a": thresholds})
-    return answer
+def judge(found: list[Pair], thresholds: Thresholds = DEFAULT, share: float = 1.0) -> Comparison:
+    """One case by one look."""
+    looked = {"a": statistics(found, thresholds, share)}
+    return comparison.judge(looked, {"a": thresholds})["a"]
 
 
 # --- rank statistics ---------------------------------------------------------------------
@@ -107,8 +112,8 @@ def test_what_the_order_does_changes_no_answer(effect: float) -> None:
     ]
 
     for then, now in (
-        (judge(plain[0], plain[1]), judge(slowed[0], slowed[1])),
-        (judge(plain[0], []), judge(slowed[0], [])),
+        (judge(plain[1]), judge(slowed[1])),
+        (screened("a", plain[0], DEFAULT), screened("a", slowed[0], DEFAULT)),
     ):
         assert now.change is then.change
         assert (now.low, now.ratio, now.high) == pytest.approx((then.low, then.ratio, then.high))
@@ -145,14 +150,14 @@ def test_the_planted_change_is_found(planted: float, spread: float, expected: Ch
     first = pairs(planted, DEFAULT.screen_pairs, spread=spread, seed=7)
     second = pairs(planted, 20, spread=spread, seed=1007)
 
-    answer = judge(first, [] if screen(first, DEFAULT) else second)
+    answer = screened("a", first, DEFAULT) if screen(first, DEFAULT) else judge(second)
 
     assert answer.change is expected
     assert (answer.low or math.inf) < planted < (answer.high or 0)
 
 
 def test_a_certain_slowdown_of_no_practical_size_is_the_same() -> None:
-    answer = judge(pairs(1.013, 6, spread=0.0005), pairs(1.013, 20, spread=0.0005))
+    answer = judge(pairs(1.013, 20, spread=0.0005))
 
     assert answer.p_value is not None
     assert answer.p_value < DEFAULT.alpha
@@ -173,22 +178,78 @@ def test_a_screen_is_passed_by_enough_calm_pairs(ratios: tuple[float, ...], pass
     assert screen(group, DEFAULT) is passes
 
 
-def test_a_confirmation_uses_its_new_pairs_only() -> None:
-    answer = judge(pairs(1.06, 6), pairs(1.0, 20))
+@pytest.mark.parametrize(
+    ("cases", "sd", "build_cv", "looks"),
+    [
+        (1, 0.01, 0.001, [12, 18, 26]),
+        (12, 0.01, 0.001, [16, 20, 26]),
+        (60, 0.01, 0.001, [18, 22, 26]),
+        (1, 0.1, 0.001, [12, 18, 26, 70]),
+        (1, 0.01, 0.02, [26]),  # more pairs do not average the luck of two builds
+    ],
+)
+def test_looks_have_more_pairs_each_and_the_last_as_many_as_the_scatter_asks_for(
+    cases: int, sd: float, build_cv: float, looks: list[int]
+) -> None:
+    found, thresholds = [0], Thresholds(build_cv=build_cv)
+    while (more := next_look(found[-1], sd, cases, thresholds)) > found[-1]:
+        found.append(more)
 
-    assert (answer.change, answer.pairs) == (Change.SAME, 20)
+    assert found[1:] == looks
+
+
+@pytest.mark.parametrize(("cases", "pairs"), [(1, 12), (12, 16), (60, 18)])
+def test_fewer_pairs_than_the_first_look_has_could_decide_nothing(cases: int, pairs: int) -> None:
+    assert least_pairs(cases, EARLY * DEFAULT.alpha) == pairs
+
+
+def test_a_large_slowdown_is_decided_by_the_first_look() -> None:
+    answers = [judge(pairs(1.15, n), share=EARLY) for n in (12, 11)]
+
+    assert [a.change for a in answers] == [Change.SLOWER, Change.UNDECIDED]
+    assert answers[0].p_value == pytest.approx(1 / EARLY / math.comb(12, 6))
+
+
+def test_a_look_is_as_strict_as_its_share_of_alpha() -> None:
+    found, one_build = pairs(1.018, 20, spread=0.01, seed=3), Thresholds(build_cv=0.0)
+    whole, part = judge(found, one_build), judge(found, one_build, share=0.1)
+    stricter = judge(found, replace(one_build, alpha=0.1 * DEFAULT.alpha))
+
+    assert whole.p_value is not None
+    assert part.p_value == pytest.approx(10 * whole.p_value)
+    assert (part.low, part.high) == (stricter.low, stricter.high) != (whole.low, whole.high)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "change", "done"),
+    [
+        (1.0, Change.SAME, True),
+        (1.02, Change.SAME, False),  # below the tolerance; more pairs may show it slower
+        (1.02, Change.SLOWER, True),
+        (1.016, Change.SLOWER, False),  # more pairs may show it below 1.5 %
+        (0.98, Change.FASTER, True),
+        (1.0, Change.UNDECIDED, False),
+    ],
+)
+def test_a_look_before_the_last_decides_what_is_clear(
+    ratio: float, change: Change, done: bool
+) -> None:
+    answer = replace(judge(pairs(1.0, 20)), ratio=ratio, change=change)
+
+    assert decided(answer, DEFAULT) is done
 
 
 def test_the_more_cases_are_confirmed_the_smaller_a_p_value_must_be() -> None:
     one = pairs(1.018, 20, spread=0.014, seed=3)
     clean = {f"c{i}": pairs(1.0, 20, seed=100 + i) for i in range(59)}
 
-    alone = judge(one, one)
-    both = {"a": one, **clean}
-    among = confirm(both, both, dict.fromkeys(both, DEFAULT))[0]
+    alone = judge(one)
+    both = {case_id: statistics(p, DEFAULT) for case_id, p in {"a": one, **clean}.items()}
+    among = comparison.judge(both, dict.fromkeys(both, DEFAULT))["a"]
+    beside = comparison.judge({"a": both["a"]}, {"a": DEFAULT}, beside=59)["a"]
 
     assert alone.p_value is not None
-    assert among.p_value == pytest.approx(60 * alone.p_value)
+    assert among.p_value == beside.p_value == pytest.approx(60 * alone.p_value)
     assert (alone.change, among.change) == (Change.SLOWER, Change.UNDECIDED)
     adjusted = holm({"a": 0.001, "b": 0.04, "c": 0.03})
     assert adjusted == pytest.approx({"a": 0.003, "c": 0.06, "b": 0.06})  # they ascend
@@ -207,8 +268,8 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
 ) -> None:
     clocks: dict[str, Any] = {"baseline_hz": 1.98e9, "candidate_hz": candidate_hz}
 
-    answer = judge(pairs(1.05, 6), [replace(p, **clocks) for p in pairs(1.05, 20)])
-    unread = judge(pairs(1.05, 6), pairs(1.05, 20))
+    answer = judge([replace(p, **clocks) for p in pairs(1.05, 20)])
+    unread = judge(pairs(1.05, 20))
 
     assert (answer.change, answer.clock_explained) == (change, explained)
     assert unread.change is Change.SLOWER
@@ -217,7 +278,7 @@ def test_a_gap_that_vanishes_in_cycles_is_undecided(
 
 
 def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
-    answer = judge(pairs(1.02, 6), pairs(1.02, 20, spread=0.025, seed=5))
+    answer = judge(pairs(1.02, 20, spread=0.025, seed=5))
 
     assert answer.change is Change.UNDECIDED
     assert answer.pairs_needed is not None
@@ -225,7 +286,7 @@ def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
     assert answer.smallest_effect is not None
     assert 0.02 < answer.smallest_effect < 0.05
     more = (pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=n) for n in range(10))
-    assert sum(judge(p[:5], p).change is not Change.UNDECIDED for p in more) >= 7
+    assert sum(judge(p).change is not Change.UNDECIDED for p in more) >= 7
 
 
 def test_a_gap_beyond_the_tolerance_needs_the_pairs_that_show_it_slower() -> None:
@@ -241,17 +302,16 @@ def test_the_luck_of_builds_enters_bounds_and_p_values(sd: float) -> None:
     ratios = np.exp(rng.normal(0.0, sd * math.sqrt(2), 400))
     made = [pairs(r, 20, spread=0.003, seed=n) for n, r in enumerate(ratios)]
 
-    found = [judge(p[:6], p, thresholds) for p in made]
-    screened = [judge(p[:6], [], thresholds) for p in made]
+    found = [judge(p, thresholds) for p in made]
 
     assert sum(f.change is Change.SLOWER for f in found) <= 5
-    for answers in (found, screened):
+    for answers in (found, [screened("a", p[:6], thresholds) for p in made]):
         assert sum((f.low or 0) > 1 for f in answers) <= 7
         assert sum((f.high or 2) < 1 for f in answers) <= 7
 
 
 def test_where_builds_differ_as_far_as_the_tolerance_more_pairs_are_not_advised() -> None:
-    answer = judge(pairs(1.0, 6), pairs(1.0, 20), Thresholds(build_cv=0.02))
+    answer = judge(pairs(1.0, 20), Thresholds(build_cv=0.02))
 
     assert (answer.change, answer.pairs_needed) == (Change.UNDECIDED, None)
     assert "builds differ by 2 %" in answer.reason
@@ -262,23 +322,21 @@ NO_BOUNDS = {"low": None, "high": None, "smallest_effect": None}
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "expected"),
+    ("answer", "expected"),
     [
-        (pairs(1.05, 6), [], {"change": Change.UNDECIDED, "p_value": None, "pairs_needed": 20}),
-        (pairs(0.95, 6), [], {"change": Change.UNDECIDED, "p_value": None}),  # nor called faster
-        (pairs(1.0, 6), [], {"change": Change.SAME, "p_value": None, "pairs_needed": None}),
+        (screened("a", pairs(1.0, 6), DEFAULT), {"change": Change.SAME, "p_value": None}),
         # Above screen_ratio by 1.28 standard errors of the mean of six pairs.
-        (pairs(1.0, 6), [], {"smallest_effect": pytest.approx(0.018, abs=0.004)}),
-        (pairs(1.0, 1), [], {"change": Change.UNDECIDED, **NO_BOUNDS}),
-        (pairs(1.0, 6), pairs(1.0, 6), {"change": Change.UNDECIDED, **NO_BOUNDS}),
+        (
+            screened("a", pairs(1.0, 6), DEFAULT),
+            {"smallest_effect": pytest.approx(0.018, abs=4e-3)},
+        ),
+        (judge(pairs(1.0, 1)), {"change": Change.UNDECIDED, **NO_BOUNDS}),
+        (judge(pairs(1.05, 6)), {"change": Change.UNDECIDED, **NO_BOUNDS}),
+        (judge(pairs(0.95, 6)), {"change": Change.UNDECIDED, **NO_BOUNDS}),
     ],
-    ids=["slower", "faster", "passed", "effect", "one pair", "six pairs to confirm"],
+    ids=["passed", "effect", "one pair", "slower", "faster"],
 )
-def test_few_pairs_decide_little(
-    first: list[Pair], second: list[Pair], expected: dict[str, object]
-) -> None:
-    answer = judge(first, second)
-
+def test_few_pairs_decide_little(answer: Comparison, expected: dict[str, object]) -> None:
     assert {name: getattr(answer, name) for name in expected} == expected
 
 

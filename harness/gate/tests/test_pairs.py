@@ -1,5 +1,6 @@
-"""Which pairs of processes a gate compares: those of the screen, or new ones that confirm."""
+"""Which pairs of processes a gate takes, and how many, until it can decide."""
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
 from harness.gate.plan import Plan
@@ -14,18 +16,21 @@ from harness.records import Change, Outcome, Thresholds
 from harness.runner.interleave import Side, Task
 from harness.tests import fake_runs
 
+DISTURBED = "{} of {} pairs were not steady, or disturbed"
+
 
 @pytest.mark.parametrize(
     ("disturbed", "failed", "said", "pairs"),
     [
-        ({0, 1}, None, "", 20),  # of the screen, which decided nothing
-        ({0, 1, 7, 12, 20, 25}, None, "3 of 20 pairs were not steady, or disturbed", 17),
-        (set(range(6, 26)), None, "20 of 20 pairs were not steady, or disturbed", 6),
-        (set(), 25, "", None),
+        ((), None, "", 26),
+        ({0, 1}, None, DISTURBED.format(2, 28), 26),
+        ({0, 1, 7, 12, 20, 25, 33}, None, DISTURBED.format(6, 32), 26),  # 32 processes at most
+        (set(range(6, 40)), None, DISTURBED.format(26, 32), 6),
+        ((), 25, "", None),
     ],
 )
-def test_the_pairs_that_decide_are_compared_unless_a_process_failed(
-    disturbed: set[int], failed: int | None, said: str, pairs: int | None
+def test_unsteady_pairs_are_replaced_and_a_case_that_fails_is_not_compared(
+    disturbed: Collection[int], failed: int | None, said: str, pairs: int | None
 ) -> None:
     answers, key = compared_in_turns(Thresholds(most_pairs=20), 0.3, disturbed, failed)
 
@@ -37,18 +42,54 @@ def test_the_pairs_that_decide_are_compared_unless_a_process_failed(
 def test_a_disturbed_pair_of_the_screen_is_measured_again() -> None:
     answers, key = compared_in_turns(Thresholds(), 0.001, {1, 4, 6})  # one of the two more, too
 
-    assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (20, Change.SAME)
+    assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (12, Change.SAME)
     answers, key = compared_in_turns(Thresholds(), 0.001, {1, 4})
 
     assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (6, Change.SAME)
 
 
 @pytest.mark.parametrize(
+    ("ratio", "cv", "pairs", "change"),
+    [
+        (1.0, 0.001, 6, Change.SAME),
+        (1.15, 0.03, 12, Change.SLOWER),
+        (0.85, 0.03, 12, Change.FASTER),
+        (1.04, 0.03, 18, Change.SLOWER),
+        (1.03, 0.03, 68, Change.SLOWER),
+    ],
+)
+def test_the_larger_a_change_is_the_fewer_pairs_it_takes(
+    ratio: float, cv: float, pairs: int, change: Change
+) -> None:
+    answers, key = compared_in_turns(Thresholds(), cv, ratio=ratio)
+
+    found = answers.comparisons[key]
+    assert (found.pairs, found.change) == (pairs, change)
+    assert found.case_id == key[1]
+
+
+def test_the_looks_spend_all_of_alpha_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent = []
+
+    def statistics(pairs: Any, thresholds: Thresholds, share: float) -> comparison.Statistics:
+        spent.append((len(pairs), share))
+        return looked(pairs, thresholds, share)
+
+    looked = comparison.statistics
+    monkeypatch.setattr(comparison, "statistics", statistics)
+
+    compared_in_turns(Thresholds(), 0.3)
+
+    assert [pairs for pairs, _ in spent] == [12, 18, 26, 70]
+    assert sum(share for _, share in spent) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
     ("cv", "pairs", "change", "tolerance"),
     [
-        (0.012, 20, Change.SAME, None),
-        (0.05, 60, Change.SAME, None),
-        (0.1, 64, Change.UNDECIDED, 0.05),
+        (0.012, 18, Change.SAME, None),
+        (0.05, 66, Change.SAME, None),
+        (0.1, 70, Change.UNDECIDED, 0.05),
     ],
 )
 def test_a_case_without_calibration_is_judged_by_the_scatter_of_its_pairs(
@@ -60,28 +101,47 @@ def test_a_case_without_calibration_is_judged_by_the_scatter_of_its_pairs(
     assert (found.pairs, found.change, found.tolerance) == (pairs, change, tolerance)
 
 
+def test_a_case_that_passes_the_screen_counts_in_the_correction() -> None:
+    answers, key = compared_in_turns(Thresholds(build_cv=0.0), 0.03, ratio=1.15, beside=True)
+
+    found = answers.comparisons[key]
+    assert (len(answers.comparisons), found.pairs, found.change) == (2, 13, Change.SLOWER)
+    assert found.p_value == pytest.approx(2 / comparison.EARLY / math.comb(13, 6))
+
+
 def compared_in_turns(
     thresholds: Thresholds | None,
     cv: float,
     disturbed: Collection[int] = (),
     failed: int | None = None,
+    *,
+    ratio: float = 1.0,
+    beside: bool = False,
 ) -> tuple[session._Answers, tuple[str, str]]:
-    """Compare one case whose processes scatter so far; without thresholds, by its own pairs."""
+    """Compare one case whose processes scatter so far; without thresholds, by its own pairs.
+
+    Args:
+        beside: Also a case that does not change, of the same name in another suite.
+    """
     case = fake_runs.case({"seq_len": 512})
-    task = Task(suite="s", case=case)
+    tasks = [Task(suite=suite, case=case) for suite in ("s", "other")[: 1 + beside]]
     sides = [Side(name, (), None, None) for name in ("base", "head")]  # type: ignore[arg-type]
-    made = [fake_runs.timed(case, 0.1, processes=80, cv=cv, seed=seed) for seed in (1, 2)]
+    made = [
+        fake_runs.timed(case, step_s, processes=80, cv=cv, seed=seed)
+        for seed, step_s in ((1, 0.1), (2, 0.1 * ratio))
+    ]
+    calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)
 
     def rounds(plan: Any, _: str) -> None:
         for side, timed in zip(sides, made, strict=True):
-            for i in (i for _, indices in plan for i in indices):
+            for task, i in ((task, i) for task, indices in plan for i in indices):
                 (crashed,) = fake_runs.ended(case, Outcome.CRASH)
-                ran = replace(crashed, process=i) if i == failed else timed[i]
+                ran = calm[i] if task.suite == "other" else timed[i]
+                ran = replace(crashed, process=i) if i == failed else ran
                 ran = replace(ran, steady=i not in disturbed)
                 side.measured.setdefault(task.key, []).append(ran)
 
-    rounds([(task, range(6))], "screen")
-    plan: Any = SimpleNamespace(sides=sides, tasks=[task], calibrations={}, policy=PLAIN)
+    plan: Any = SimpleNamespace(sides=sides, tasks=tasks, calibrations={}, policy=PLAIN)
     plan.thresholds = lambda *a, **k: thresholds or Plan.thresholds(plan, *a, **k)
     bench: Any = SimpleNamespace(rounds=rounds)
-    return session._interleaved(plan, bench, {task.key: 6}), task.key
+    return session._interleaved(plan, bench), tasks[0].key

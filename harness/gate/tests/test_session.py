@@ -165,9 +165,11 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
         for m in measured:
             began.setdefault(m.process, {})[ref] = m.started_at
 
+    assert len(run.of(case_id("new"))) == 2, "only the candidate runs it"
     first = [min(sides, key=lambda name: sides[name]) for _, sides in sorted(began.items())]
 
-    assert first == ["main", "change"] * 4, "pairs alternate their order"
+    assert len(first) >= 7, "the first look, unless it came too late for unsteady pairs"
+    assert first == (["main", "change"] * len(first))[: len(first)], "they alternate their order"
     assert calibration.ASSUMED in verdict.calibration
 
 

@@ -65,7 +65,7 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert "there is no file 'bench.py'" in first.stdout
     assert slower.returncode == 1, slower.stdout + slower.stderr
-    assert re.search(r"4\.000x .* slower", slower.stdout)
+    assert re.search(r"4\.00x .* slower", slower.stdout)
     assert "upper limit of step time on cpu: 2 ms" in slower.stdout
     assert git(theirs, "status", "--porcelain") == "", "what a run writes is ignored"
     assert not (theirs / "ci/baselines").exists()

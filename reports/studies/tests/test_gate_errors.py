@@ -49,6 +49,13 @@ def test_a_planted_slowdown_is_found_and_does_not_pass() -> None:
     assert at_most(seen.missed, seen.gates, 0.01)
 
 
+def test_a_large_slowdown_takes_half_as_many_pairs_as_a_whole_confirmation() -> None:
+    seen = tally(TYPICAL, 1, 0.15, gates=50)
+
+    assert seen.found == seen.gates
+    assert seen.pairs < 13 * seen.gates
+
+
 def test_without_holm_clean_changes_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     def unadjusted(p_values: Mapping[str, float], beside: int) -> Mapping[str, float]:
         return p_values
@@ -67,7 +74,7 @@ def test_gates_of_one_commit_call_as_many_cases_faster_as_slower(
     monkeypatch.setattr(comparison, "holm", lambda p_values, beside: p_values)
     setting = Setting(noise=NOISY, cases=60, calibrated=False, practical=0.0)
 
-    seen = simulate(setting, gates=60, rng=np.random.default_rng(2))
+    seen = simulate(setting, gates=200, rng=np.random.default_rng(2))
 
     called = seen.faster + seen.slower
     assert called > 20
