@@ -62,4 +62,5 @@ def init(
     found.write()
     for note in found.notes:
         show(note)
-    show(f"Written: {', '.join(found.files)}\nNext: harness gate --base HEAD, then commit them.")
+    show("\n  ".join(["Written:", *found.files]))
+    show("Next: try the gate (harness gate --base HEAD), then commit these files.")

@@ -28,7 +28,7 @@ from harness.gate.plan import Say
 from harness.gate.policy_suites import require_own
 from harness.git.origin import packages_in
 from harness.git.repository import Repository, try_git
-from harness.records import Outcome, Run, Suite, Thresholds
+from harness.records import METRICS, Outcome, Run, Suite, Thresholds
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.self_test import skipped_self_test
@@ -36,7 +36,7 @@ from harness.runner.watchdog import RunObserver
 from harness.store import reader, writer
 from harness.suite import load as suites
 from harness.suite.positions import scalar
-from harness.suite.printed import readings
+from harness.suite.printed import place, readings
 
 SUITE, POLICY, REQUIREMENTS = "suites/gate.yaml", str(policy.DEFAULT), "ci/requirements.txt"
 TEMPLATES = {
@@ -60,8 +60,12 @@ ROOM = {True: 1.1, False: 2.0}
 ON_CPU = {"screen_ratio": 1.1, "confirm_pairs": 20, "practical": 0.1}
 ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
 """A shared CPU cannot tell 3 %: GO is less than 25 % slower, NO-GO more than 10 %."""
-NOTHING = "Nothing was written. Repair it, or give larger --axis values, and repeat the command."
-APART = NOTHING.replace("Repair it", "Look for other load")
+NOTHING = "Nothing was written. Repair it, and repeat the command."
+APART = NOTHING.replace("Repair it", "Look for other load, or give larger --axis values")
+FORGES = {"github": "GitHub", "gitlab": "GitLab"}
+SCALES = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
+LONG = 30
+"""Characters that are shown of the text beside a number."""
 
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
@@ -108,20 +112,23 @@ def prepared(
     found = FirstGate()
     with ExitStack() as held:
         measured = _started(held, suite, roots, line, say, shown)
-        read, took_s = _printed(measured, suite) if "command" in workload else ({}, 0.0)
+        read, said, took_s = _printed(measured, suite) if "command" in workload else ({}, [], 0.0)
         found.files[SUITE] = _suite_text(workload, read, took_s)
         run = measured(suites.loads(found.files[SUITE], SUITE), reader.DEFAULT_ROOT)
     _require_ok(run)
     gpu = run.environment.gpu is not None
-    folders, device = " and ".join(roots), run.environment.device_name
-    found.notes += [f"Seen: {forge}, branch {branch}, packages under {folders}, device {device}"]
-    found.notes += _readings_text(read) if "command" in workload else ()
+    folders, device = " and ".join(["its root", *roots[1:]]), run.environment.device_name
+    found.notes += [
+        f"Repository: {FORGES[forge]}, branch {branch}; code is imported from {folders}",
+        *said,
+        f"Measured on {device}. A case beyond its limit fails, however slow its base is:",
+    ]
     found.files[POLICY] = _policy_text(run, roots, found.notes)
     policy.parse(found.files[POLICY], policy.DEFAULT)
     found.files[REQUIREMENTS] = _requirements_text(root, found.notes)
     found.files |= {name: _template(name, branch, gpu=gpu) for name in TEMPLATES[forge]}
     if forge == "gitlab" and Path(".gitlab-ci.yml").exists():
-        found.notes.append(f"Add to .gitlab-ci.yml:\n{INCLUDE}")
+        found.notes.append(f"To do: add to .gitlab-ci.yml:\n{INCLUDE}")
     elif forge == "gitlab":
         found.files[".gitlab-ci.yml"] = INCLUDE
     ignore = Path(".gitignore")
@@ -130,9 +137,9 @@ def prepared(
     pairs, pair_s = Thresholds(), 2 * sum(m.wall_s for m in run.measurements) / PROCESSES
     more = pairs.most_pairs if gpu else ON_CPU["confirm_pairs"]
     least, most = (units.duration(n * pair_s) for n in (pairs.screen_pairs, more))
-    found.notes.append(f"A gate takes about {least} here, up to {most} more where in doubt.")
+    found.notes.append(f"A gate takes about {least} here, and up to {most} more if in doubt.")
     if gpu:
-        found.notes.append("CI needs a runner with a GPU: see ci/README.md of the harness.")
+        found.notes.append("To do: give CI a runner with a GPU: see ci/README.md of the harness.")
     return found
 
 
@@ -154,27 +161,48 @@ def _branch(root: Path) -> str:
 
 def _printed(
     measured: Callable[[Suite, Path], Run], suite: Suite
-) -> tuple[Mapping[str, Any], float]:
-    """What the output of the first case gives, and how long the program took."""
+) -> tuple[Mapping[str, Any], list[str], float]:
+    """What the output of the first case gives, the same in words, and how long the program took."""
     case = suite.cases[0]
     case = replace(case, settings=replace(case.settings, processes=1, timeout_s=TRIAL_S))
     with tempfile.TemporaryDirectory() as folder:
         run = measured(replace(suite, cases=(case,)), Path(folder))
         (m,) = run.measurements
-        read = readings(Path(run.folder, m.log).read_text("utf-8", errors="replace"))
+        output = Path(run.folder, m.log).read_text("utf-8", errors="replace")
+    read = readings(output)
     if m.outcome is not Outcome.TIMEOUT or "progress" not in read:
         _require_ok(run)
-    return read, m.wall_s
+    return read, [*_readings_text(read, output)], m.wall_s
 
 
-def _readings_text(read: Mapping[str, Any]) -> Iterator[str]:
-    metrics = read.get("metrics", {})
+def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
+    """What was recognised, in words; the expressions are in the suite."""
+    metrics, progress = read.get("metrics", {}), read.get("progress")
+    if not progress and "step_s" not in metrics:
+        yield "No steps were recognised in the output: the gate times the whole program."
+        yield "  To time steps, print a line for each, such as: step 3 step_ms=12.5"
+    if metrics or progress:
+        yield "Recognised in the output of the program:"
     for name, way in metrics.items():
-        yield f"Read from the output: {name} in '{way['line']}'"
-    if "progress" in read:
-        yield f"A step ends with a line that matches '{read['progress']['step']}'."
-    elif "step_s" not in metrics:
-        yield "The output has neither steps nor the time of one: the whole program is timed."
+        where, value = _where(way["line"], output)
+        unit = f", in {SCALES[way.get('scale', 1.0)]}" if name == "step_s" else ""
+        title = METRICS[name].title if name in METRICS else name
+        yield f"  {title}: the number {where}{unit} (last: {value})"
+    if progress:
+        where, value = _where(progress["step"], output)
+        yield f"  end of a step: a line with a number {where} (last: {value})"
+        if "step_s" not in metrics:
+            yield "  step time: the time from one such line to the next"
+        if progress["until"] == "sampled":
+            yield "  The program is stopped as soon as enough steps are timed."
+    if metrics or progress:
+        yield f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
+
+
+def _where(pattern: str, output: str) -> tuple[str, str]:
+    """Where in a line a number is, and its last value."""
+    before, value, after = (text.strip() for text in place(pattern, output))
+    return f"after `{before[-LONG:]}`" if before else f"before `{after[:LONG]}`", value
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -275,7 +303,7 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
         source = f"run {run.run_id} on {here.gpu.name if here.gpu else here.cpu}, factor {room:g}"
         absolute.append({**asked, "source": source})
         shown, bound = units.quantity(metric, value), units.quantity(metric, limit)
-        notes.append(f"{case.case_id}: {shown}; limit {bound}")
+        notes.append(f"  {case.case_id}: {shown}; limit {bound}")
     cases = (run.of(case.case_id) for case in run.suite.cases)
     counted = all(counters.counts_of(measured)[0] is not None for measured in cases)
     return _yaml(
@@ -301,7 +329,7 @@ def _requirements_text(root: Path, notes: list[str]) -> str:
     elif found and not origin:
         source = f"nsa-harness=={found.version}"
     else:
-        notes.append(f"Replace HARNESS in {REQUIREMENTS}: where CI installs the harness from.")
+        notes.append(f"To do: in {REQUIREMENTS}, put the harness's git URL in place of HARNESS.")
     theirs = ["-r ../requirements.txt"] if (root / "requirements.txt").exists() else []
     project = root / "pyproject.toml"
     if project.exists() and "project" in tomllib.loads(project.read_text("utf-8")):

@@ -57,6 +57,15 @@ def readings(output: str) -> Mapping[str, Any]:
     return found
 
 
+def place(pattern: str, output: str) -> tuple[str, str, str]:
+    """The last number in the output that a pattern of `readings` finds, and the text before and
+    after it that the pattern needs."""
+    lines = (line[:MAX_LINE] for line in output.splitlines())
+    *_, found = filter(None, (re.search(pattern, line) for line in lines))
+    start, end = found.span(1)
+    return found.string[found.start() : start], found[1], found.string[end : found.end()]
+
+
 def _patterns(ways: Sequence[str], number: str, lines: Sequence[str]) -> Mapping[str, str | None]:
     """What fits one of the ways, with the words of its line and any number -> its unit."""
     found: dict[str, str | None] = {}

@@ -61,7 +61,8 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
 
     assert made.returncode == 0, made.stderr
     assert "bench/program: 1 ms; limit 2 ms" in made.stdout
-    assert r"\d" in made.stdout.replace(r"\\", ""), "patterns as they are written"
+    assert "\n  step time: the number after `took`, in ms (last: 1.00)\n" in made.stdout
+    assert max(map(len, made.stdout.splitlines())) <= 100
     assert first.returncode == 0, first.stdout + first.stderr
     assert "there is no file 'bench.py'" in first.stdout
     assert slower.returncode == 1, slower.stdout + slower.stderr
@@ -279,6 +280,62 @@ def test_steps_times_and_rates_are_read_from_the_output(
         name: float(re.search(way["line"], last)[1]) * way.get("scale", 1.0)  # type: ignore[index]
         for name, way in ways.items()
     } == pytest.approx(found)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (
+            "\n".join(f"{line}, loss: -2.5 took 7 ms" for line in STEPS),
+            [
+                "Recognised in the output of the program:",
+                "  step time: the number after `took`, in ms (last: 7)",
+                "  loss: the number after `loss:` (last: -2.5)",
+                "  end of a step: a line with a number after `step` (last: 4)",
+                "  The program is stopped as soon as enough steps are timed.",
+                "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
+            ],
+        ),
+        (
+            "\n".join(f"iter {i}: {900 + i} tokens/s" for i in range(5)),
+            [
+                "Recognised in the output of the program:",
+                "  tokens/s: the number before `tokens/s` (last: 904)",
+                "  end of a step: a line with a number after `iter` (last: 4)",
+                "  step time: the time from one such line to the next",
+                "  The program is stopped as soon as enough steps are timed.",
+                "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
+            ],
+        ),
+        (
+            "\r".join(f"{i}%|#   | {i}/100 [00:01<00:02, 4.87it/s]" for i in range(5)),
+            [
+                "No steps were recognised in the output: the gate times the whole program.",
+                "  To time steps, print a line for each, such as: step 3 step_ms=12.5",
+            ],
+        ),
+        (
+            '{"step_us": 310}\n1,234 tok/s at 980 tok/s',
+            [
+                "Recognised in the output of the program:",
+                """  step time: the number after `step_us":`, in µs (last: 310)""",
+                "  tokens/s: the number before `tok/s` (last: 980)",
+                "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
+            ],
+        ),
+    ],
+    ids=["step lines", "tokens/s", "tqdm", "a summary"],
+)
+def test_what_was_recognised_is_said_in_words(output: str, said: list[str]) -> None:
+    assert list(first_gate._readings_text(readings(output), output)) == said
+
+
+def test_the_line_that_init_proposes_is_recognised() -> None:
+    (_, line) = first_gate._readings_text({}, "")
+    proposed = line.partition("such as: ")[2]
+    read = readings("\n".join(proposed.replace("3", str(i), 1) for i in range(5)))
+
+    assert (read["metrics"].keys(), read["progress"]["until"]) == ({"step_s"}, "sampled")
 
 
 @pytest.mark.parametrize(
