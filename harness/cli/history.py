@@ -17,7 +17,6 @@ from harness import units
 from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
-from harness.gate import creep
 from harness.records import METRICS, Outcome
 from harness.report.pivots import require_metric
 from harness.report.text import plural
@@ -111,27 +110,21 @@ def history(
         suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
 
-    def question(known: Index) -> tuple[str, tuple[HistoryPoint, ...], str]:
+    def question(known: Index) -> tuple[str, tuple[HistoryPoint, ...]]:
         case_id = _one_case(known.case_ids(), case, store_root)
         points = known.history(case_id, choice, metric=None if as_json else metric)
         if metric not in METRICS and not any(metric in point.metrics for point in points):
             points = known.history(case_id, choice)  # to list the metrics that exist
-        moved = ""
-        if metric == "step_s":
-            every = known.history(case_id, RunFilter(suite=suite, gpu=gpu), metric=metric)
-            moved = creep.since_tag(case_id, every, Path.cwd())
-        return case_id, points or _none_of(known, suite, store_root), moved
+        return case_id, points or _none_of(known, suite, store_root)
 
-    case_id, points, moved = index.ask(store_root, question, say)
+    case_id, points = index.ask(store_root, question, say)
     if metric not in METRICS:
         require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
     if as_json:
         every_point = [asdict(p) for p in points]
-        document({"case": case_id, "metric": metric, "points": every_point, "creep": moved})
+        document({"case": case_id, "metric": metric, "points": every_point})
     elif points:
         out.print(followed(case_id, metric, points))
-        if moved:
-            show(f"creep: {moved}")
     else:
         show(f"no matching runs of {case_id} in {store_root}")
 

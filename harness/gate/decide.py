@@ -6,6 +6,7 @@ Anything missing or unknown is INCONCLUSIVE, never GO.
 """
 
 import datetime
+import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -311,6 +312,10 @@ def remedies(
         steps.append(f"{most} pairs{where} would decide: {how}")
     if not merging:
         return steps
+    slower = [c for c in failed if c.comparison and c.comparison.change is Change.SLOWER]
+    if mode is Mode.RELATIVE and slower:
+        case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
+        steps.append(f"to find the commit: harness bisect {case} --good BASE --bad HEAD")
     limits = {rule.name for rule in policy.rules}
     broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
     removed = any(c.state is State.MISSING for c in failed)

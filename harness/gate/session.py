@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import baselines, calibration, counters, creep, decide, files
+from harness.gate import baselines, calibration, counters, decide, files
 from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST, compare_stored, too_few
@@ -58,7 +58,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         for place, e in plan.policy.acknowledged.items()
         if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
     ]
-    findings = (*plan.findings, *answers.findings, *expired, *_crept(request, plan))
+    findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
     found = plan.calibrations.values()
     known = [c.sentence(plan.here) if c else f"none; {calibration.ASSUMED}" for c in found]
@@ -84,14 +84,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
             decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
         ),
     )
-
-
-def _crept(request: Request, plan: Plan) -> Iterator[Finding]:
-    """A note if cases lost by small steps since the last tag."""
-    repository, commit = plan.trees.repository, plan.trees.candidate.commit
-    if repository and request.given is None and request.mode is not Mode.COUNTERS:
-        lines = creep.line(request.store, repository.root, commit, plan.suites, plan.say)
-        yield from _notes("creep", lines)
 
 
 def _notes(check: str, texts: Iterable[str]) -> Iterator[Finding]:
