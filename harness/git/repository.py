@@ -20,6 +20,9 @@ GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 WRITTEN = ("reports", "ci/baselines")
 """Folders that runs, baselines and calibrations are written to; they contain no code."""
 
+MOST_NAMES = 8
+"""Branches and tags that a message lists."""
+
 _RECORD = re.compile(r"(?P<store>.+)/\d{8}-\d{6}-[^/]+/(run|state)\.jsonl")
 """A run or a bisection, in the folder of all."""
 # Git sets these for its hooks; with them, another repository or index would answer.
@@ -109,7 +112,11 @@ class Repository:
         # git would read a leading dash as an option.
         found = None if ref.startswith("-") else try_git(self.root, *arguments)
         if found is None:
-            remedy = "In a shallow clone, fetch it first: git fetch origin main --depth=1000."
+            known = try_git(self.root, "for-each-ref", "--format=%(refname:short)") or "no branch"
+            remedy = f"It has: {', '.join(known.split()[:MOST_NAMES])}."
+            shallow = try_git(self.root, "rev-parse", "--is-shallow-repository") or ""
+            if shallow.strip() == "true":
+                remedy = "This clone is shallow; fetch more: git fetch origin main --depth=1000."
             if try_git(self.root, "rev-parse", "--verify", "--quiet", "HEAD") is None:
                 remedy = "The repository has no commit yet: make one, then repeat the command."
             raise HarnessError(f"{ref!r} is not a commit of {self.root}", remedy)

@@ -240,7 +240,8 @@ class _Session:
             last = self.own.stdout.last or self.own.stderr.last
             shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
             raise MissingMetric(
-                f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}"
+                f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}; "
+                "correct `progress` in the suite"
             )
         done = f"progress: the program ended after {self.series.finished} steps"
         if self.series.finished > steps.setup_steps + 1:

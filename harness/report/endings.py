@@ -1,6 +1,7 @@
 """The last lines on the screen after a run, for a person who has never seen the harness: the
 verdict, three numbers, where the report is, what to try next. The report has the rest."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from harness import units
@@ -9,18 +10,19 @@ from harness.analysis.statistics import times_better
 from harness.analysis.suspects import together
 from harness.records import CaseSummary, Decision, Outcome, Run, Suite, Verdict
 from harness.report.answer import named
+from harness.report.failures import FAILED, failures
 from harness.report.text import case_names, plural, together_sentences
-from harness.report.verdict_text import rule_sentence, verdict_sentence
+from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
 """Rules that are not met, of which the reason is printed."""
 NEXT = {
-    "smoke": ("On a GPU node: harness run smoke-gpu",),
-    "smoke-gpu": ("The operator against dense attention and its peers: harness run attention",),
+    "smoke": "On a GPU node: {harness} run smoke-gpu",
+    "smoke-gpu": "The operator against dense attention and its peers: {harness} run attention",
 }
 """Suite -> what to try after it."""
-OWN = 'In your own repository: harness init --command "python train.py"'
-ALL_NUMBERS = "Every number of this run: harness show {}"
+OWN = 'In your own repository: {harness} init --command "python train.py"'
+ALL_NUMBERS = "Every number of this run: {harness} show {run}"
 
 Line = tuple[str, str]
 """A label and a text."""
@@ -34,16 +36,27 @@ def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
     said = f"{verdict_sentence(v, 1)}{_checked(run)}" if len(unmet) < 2 else ""
     yield "Verdict", f"{v.said}: {said or f'{len(unmet)} of {len(decided)} rules are not met'}"
     for r in unmet[:MAX_UNMET] if not said else ():
-        yield "", f"{r.decision}: {r.rule}: {rule_sentence(r, 1)}"
+        yield "", f"{r.decision}: {rule_reason(r, 1)}"
     if more := len(unmet[MAX_UNMET:]):
         yield "", f"and {plural('more rule', more)}"
 
 
-def next_lines(run: Run) -> Iterator[Line]:
-    """What to try next."""
-    steps = NEXT.get(run.suite.name)
-    for i, step in enumerate((*steps, OWN) if steps else (ALL_NUMBERS.format(run.run_id),)):
-        yield "Next" if i == 0 else "", step
+def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator[Line]:
+    """What to try next: after a failure its log and the command that repeats the case.
+
+    Args:
+        harness: How this shell starts the harness.
+    """
+    steps = [NEXT.get(run.suite.name, ALL_NUMBERS)]
+    if run.suite.name in NEXT:
+        steps.append(OWN)
+    if failed := failures(cases, run):
+        log = next((m.log for m in run.of(failed[0].case_id) if m.outcome in FAILED and m.log), "")
+        steps = [f"Read its output: {run.folder}/{log}"] if log else []
+        only = f"--filter {shlex.quote(failed[0].case_id)} --set measure.processes=1"
+        steps.append(f"Repeat it alone: {{harness}} run {shlex.quote(run.suite.path)} {only}")
+    for i, step in enumerate(steps):
+        yield "Next" if i == 0 else "", step.format(harness=harness, run=run.run_id)
 
 
 def _checked(run: Run) -> str:

@@ -61,7 +61,14 @@ def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
         return f"no rule decides; {rule_sentence(v.rule, most)}"
     if v.decided_by != v.rule.rule:
         return f"{v.decided_by} are met"
-    return f"{v.rule.rule}: {rule_sentence(v.rule, most)}"
+    return rule_reason(v.rule, most)
+
+
+def rule_reason(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
+    """The rule and why it decided; of a case that failed only the latter, as the name of the rule
+    says the opposite."""
+    said = rule_sentence(result, most)
+    return said if result.rule == EVERY_CASE_RAN else f"{result.rule}: {said}"
 
 
 def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:

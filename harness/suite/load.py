@@ -121,8 +121,10 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
             if path.name in (file.name, file.stem):
                 return file, Path("suites") / file.name
     if not path.exists():
-        names = [file.stem for file in available()]
-        raise SuiteError(path, "no such suite", nearest(path.stem, names))
+        own = sorted(str(f) for place in ("", "suites") for f in Path(place).glob("*.y*ml"))
+        names = [*own, *(file.stem for file in available())]
+        wanted = str(path) if path.suffix and own else path.stem
+        raise SuiteError(path, "no such suite", nearest(wanted, names))
     return path, path
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis import verdict as gate
-from harness.records import Case, Match, Measurement, Rule
+from harness.records import Case, Match, Measurement, Outcome, Rule
 from harness.report.endings import next_lines, number_lines, verdict_lines
-from harness.tests.fake_runs import run, sweep, timed
+from harness.tests.fake_runs import ended, run, sweep, timed
 
 CASES = [*sweep(seq_len=[512, 1024, 2048]), *sweep(provider="dense", seq_len=[512, 1024, 2048])]
 FAST = Rule(name="fast enough", metric="tokens_per_s", go=100)
@@ -58,10 +58,25 @@ def test_rules_that_are_not_met_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command"), [("smoke", "harness run smoke-gpu"), ("mine", "harness show ")]
+    ("name", "commands"),
+    [("smoke", ["h run smoke-gpu", "h init"]), ("mine", ["h show "])],
 )
-def test_what_to_try_next_is_a_command(name: str, command: str) -> None:
+def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
     recorded = run(CASES, steps)
     recorded = replace(recorded, suite=replace(recorded.suite, name=name))
+    cases, _ = gate.of_run(recorded)
 
-    assert command in next(text for _, text in next_lines(recorded))
+    said = [text for _, text in next_lines(recorded, cases, "h")]
+
+    assert [any(c in text for c in commands) for text in said] == [True] * len(commands)
+
+
+def test_after_a_failure_the_next_step_repeats_the_case_alone() -> None:
+    recorded = run(CASES[:1], lambda c: ended(c, Outcome.CRASH, detail="exited with 1"))
+    cases, verdict = gate.of_run(recorded)
+
+    (said,) = (text for _, text in verdict_lines(recorded, verdict))
+    last = [text for _, text in next_lines(recorded, cases, "h")][-1]
+
+    assert "every case ran" not in said
+    assert f"--filter {CASES[0].case_id} --set measure.processes=1" in last
