@@ -174,6 +174,7 @@ def ending(
     add(label, said, DECISION_STYLE[verdict.decision])
     for line in (*rest, *endings.number_lines(run.suite, cases, verdict)):
         add(*line)
+    add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
     program = "harness" if shutil.which("harness") else str(Path(sys.argv[0]).absolute())

@@ -121,10 +121,11 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
             if path.name in (file.name, file.stem):
                 return file, Path("suites") / file.name
     if not path.exists():
-        own = sorted(str(f) for place in ("", "suites") for f in Path(place).glob("*.y*ml"))
-        names = [*own, *(file.stem for file in available())]
-        wanted = str(path) if path.suffix and own else path.stem
-        raise SuiteError(path, "no such suite", nearest(wanted, names))
+        shipped = [file.stem for file in available()]
+        beside = sorted(map(str, path.parent.glob("*.y*ml")))
+        if shipped_folder() / "suites" != path.parent.resolve() and beside:
+            raise SuiteError(path, "no such suite", nearest(str(path), [*beside, *shipped]))
+        raise SuiteError(path, "no such suite", nearest(path.stem, shipped))
     return path, path
 
 

@@ -115,7 +115,7 @@ class Newcomer:
         """A run of some cases, and what it printed."""
         quick = ("--no-self-test", "--no-report")
         done = self.harness("run", SUITE_PATH, "--filter", pattern, *quick, *words, env=env)
-        found = re.search(r"Run: (\S+)", done.stdout)
+        found = re.search(r"^Run:? +(\S+)", done.stdout, re.MULTILINE)
         if found is None:
             raise RuntimeError(f"no run: {done.stdout}{done.stderr}")
         stored = self.repository / found[1]

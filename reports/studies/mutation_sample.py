@@ -45,12 +45,12 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "harness/bisect/posterior.py": ("harness/bisect/tests/test_search.py",),
     "harness/bisect/search.py": (
         "harness/bisect/tests/test_search.py",
-        "harness/report/tests/test_bisection.py",
+        "harness/report/series/tests/test_bisection.py",
     ),
     "harness/bisect/session.py": (
         "harness/bisect/tests/test_session.py",
         "harness/bisect/tests/test_differences.py",
-        "harness/report/tests/test_bisection.py",
+        "harness/report/series/tests/test_bisection.py",
     ),
     "harness/gate/baselines.py": ("harness/gate/tests/test_stored.py",),
     "harness/gate/decide.py": ("harness/gate/tests/test_decide.py",),

@@ -109,7 +109,7 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
         ({"decides_for": "A100"}, "**Act**: run the suite on A100. On NVIDIA H200, the limits"),
         ({"dense_s": 3.0, "processes": 1}, "**Act**: measure in three processes before you go"),
         ({"rules": ()}, "**Read**: nothing is decided: no rule decides"),
-        ({"rules": (), "failed": Outcome.CRASH}, "**Act**: do not go ahead: every case ran: "),
+        ({"rules": (), "failed": Outcome.CRASH}, "**Act**: do not go ahead: 2 of 4 cases: "),
     ],
 )
 def test_the_first_line_says_what_to_do_and_why(changes: dict[str, Any], said: str) -> None:
