@@ -112,8 +112,8 @@ class Repository:
         # git would read a leading dash as an option.
         found = None if ref.startswith("-") else try_git(self.root, *arguments)
         if found is None:
-            known = try_git(self.root, "for-each-ref", "--format=%(refname:short)") or "no branch"
-            remedy = f"It has: {', '.join(known.split()[:MOST_NAMES])}."
+            known = (try_git(self.root, "for-each-ref", "--format=%(refname:short)") or "").split()
+            remedy = f"It has: {', '.join(known[:MOST_NAMES])}." if known else ""
             shallow = try_git(self.root, "rev-parse", "--is-shallow-repository") or ""
             if shallow.strip() == "true":
                 remedy = "This clone is shallow; fetch more: git fetch origin main --depth=1000."

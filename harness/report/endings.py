@@ -47,16 +47,15 @@ def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator
     Args:
         harness: How this shell starts the harness.
     """
-    steps = [NEXT.get(run.suite.name, ALL_NUMBERS)]
-    if run.suite.name in NEXT:
-        steps.append(OWN)
+    texts = [NEXT[run.suite.name], OWN] if run.suite.name in NEXT else [ALL_NUMBERS]
+    steps = [text.format(harness=harness, run=run.run_id) for text in texts]
     if failed := failures(cases, run):
         log = next((m.log for m in run.of(failed[0].case_id) if m.outcome in FAILED and m.log), "")
         steps = [f"Read its output: {run.folder}/{log}"] if log else []
         only = f"--filter {shlex.quote(failed[0].case_id)} --set measure.processes=1"
-        steps.append(f"Repeat it alone: {{harness}} run {shlex.quote(run.suite.path)} {only}")
+        steps.append(f"Repeat it alone: {harness} run {shlex.quote(run.suite.path)} {only}")
     for i, step in enumerate(steps):
-        yield "Next" if i == 0 else "", step.format(harness=harness, run=run.run_id)
+        yield "Next" if i == 0 else "", step
 
 
 def _checked(run: Run) -> str:
