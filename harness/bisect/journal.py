@@ -26,7 +26,7 @@ from harness.bisect.differences import CaseDifference
 from harness.bisect.history import Commit
 from harness.bisect.search import BisectStage
 from harness.errors import StoreError
-from harness.records import Case, Environment, Measurement, Scalar, Suite
+from harness.records import Case, Environment, Measurement, Suite
 from harness.store import writer
 
 DEFAULT_ROOT = Path("reports/bisects")
@@ -69,25 +69,12 @@ class BisectRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCase:
-    """What a case was in a stored run; a search that takes it from there measures nothing else."""
-
-    run: str
-    """Its id."""
-    environment: Environment
-    effective: Mapping[str, Scalar]
-    """The configuration observed there; empty if no process ended ok."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsRequest(BisectRequest):
     """A search for the first bad commit."""
 
     history: tuple[Commit, ...]
     """First the good commit, last the bad one."""
     enter_merges: bool = False
-    stored: StoredCase | None = None
-    """Where the case is from, if not from a suite's file."""
 
     def __str__(self) -> str:
         return f"{len(self.history) - 1} commits, by {self.criterion}"

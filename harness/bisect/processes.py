@@ -6,18 +6,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.bisect import differences
 from harness.bisect.journal import (
     CommitsRequest,
     DifferencesRequest,
     Journal,
     Measured,
     Note,
-    StoredCase,
 )
 from harness.errors import HarnessError
 from harness.machine import drift, requirements
-from harness.records import Case, Environment, Measurement, Outcome
+from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -106,7 +104,7 @@ def opened(
     Raises:
         HarnessError: The machine differs from the one of the journal, or the suite's requirements.
     """
-    started, notes = time.monotonic(), tuple[str, ...]()
+    started = time.monotonic()
     journal = stack.enter_context(start) if isinstance(start, Journal) else None
     request = start.request if isinstance(start, Journal) else start
     rig = stack.enter_context(Rig(wait_s=resources.wait_s, say=resources.say))
@@ -126,13 +124,9 @@ def opened(
             "Resume it on that device, or start a new search.",
         )
     requirements.require(suite, here)
-    if isinstance(request, CommitsRequest) and request.stored:
-        notes = _as_stored(request.stored, here)
     if journal is None:
         created = Journal.create(resources.state, replace(request, environment=here))
         journal = stack.enter_context(created)
-        for note in notes:
-            journal.write(Note(at=now(), text=note))
     else:
         journal.write(Note(at=now(), text=f"resumed at {now()}"))
         for difference in drift.differences(before, here) if before else ():
@@ -142,26 +136,3 @@ def opened(
     return Processes(
         journal=journal, launcher=launcher, rig=rig, started=started, resources=resources
     )
-
-
-def _as_stored(stored: StoredCase, here: Environment) -> tuple[str, ...]:
-    """Differences between a stored run's machine and this one that leave its case what it was.
-
-    Raises:
-        HarnessError: It would be another case here: another device, version, setting or data.
-    """
-    before = stored.environment
-    found = [*drift.differences(before, here)]
-    names = {*before.versions, *here.versions, *before.torch_settings, *here.torch_settings}
-    names = {"GPU", *names, *before.variables, *here.variables} - {"harness", *differences.KEPT}
-    other = [str(d) for d in found if d.name in names or d.name.startswith("data ")]
-    if before.device_name != here.device_name:
-        other = [f"device: {before.device_name} before, {here.device_name} now"]
-    if other:
-        raise HarnessError(
-            f"this machine does not have the case of {stored.run}: {'; '.join(other)}",
-            "Search where that run was made; or name the suite instead of --run, to measure the "
-            "case as it is here.",
-        )
-    left = (d for d in found if d.name not in ("commit", "uncommitted changes"))
-    return tuple(f"other than in {stored.run}: {d}" for d in left)

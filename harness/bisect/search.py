@@ -5,7 +5,6 @@ input in the same order gives the same request, so replaying a journal resumes a
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +16,6 @@ import numpy as np
 from harness import units
 from harness.analysis import comparison as compare
 from harness.analysis.statistics import Floats, hodges_lehmann, t_factor
-from harness.bisect.levels import one_step
 from harness.bisect.posterior import (
     CommitGroup,
     Grid,
@@ -35,8 +33,6 @@ ANCHOR_PAIRS = 6
 """Pairs of the anchors (the good and the bad commit) measured first: three A B B A blocks."""
 MORE_PAIRS = 20
 """New pairs if the first ones do not show a difference; also the most that confirm a culprit."""
-LOOKS = 6
-"""Most blocks that look at commits elsewhere where the levels of the measured ones may be luck."""
 MAX_BLOCKS = 400
 """Of the search stage. Readings that still disagree by then do not fit a single step."""
 EARLY_PAIRS, MOST_PAIRS = 5, 300
@@ -79,8 +75,6 @@ class CommitsConclusion:
     comparison: Comparison | None = None
     """Of the culprit with `good`."""
     confirmed: bool = False
-    scatter: float | None = None
-    """How far commits differ by the luck of their builds, if the step may be such luck."""
 
     @property
     def found(self) -> bool:
@@ -242,18 +236,6 @@ class NoisySearch(NoisyBlocks):
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
-        if confirmed and self.thresholds.build_cv:
-            sure, scatter = one_step(self.blocks, cell.bad, self.thresholds.build_cv)
-            if sure < SURE:
-                return self._elsewhere(cell) or CommitsConclusion(
-                    reason=f"commits scatter by {units.percent(scatter)}, so far that the step "
-                    f"({found.reason}) may be the luck of a build",
-                    culprits=cell.positions,
-                    good=cell.good,
-                    probability=sure,
-                    comparison=found,
-                    scatter=scatter,
-                )
         reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
         if not confirmed:
             reason = f"{units.percent(cell.probability)} likely but not confirmed: {reason}"
@@ -265,23 +247,6 @@ class NoisySearch(NoisyBlocks):
             comparison=found,
             confirmed=confirmed,
         )
-
-    def _elsewhere(self, cell: CommitGroup) -> NextBlock | None:
-        """A block of a step's two commits, one well before and one well after: far from all that
-        are measured, or with the fewest readings. None after LOOKS, or if there is no such commit.
-        """
-        ends = {cell.good, cell.bad}
-        blocks = [{r.position for r in block} for _, block in self.blocks]
-        looked = [b for b in blocks if ends < b and not b <= {0, self.last, *ends}]
-        count = Counter(p for block in blocks for p in block)
-        places = set[int]()
-        for side in (range(1, cell.good), range(cell.bad + 1, self.last)):
-            far = {p: min(abs(p - q) for q in count) for p in side if p not in self.skipped}
-            places |= {min(far, key=lambda p: (-far[p], count[p], p))} if far else set()
-        if not places or len(looked) >= LOOKS:
-            return None
-        why = "do commits well before and well after it differ as far?"
-        return in_turns(BisectStage.CONFIRM, tuple(sorted(places | ends)), len(looked), why)
 
 
 # --- comparisons of two positions --------------------------------------------------------

@@ -126,10 +126,6 @@ def run(
     with ExitStack() as stack:
         if isinstance(request, DifferencesRequest):
             stack.enter_context(differences.only(request.inherited, *request.environments))
-        elif request.stored:
-            around = request.stored.environment
-            inherited = {n: v for n, v in around.variables.items() if n not in differences.KEPT}
-            stack.enter_context(differences.only(inherited, around))
         worktrees = repository.worktrees() if repository else ()
         processes = opened(stack, start, resources, worktrees)
         request = processes.journal.request

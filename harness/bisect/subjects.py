@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from harness import units
-from harness.bisect import criteria, differences, history
+from harness.bisect import criteria, differences
 from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.ddmin import DifferencesConclusion, ExactDdmin, NoisyDdmin, members
 from harness.bisect.history import Commit
-from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped, StoredCase
+from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
@@ -27,8 +27,6 @@ from harness.suite.choice import fits
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
 SHOWN_CASES = 5
-VARYING = frozenset({"start", "read_together", "samples_cut", "timed_share", "raised"})
-"""What is observed of a process and not of its case, such as whether its caches were warm."""
 
 End = TypeVar("End", covariant=True)
 
@@ -149,28 +147,6 @@ class Commits(Subject[CommitsConclusion]):
                     raise Unreadable(error.problem) from None
         return request.case, roots
 
-    def read(self, measured: Measured) -> ProcessReading | Unreadable:
-        """As of every subject.
-
-        Raises:
-            HarnessError: The case is from a stored run, and the run's commit observes another
-                configuration than it did there.
-        """
-        stored = self._request.stored
-        if stored and stored.environment.git and stored.environment.git.commit == measured.commit:
-            then, now = stored.effective, measured.measurement.effective
-            names = (then.keys() & now.keys()) - VARYING
-            if other := [
-                f"{n}: {now[n]}, not {then[n]}" for n in sorted(names) if now[n] != then[n]
-            ]:
-                raise HarnessError(
-                    f"{measured.commit[:10]} has another case here than in {stored.run}: "
-                    f"{'; '.join(other)}",
-                    "Something that the run did not record decides it; name the suite instead of "
-                    "--run, to measure the case as it is here.",
-                )
-        return super().read(measured)
-
     def commit(self, place: int) -> str:
         return self.history[place].sha
 
@@ -219,59 +195,6 @@ class Differences(Subject[DifferencesConclusion]):
         if place in (0, self.search.last):
             return "first run" if place == 0 else "second run"
         return "with " + ", ".join(self._request.causes[i].name for i in members(place))
-
-
-def of_run(
-    run: Run,
-    repository: Repository,
-    *,
-    pattern: str,
-    criterion: Mapping[str, str | None],
-    good: str,
-    bad: str,
-    **common: Any,
-) -> CommitsRequest:
-    """The request to search a history for what moved a case of a stored run; with these fields of
-    every request. The run's commit is the end that is not given.
-
-    Raises:
-        HarnessError: There is no such case, the run's commit does not tell which code it measured,
-            or both ends or none are given.
-    """
-    if bool(good) == bool(bad):
-        raise HarnessError(
-            f"--run needs --good or --bad{', not both' * bool(good)}: the run's commit is the "
-            "other end",
-            f"For example: harness bisect --run {run.run_id} --case ID --good v1.2",
-        )
-    case, git = one_case(run.suite, pattern, run.run_id), run.environment.git
-    if git is None or git.dirty_sha256:
-        why = "has no commit" if git is None else "measured uncommitted code"
-        raise HarnessError(
-            f"{run.run_id} {why}, so its code is not that of a commit",
-            "Commit the code, run the suite again, and search from that run.",
-        )
-    place = run.environment.packages.get(case.factory.partition(":")[0].partition(".")[0], "")
-    if place and not place.startswith("{repository}"):
-        raise HarnessError(
-            f"{run.run_id} imported the code of {case.case_id} from {place}, outside the "
-            f"repository of its commit {git.commit[:10]}",
-            "Install the package from the repository (pip install -e .), and run the suite again.",
-        )
-    chosen = criteria.chosen(case, criterion)
-    seen = [m for m in run.measurements if m.case_id == case.case_id and m.effective]
-    return CommitsRequest(
-        started_at=now(),
-        repository=str(repository.root),
-        history=history.between(repository, good or git.commit, bad or git.commit),
-        suite=replace(run.suite, cases=(case,)),
-        case=criteria.prepared(case, chosen),
-        criterion=chosen,
-        stored=StoredCase(
-            run=run.run_id, environment=run.environment, effective=seen[0].effective if seen else {}
-        ),
-        **common,
-    )
 
 
 def of_runs(

@@ -69,13 +69,6 @@ def bisect(
     budget: Annotated[
         float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
     ] = None,
-    run: Annotated[
-        str,
-        typer.Option(
-            metavar="RUN",
-            help="Take the case from a stored run, whose commit is the end that is not given.",
-        ),
-    ] = "",
     runs: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
@@ -95,7 +88,6 @@ def bisect(
     \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
     harness bisect counters --case selected --good v1.2 --counter host_syncs
-    harness bisect --run 20261121-0730 --case train --good v1.2
     harness bisect --runs 20261119-0712 20261121-0730 --case train
     harness bisect --resume latest --budget 30
 
@@ -108,7 +100,6 @@ def bisect(
         "--case": case,
         "--good": good,
         "--bad": bad,
-        "--run": run,
         "--runs": runs,
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
@@ -131,29 +122,14 @@ def bisect(
             )
         start = Journal.resume(state, resume)
     elif runs is not None:
-        if suite or good or bad or run or overrides:
+        if suite or good or bad or overrides:
             raise HarnessError(
                 "--runs takes suite and code from the two runs",
-                "Remove the suite, --set, --run, --good and --bad.",
+                "Remove the suite, --set, --good and --bad.",
             )
         first, second = (reader.load(stored, name) for name in runs)
         here = _repository_here()
         start = subjects.of_runs(first, second, here, pattern=case, criterion=criterion, **common)
-    elif run:
-        if suite or overrides:
-            raise HarnessError(
-                "--run takes the case as the stored run has it", "Remove the suite and --set."
-            )
-        start = subjects.of_run(
-            reader.load(stored, run),
-            Repository.around(Path.cwd()),
-            pattern=case,
-            criterion=criterion,
-            good=good,
-            bad=bad,
-            enter_merges=enter_merges is not False,
-            **common,
-        )
     elif suite and good:
         repository = Repository.around(Path.cwd())
         loaded = suites.load(suite, overrides=overrides or ())
@@ -171,7 +147,7 @@ def bisect(
         )
     else:
         raise HarnessError(
-            "a bisection needs a suite, --case and --good, or --run and --case, or --runs",
+            "a bisection needs a suite, --case and --good, or --runs and --case",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     resources = processes.Resources(

@@ -67,8 +67,8 @@ MOST_MODULES = 14
 MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_430,
-    "harness/bisect": 2_860,
-    "harness/cli": 2_880,
+    "harness/bisect": 2_630,
+    "harness/cli": 2_860,
     "harness/executor": 1_170,
     "harness/gate": 3_550,
     "harness/git": 620,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 27_300, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 27_150, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

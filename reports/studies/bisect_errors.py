@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +24,6 @@ from harness.analysis.statistics import Floats
 from harness.bisect.ddmin import NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import ExactSearch, NextBlock, NoisySearch, Search
-from harness.records import Thresholds
 from reports.studies.gate_errors import clopper_pearson, percent
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
@@ -207,33 +206,25 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def expecting(build_cv: float, search: NoisySearch) -> NoisySearch:
-    search.thresholds = replace(search.thresholds, build_cv=build_cv)
-    return search
-
-
 def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
-    """Commits whose builds have luck of their own on a quiet node, without and with the search's
-    knowledge of it; the same histories."""
+    """Commits whose builds have luck of their own, on a quiet node."""
     rows = []
     for sd in (0.0, 0.001, 0.005, 0.01):
         for effect in (0.03, 0.05):
-            for build_cv, told in ((0.0, "not expected"), (Thresholds().build_cv, "expected")):
-                rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
-                bisections = tuple(
-                    bisect(
-                        expecting(build_cv, NoisySearch(commits, 0.03)),
-                        int(own.integers(1, commits + 1)),
-                        1 + effect,
-                        QUIET,
-                        own,
-                        sd,
-                    )
-                    for own in rng.spawn(histories)
+            rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
+            bisections = tuple(
+                bisect(
+                    NoisySearch(commits, 0.03),
+                    int(own.integers(1, commits + 1)),
+                    1 + effect,
+                    QUIET,
+                    own,
+                    sd,
                 )
-                name = f"builds {units.percent(sd)}, {told}"
-                size = f"+{units.percent(effect)}"
-                rows.append(Row(noise=name, effect=size, bisections=bisections, wanted=None))
+                for own in rng.spawn(histories)
+            )
+            name, size = f"builds {units.percent(sd)}", f"+{units.percent(effect)}"
+            rows.append(Row(noise=name, effect=size, bisections=bisections, wanted=None))
     return tuple(rows)
 
 

@@ -3,13 +3,11 @@
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from harness.bisect.ddmin import NoisyDdmin
-from harness.bisect.levels import one_step
 from harness.bisect.posterior import (
     LEAST_SCALE,
     SCALES,
@@ -22,7 +20,6 @@ from harness.bisect.posterior import (
 )
 from harness.bisect.search import (
     ANCHOR_PAIRS,
-    LOOKS,
     MORE_PAIRS,
     BisectStage,
     CommitsConclusion,
@@ -31,7 +28,6 @@ from harness.bisect.search import (
     NoisySearch,
 )
 from harness.bisect.tests.modelled import carried_out
-from harness.records import Change
 from reports.studies.noise import QUIET
 
 STEP = math.log(1.05)
@@ -159,54 +155,6 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     assert 13 <= confirming < MORE_PAIRS
     assert {a.stage for a in asked} == {*BisectStage} - {BisectStage.PROFILE}
     assert sum(len(a.positions) for a in asked) < 80
-    assert looks(asked) == [], "quiet builds cost nothing"
-
-
-def looks(asked: list[NextBlock]) -> list[tuple[int, ...]]:
-    """The blocks that look at commits elsewhere."""
-    return [a.positions for a in asked if a.stage is BisectStage.CONFIRM and len(a.positions) > 2]
-
-
-def test_a_confirmed_commit_is_not_named_if_builds_scatter_as_far_as_its_step() -> None:
-    luck = np.random.default_rng(2).normal(0.0, 0.015, 65)
-    level = [math.exp(x) * (1.05 if p >= 41 else 1.0) for p, x in enumerate(luck)]
-
-    found, asked = carried_out(NoisySearch(64, 0.03), level.__getitem__, QUIET, 3)
-
-    assert found.comparison is not None
-    assert found.comparison.change is Change.SLOWER, "against the commit before it"
-    assert not found.found
-    assert found.scatter == pytest.approx(0.015, abs=0.008)
-    assert len(looks(asked)) == LOOKS
-    (named,) = found.culprits
-    for before, good, bad, behind in map(sorted, looks(asked)):
-        assert before < good < bad == named < behind
-    new = {p for block in looks(asked) for p in block}
-    assert len(new) > LOOKS, "commits that the search has not measured"
-
-
-@pytest.mark.parametrize(("luck", "sure"), [(0.0, True), (0.004, True), (0.03, False)])
-def test_a_step_among_levels_that_scatter_as_far_is_not_sure(luck: float, sure: bool) -> None:
-    """Eight commits, alternately fast and slow by luck, and a step of 4 % at 4."""
-    rng = np.random.default_rng(1)
-    levels = [luck * (-1) ** p + 0.04 * (p >= 4) for p in range(8)]
-    blocks = [
-        (
-            "",
-            [
-                ProcessReading(position=p, value=math.exp(levels[p] + rng.normal(0, 0.002)))
-                for p in (0, q, 7, 3, 4)
-            ],
-        )
-        for q in range(1, 7)
-        for _ in range(3)
-    ]
-    blocks[0][1][1] = replace(blocks[0][1][1], value=2.0)  # a disturbed process
-
-    probability, scatter = one_step(blocks, 4, 0.001)
-
-    assert (probability > 0.95) is sure
-    assert scatter == pytest.approx(luck, abs=0.4 * luck + 0.001)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.bisect import criteria, history, processes, session, subjects
+from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
@@ -22,8 +22,6 @@ from harness.records import (
     Accuracy,
     Case,
     Counters,
-    Git,
-    Measurement,
     Outcome,
     Phase,
     Profile,
@@ -314,100 +312,6 @@ def test_build_products_are_shared_if_the_key_files_are_equal(
     assert result.found
     assert result.processes > 7
     assert len(counted.read_text().split()) == 1  # all measured commits have the same suite
-
-
-# --- the case of a stored run ------------------------------------------------------------
-
-
-VARYING = ("start", "read_together", "samples_cut", "timed_share", "raised")
-
-
-def of_run(past: Past, **changes: Any) -> CommitsRequest:
-    """The request to search from the first commit to that of a run in this environment."""
-    suite = suites.load(str(past[0] / "toysuites/toys.yaml"))
-    around = {"gpu": None, "git": Git(commit=past[1][-1], branch="main"), **changes}
-
-    def seen(case: Case) -> list[Measurement]:
-        effective = dict.fromkeys(VARYING, "then") | {"route": "triton"}
-        return [replace(m, effective=effective) for m in fake_runs.timed(case, 0.1)]
-
-    stored = fake_runs.run(suite.cases, seen, env=fake_runs.environment(**around))
-    stored = replace(stored, suite=suite)
-    given: dict[str, Any] = {"pattern": "sleep", "criterion": {}, "good": past[1][0], "bad": ""}
-    here = Repository.around(past[0])
-    return subjects.of_run(stored, here, **given, effect=0.03, build=Build(command=BUILD))
-
-
-def test_a_case_of_a_stored_run_is_measured_as_it_was_there(
-    past: Past, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NSA_ROUTE", "eager")
-    monkeypatch.setenv("NSA_HERE", "1")
-    request = of_run(past, variables={"NSA_ROUTE": "triton"}, hostname="node-8")
-    monkeypatch.setattr(
-        "harness.machine.environment.capture",
-        lambda *a, **k: fake_runs.environment(gpu=None, variables={"NSA_ROUTE": "triton"}),
-    )
-    change(machine, "", effective=dict.fromkeys(VARYING, "now") | {"route": "triton"})
-
-    result = run(request, tmp_path)
-
-    assert culprit(result).sha == past[1][PLANTED.slow_at]
-    reached = {n: v for n, v in machine.environ.items() if n.startswith("NSA_")}
-    assert reached == {"NSA_ROUTE": "triton"}
-    assert any("host: node-8 before" in note for note in result.notes)
-    assert not any("commit" in note for note in result.notes)
-
-
-@pytest.mark.parametrize(
-    ("recorded", "message"),
-    [
-        ({"versions": {"torch": "1.0"}}, "torch: 1.0 before"),
-        ({"variables": {"NSA_ROUTE": "triton"}}, "NSA_ROUTE: triton before, none now"),
-        ({"data": {"corpus.txt": "9 bytes"}}, "data corpus.txt: 9 bytes before"),
-        ({"gpu": fake_runs.H200}, "device: NVIDIA H200 before"),
-    ],
-)
-def test_a_machine_with_another_case_than_the_stored_run_is_refused(
-    past: Past, machine: Machine, tmp_path: Path, recorded: dict[str, Any], message: str
-) -> None:
-    request = of_run(past, **recorded)
-
-    with pytest.raises(HarnessError, match=message):
-        run(request, tmp_path)
-    assert not machine.processes
-
-
-def test_a_configuration_that_the_runs_own_commit_no_longer_observes_is_refused(
-    past: Past, machine: Machine, tmp_path: Path
-) -> None:
-    change(machine, "", effective={"route": "eager", "start": "warm"})
-    with pytest.raises(HarnessError, match="route: eager, not triton"):
-        run(of_run(past), tmp_path)
-
-    # Another commit may observe another one: that can be what moved the number.
-    machine.processes = 0
-    triton = {"effective": {"route": "triton"}}
-    machine.answer = lambda tree, case: (
-        as_written(tree, case)[0],
-        triton if SLOW in tree.kernel else {"effective": {"route": "eager"}},
-    )
-    assert run(of_run(past), tmp_path / "other").found
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"git": None}, "has no commit"),
-        ({"git": Git(commit="c" * 40, branch="", dirty_sha256="d" * 64)}, "uncommitted code"),
-        ({"packages": {"toysuites": "{prefix}/lib/toysuites"}}, "imported the code of sleep/a"),
-    ],
-)
-def test_a_run_whose_commit_is_not_its_code_is_refused(
-    past: Past, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(HarnessError, match=message):
-        of_run(past, **changes)
 
 
 # --- the history -------------------------------------------------------------------------

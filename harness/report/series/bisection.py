@@ -140,8 +140,6 @@ def _commits_sentence(result: CommitsResult) -> str:
     if len(commits) > 1:
         names = ", ".join(c.short for c in commits)
         return f"the first bad commit is one of {names}; only the last is measurable: {because}"
-    if level.conclusion.scatter is not None:
-        return f"undecided: {because}; {commits[0].short} is the most likely"
     if commits:
         return f"no commit is confirmed; {commits[0].short} is the most likely: {because}"
     return f"no commit was found: {because}"
