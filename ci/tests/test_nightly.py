@@ -1,105 +1,72 @@
-"""The scripts of the nightly workflows, line by line, in a repository with a remote."""
+"""The nightly workflows: what `ci/nightly.sh` measures, and when its jobs run."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from ci.tests.test_files import GITLAB, NIGHTLY, ROOT, bash, jobs, load, triggers
-from harness.tests.gate_repositories import commit, git, write
+from ci.tests.test_files import GITLAB, NIGHTLY, ROOT, jobs, load, triggers
+from harness.tests.gate_repositories import commit, git
 
-ENV = {name: str(value) for name, value in load(ROOT / NIGHTLY)["env"].items()}
+ENV = load(ROOT / NIGHTLY)["env"]
 SUITES = ENV["SUITES"].split()
 REPORT = {"reports/2026-11-23 Gate.md": "GO"}
 
 
-class Night:
-    """A clone in which steps of the jobs are carried out."""
-
-    def __init__(self, folder: Path, status: int = 0) -> None:
-        self.folder, self.clone = folder, folder / "clone"
-        self.clone.mkdir()
-        git(self.clone, "init", "--quiet", "--initial-branch=main")
-        script = (ROOT / "ci/nightly.sh").read_text()
-        commit(
-            self.clone, {"nsa/ops.py": "", "reports/README.md": "none\n", "ci/nightly.sh": script}
-        )
-        git(self.clone, "update-index", "--chmod=+x", "ci/nightly.sh")
-        git(self.clone, "commit", "--quiet", "--message", "It can be executed")
-        git(self.clone, "reset", "--quiet", "--hard")
-        git(folder, "clone", "--quiet", "--bare", "clone", "remote.git")
-        git(folder / "remote.git", "config", "receive.advertisePushOptions", "true")
-        git(self.clone, "remote", "add", "origin", "../remote.git")
-        for name in ("harness", "gh"):
-            end = f'[ "$1 $2" != "run {SUITES[1]}" ] || exit {status}\n' * (name == "harness")
-            (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/log\n{end}')
-            (folder / name).chmod(0o755)
-
-    def carry_out(self, job: str, step: int = -1, **given: str) -> int:
-        """Run one step of a job, of those with a script."""
-        script = [s["run"] for s in jobs(ROOT / NIGHTLY)[job]["steps"] if "run" in s][step]
-        env = ENV | {"PATH": f"{self.folder}:/usr/bin:/bin", "HOME": str(self.folder)} | given
-        env |= {"GITHUB_REF_NAME": "main", "GITHUB_OUTPUT": str(self.folder / "out")}
-        return bash(script, cwd=self.clone, env=env).returncode
-
-    def carry_out_on_gitlab(self, job: str, **given: str) -> int:
-        """Run the whole script of a job; its first steps if it would install."""
-        file = load(ROOT / "ci/nightly.gitlab.yml")
-        script = [line for line in file[job]["script"] if "venv" not in line and "pip" not in line]
-        env = file["variables"] | {"NIGHTLY_REMOTE": str(self.folder / "remote.git")} | given
-        env |= {"PATH": f"{self.folder}:/usr/bin:/bin", "CI_DEFAULT_BRANCH": "main"}
-        return bash("\n".join(script), cwd=self.clone, env=env).returncode
-
-    def code(self) -> str:
-        """The commit to measure, or nothing."""
-        (self.folder / "out").write_text("")
-        assert self.carry_out("measure", 0) == 0
-        return (self.folder / "out").read_text().strip().removeprefix("code=")
-
-    def calls(self, program: str) -> list[str]:
-        log = (self.folder / "log").read_text()
-        return [call for call in log.splitlines() if call.startswith(program)]
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with the script."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    script = (ROOT / "ci/nightly.sh").read_text()
+    commit(folder, {"nsa/ops.py": "", "ci/nightly.sh": script})
+    return folder
 
 
-def test_reports_of_new_code_become_one_pull_request(tmp_path: Path) -> None:
-    """While it is open nothing is measured again; a page or a report is no code."""
-    night = Night(tmp_path)
-    code = night.code()
-    assert code == git(night.clone, "rev-parse", "HEAD")
-    write(night.clone, REPORT)
-
-    assert night.carry_out("publish", CODE=code) == 0
-
-    (created,) = night.calls("gh pr create")
-    assert f"--base main --head nightly/{code}" in created
-    assert f"refs/heads/nightly/{code}" in git(night.clone, "ls-remote", "origin")
-    git(night.clone, "reset", "--quiet", "--hard", "HEAD~1")
-    assert night.code() == ""
-    commit(night.clone, {"README.md": "A page.", **REPORT})
-    assert night.code() == ""
-    commit(night.clone, {"nsa/ops.py": "faster = True"})
-    assert night.code() == git(night.clone, "rev-parse", "HEAD")
+def nightly(clone: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "ci/nightly.sh", *words],
+        cwd=clone,
+        env={"PATH": f"{clone.parent}:/usr/bin:/bin", "HOME": os.devnull},
+        capture_output=True,
+        text=True,
+    )
 
 
-def test_unchanged_reports_open_nothing(tmp_path: Path) -> None:
-    night = Night(tmp_path)
+def test_only_code_without_nightly_reports_is_new(clone: Path) -> None:
+    def code() -> str:
+        return nightly(clone, "code", ENV["SUBJECT"]).stdout.strip()
 
-    assert night.carry_out("publish", CODE=night.code()) == 0
-
-    assert not (tmp_path / "log").exists()
-    assert "nightly" not in git(night.clone, "ls-remote", "origin")
+    first = git(clone, "rev-parse", "HEAD")
+    assert code() == first
+    commit(clone, {"README.md": "A page.", **REPORT})
+    assert code() == first, "a page or a report is no code"
+    git(clone, "checkout", "--quiet", "-b", "nightly/1")
+    git(clone, "commit", "--quiet", "--allow-empty", "--message", f"{ENV['SUBJECT']} {first}")
+    git(clone, "checkout", "--quiet", "main")
+    assert code() == "", "its request is open"
+    newest = commit(clone, {"nsa/ops.py": "faster = True"})
+    assert code() == newest
 
 
 @pytest.mark.parametrize(("status", "fails"), [(0, False), (1, False), (3, False), (2, True)])
 def test_a_verdict_does_not_stop_the_night_but_a_failure_does(
-    tmp_path: Path, status: int, fails: bool
+    clone: Path, status: int, fails: bool
 ) -> None:
-    night = Night(tmp_path, status)
+    harness = clone.parent / "harness"
+    harness.write_text(
+        f'#!/bin/sh\necho "$*" >> ../log\n[ "$1 $2" != "run {SUITES[1]}" ] || exit {status}\n'
+    )
+    harness.chmod(0o755)
 
-    assert (night.carry_out("measure") != 0) is fails
+    assert (nightly(clone, "measure", *SUITES).returncode != 0) is fails
 
-    measured = [call.split()[2] for call in night.calls("harness run")]
+    calls = (clone.parent / "log").read_text().splitlines()
+    measured = [call.split()[1] for call in calls if call.startswith("run ")]
     assert measured == (SUITES[:2] if fails else SUITES)
-    assert len(night.calls("harness index reports")) == (not fails)
+    assert ("index reports" in calls) is not fails
     assert all((ROOT / "suites" / f"{name}.yaml").is_file() for name in SUITES)
 
 
@@ -110,23 +77,6 @@ def test_it_runs_by_schedule_and_later_steps_need_new_code() -> None:
     assert set(triggers(ROOT / NIGHTLY)) == {"schedule", "workflow_dispatch"}
     assert conditions == [None, None, *["${{ steps.code.outputs.code != '' }}"] * 3]
     assert (publish["if"], publish["needs"]) == ("needs.measure.outputs.code != ''", "measure")
-
-
-def test_gitlab_measures_new_code_once_and_opens_a_merge_request(tmp_path: Path) -> None:
-    night = Night(tmp_path)
-    code = git(night.clone, "rev-parse", "HEAD")
-
-    assert night.carry_out_on_gitlab("nightly-measure") == 0
-    assert (night.clone / "nightly.env").read_text() == f"CODE={code}\n"
-    assert [call.split()[2] for call in night.calls("harness run")] == SUITES
-    assert night.carry_out_on_gitlab("nightly-publish", CODE=code) == 0
-    assert "nightly" not in git(night.clone, "ls-remote", "origin"), "no report changed"
-    write(night.clone, REPORT)
-    assert night.carry_out_on_gitlab("nightly-publish", CODE=code) == 0
-    assert f"refs/heads/nightly/{code}" in git(night.clone, "ls-remote", "origin")
-    assert night.carry_out_on_gitlab("nightly-measure") == 0
-    assert (night.clone / "nightly.env").read_text() == "CODE=\n"
-    assert len(night.calls("harness run")) == len(SUITES), "not a second time"
 
 
 def test_gitlab_measures_the_same_and_its_token_is_not_for_the_gpu_runner() -> None:

@@ -44,7 +44,7 @@ TEMPLATES = {
         ".github/workflows/gate.yml",
         ".github/workflows/gpu-gate.yml",
         ".github/workflows/gate-comment.yml",
-        "ci/post_comment.py",
+        "ci/post_comment.sh",
     ),
     "gitlab": ("ci/gitlab.yml",),
 }

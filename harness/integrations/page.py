@@ -23,8 +23,8 @@ from harness.report.verdict_text import (
 
 SUMMARY_BYTES = 2**20 - 1
 """GitHub rejects a step summary of 1 MiB or more."""
-COMMENT_CHARACTERS = 60_000
-"""GitHub rejects comments of more than 65,536; ci/post_comment.py needs the rest."""
+COMMENT_CHARACTERS = 30_000
+"""GitHub rejects comments of more than 65,536, and ci/post_comment.sh puts two pages into one."""
 MAX_LISTED = 20
 """Findings, remedies and left-out cases, each."""
 
