@@ -20,14 +20,13 @@ from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.records import Run
 from harness.report.markdown import plain
-from harness.store import jsonl, reader, tables
+from harness.store import reader, tables
 from harness.store.writer import create
 
 
 class Format(StrEnum):
     """What `harness export` writes."""
 
-    JSONL = "jsonl"
     CSV = "csv"
     PARQUET = "parquet"
     PYTEST_BENCHMARK = "pytest-benchmark"
@@ -37,15 +36,7 @@ class Format(StrEnum):
     COMMENT = "comment"
 
 
-class Source(StrEnum):
-    """What `harness import` reads."""
-
-    JSONL = "jsonl"
-    PYTEST_BENCHMARK = "pytest-benchmark"
-
-
-_ENDINGS: Mapping[str, Source] = {".jsonl": Source.JSONL, ".json": Source.PYTEST_BENCHMARK}
-_TABLES = frozenset({Format.JSONL, Format.CSV, Format.PARQUET})
+_TABLES = frozenset({Format.CSV, Format.PARQUET})
 """Formats of several runs."""
 
 _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
@@ -59,39 +50,22 @@ _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
 def import_(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A .jsonl of `harness export`, or a .json of pytest-benchmark."
-        ),
+        typer.Argument(metavar="FILE", help="A .json of pytest-benchmark."),
     ],
-    form: Annotated[
-        Source | None,
-        typer.Option("--format", help="Format of FILE; by default from its ending."),
-    ] = None,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Store the runs of a file and print their ids.
+    """Store the run of a file and print its id.
 
     \b
-    harness import runs.jsonl         # from `harness export`, under the same ids
     harness import benchmarks.json    # from `pytest --benchmark-json benchmarks.json`
     """
-    match form or _ENDINGS.get(file.suffix.lower()):
-        case Source.JSONL:
-            ids = jsonl.import_runs(file, store_root)
-        case Source.PYTEST_BENCHMARK:
-            run = pytest_benchmark.read_benchmarks(file)
-            began = datetime.fromisoformat(run.started_at)
-            with create(store_root, run.suite, run.environment, started_at=began) as writer:
-                for measurement in run.measurements:
-                    writer.append(measurement)
-                writer.finish()
-            ids = (writer.run_id,)
-        case _:
-            raise HarnessError(
-                f"{file}: its ending names no format",
-                f"Check the name, or add --format {' or --format '.join(Source)}.",
-            )
-    options.write("".join(f"{run_id}\n" for run_id in ids).encode())
+    run = pytest_benchmark.read_benchmarks(file)
+    began = datetime.fromisoformat(run.started_at)
+    with create(store_root, run.suite, run.environment, started_at=began) as writer:
+        for measurement in run.measurements:
+            writer.append(measurement)
+        writer.finish()
+    options.write(f"{writer.run_id}\n".encode())
 
 
 def export(
@@ -112,7 +86,6 @@ def export(
     """Write runs or a gate's verdict in a format that other tools read.
 
     \b
-    harness export latest --format jsonl -o run.jsonl    # complete, for `harness import`
     harness export RUN RUN --format csv -o runs.csv      # one row per sample; also parquet
     harness export latest --format pytest-benchmark -o run.json
     harness export verdict.json --format junit -o junit.xml
@@ -134,16 +107,13 @@ def export(
 
 
 def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path) -> bytes:
-    if form is Format.JSONL:
-        folders = [Path(reader.load(root, s).folder) for s in sources]
-        return b"".join(map(jsonl.export, folders))
     if form is Format.CSV:
         return plain(tables.to_csv(reader.load(root, s) for s in sources)).encode()
     (source,) = sources
     if form is Format.PYTEST_BENCHMARK:
         return _benchmarks(reader.load(root, source)).encode()
     if is_verdict:
-        return _RENDERERS[form](decode(jsonl.read_file(Path(source)), source)).encode()
+        return _RENDERERS[form](decode(reader.read_limited(Path(source)), source)).encode()
     run = reader.load(root, source)
     return _RENDERERS[form](run_verdict.of_run(run, *gate.of_run(run))).encode()
 

@@ -32,7 +32,7 @@ from harness.records import (
     Scalar,
     Suite,
 )
-from harness.store import jsonl
+from harness.store import reader
 
 NOT_RECORDED = "imported from pytest-benchmark, which records no GPU"
 UNKNOWN = "unknown"
@@ -89,7 +89,7 @@ def read_benchmarks(path: Path) -> Run:
     Raises:
         HarnessError: It is not such a file, has no rounds, or a round is not a positive time.
     """
-    data = jsonl.read_file(path)
+    data = reader.read_limited(path)
     try:
         document = _Document.model_validate(json.loads(data))
     except ValidationError as error:
@@ -132,7 +132,7 @@ def read_benchmarks(path: Path) -> Run:
 def _foreign(path: Path, problem: str) -> HarnessError:
     return HarnessError(
         f"{path}: not a JSON file of pytest-benchmark: {problem}",
-        "Write one with `pytest --benchmark-json FILE`; for JSON lines add --format jsonl.",
+        "Write one with `pytest --benchmark-json FILE`.",
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from harness.errors import AmbiguousRun, StoreError
+from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.records import Environment, Measurement, Run, SelfTest, joined
 from harness.store import lines
 
@@ -28,6 +28,8 @@ DEFAULT_ROOT = Path("reports/runs")
 RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
+MAX_BYTES = 2**28
+"""Of a file of another tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,17 +137,32 @@ def read(folder: Path) -> tuple[Run, int]:
         data = path.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    return parse(data, folder, path)
+    return _parse(data, folder, path)
 
 
-def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, int]:
+def read_limited(path: Path) -> bytes:
+    """The content of a file that somebody else may have made.
+
+    Raises:
+        HarnessError: It cannot be read, or is too long.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise HarnessError(f"{path}: more than {MAX_BYTES} bytes", "Split the file.")
+    return data
+
+
+def _parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
     """The run that lines describe, and how many bytes are whole lines.
 
     Args:
         data: The content of a run.jsonl.
         folder: Where the run is stored.
         path: The file with the lines, for errors.
-        first: Number of the first line in that file.
     """
     whole, newline, cut_short = data.rpartition(b"\n")
     if not newline:
@@ -154,18 +171,17 @@ def parse(data: bytes, folder: Path, path: Path, first: int = 1) -> tuple[Run, i
             f"Delete {path.parent}.",
         )
     started, *later = (
-        lines.decode(line, f"{path}:{number}")
-        for number, line in enumerate(whole.split(b"\n"), first)
+        lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
     )
     if not isinstance(started, lines.Started):
-        raise lines.damaged(f"{path}:{first}", "the first line is not of kind 'run'")
+        raise lines.damaged(f"{path}:1", "the first line is not of kind 'run'")
 
     measurements: dict[tuple[str, int], Measurement] = {}
     notes: list[str] = []
     self_tests: list[SelfTest] = []
     cards: list[Environment] = []
     ended: lines.Ended | None = None
-    for number, line in enumerate(later, first + 1):
+    for number, line in enumerate(later, 2):
         if ended and not (ended.stopped and isinstance(line, lines.Resumed)):
             raise lines.damaged(f"{path}:{number}", "a line follows the end of the run")
         match line:

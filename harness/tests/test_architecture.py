@@ -68,7 +68,7 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_430,
     "harness/bisect": 2_630,
-    "harness/cli": 2_860,
+    "harness/cli": 2_830,
     "harness/executor": 1_170,
     "harness/gate": 3_550,
     "harness/git": 620,
@@ -79,7 +79,7 @@ MOST_LINES = {
     "harness/records": 1_960,
     "harness/report": 5_190,
     "harness/runner": 2_590,
-    "harness/store": 1_430,
+    "harness/store": 1_350,
     "harness/suite": 2_330,
     "harness/worker": 740,
     "nsa": 13_290,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 27_150, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 27_100, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

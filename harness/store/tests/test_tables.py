@@ -1,4 +1,4 @@
-"""Runs as JSON lines and back, and as tables in CSV and Parquet."""
+"""Runs as tables in CSV and Parquet."""
 
 import csv
 import io
@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import main as cli
-from harness.errors import HarnessError, StoreError
+from harness.errors import HarnessError
 from harness.records import Git, Measurement, Outcome, Run, Stop
-from harness.store import jsonl, reader, tables
+from harness.store import reader, tables
 from harness.store.tables import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.indexed import store
@@ -53,82 +53,11 @@ def output(*arguments: str | Path) -> bytes:
     return answer.stdout_bytes
 
 
-# --- whole runs --------------------------------------------------------------------------
-
-
-def test_runs_come_back_byte_for_byte(tmp_path: Path) -> None:
-    made = [record(tmp_path / "a") for _ in range(2)]
-    cut = Path(made[1].folder, reader.RUN_FILE)
-    whole = cut.read_bytes()
-    unfinished = whole[: whole.rstrip().rindex(b"\n") + 1]
-    cut.write_bytes(unfinished + b'{"kind": "e')  # a crash during the last line
-    file = tmp_path / "runs.jsonl"
-    ids = [r.run_id for r in made]
-    output("export", *ids, "--format", "jsonl", "-o", file, "--store", tmp_path / "a")
-
-    for _ in range(2):  # a second time changes nothing
-        assert output("import", file, "--store", tmp_path / "b").decode().split() == ids
-
-    back = [Path(tmp_path / "b" / i / reader.RUN_FILE).read_bytes() for i in ids]
-    assert back[0] == Path(made[0].folder, reader.RUN_FILE).read_bytes()
-    assert back[1] == unfinished
-    assert sorted(p.name for p in (tmp_path / "b").iterdir()) == sorted(ids)
-    assert (tmp_path / "b" / ids[0] / reader.SUITE_FILE).read_text() == made[0].suite.text
-    assert (
-        output("export", *ids, "--format", "jsonl", "--store", tmp_path / "b") == file.read_bytes()
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        pytest.param(b'"schema": 4', b'"schema": 99', r"jsonl:1: .*99; .* up to 4\n", id="later"),
-        pytest.param(b'"outcome": "timeout"', b'"outcome": "slow"', "outcome", id="outcome"),
-        pytest.param(b'{"kind": "run"', b'{"kind": "end"', r"jsonl:1: at: ", id="no-run"),
-        pytest.param(b'"run_id": "', b'"run_id": "../', r"jsonl:1: '\.\./", id="path"),
-        pytest.param(b'"log": "', b'"log": "../../', "not a path in the folder", id="log"),
-        pytest.param(b'"tokens": ', b'"tokens": -', "tokens is -", id="tokens"),
-        pytest.param(b'"flops": ', b'"flops": 1%s' % (b"0" * 400), "beyond", id="flops"),
-        pytest.param(b'"samples_s": [', b'"samples_s": [5e-324, ', "samples_s", id="samples"),
-        pytest.param(b'"wall_s": 0', b'"wall_s": 9e99, "x": 0', "wall_s", id="wall"),
-        pytest.param(b'"axes": {', b'"axes": ' + b"[" * 10**5, "nested|recursion", id="nested"),
-    ],
-)
-def test_changed_lines_are_refused(tmp_path: Path, old: bytes, new: bytes, place: str) -> None:
-    made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
-    data = Path(made.folder, reader.RUN_FILE).read_bytes()
-    assert old in data
-    file.write_bytes(data.replace(old, new, 1))
-
-    with pytest.raises(HarnessError, match=place):
-        output("import", file, "--store", tmp_path / "b")
-
-    assert not (tmp_path / "b").exists() or not [*(tmp_path / "b").iterdir()]
-
-
-@pytest.mark.parametrize("form", ["jsonl", "pytest-benchmark"])
-def test_an_endless_file_is_refused_before_it_is_read(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jsonl, "MAX_BYTES", 2**16)
+def test_an_endless_file_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_BYTES", 2**16)
 
     with pytest.raises(HarnessError, match="/dev/zero: more than 65536 bytes"):
-        output("import", "/dev/zero", "--format", form)
-
-
-def test_an_import_does_not_replace_a_run(tmp_path: Path) -> None:
-    made, file = record(tmp_path / "a"), tmp_path / "runs.jsonl"
-    data = Path(made.folder, reader.RUN_FILE).read_bytes()
-    file.write_bytes(data.replace(b"node", b"edon"))
-    assert file.read_bytes() != data
-
-    with pytest.raises(StoreError, match=made.run_id):
-        output("import", file, "--store", tmp_path / "a")
-
-    assert Path(made.folder, reader.RUN_FILE).read_bytes() == data
-
-
-# --- tables ------------------------------------------------------------------------------
+        output("import", "/dev/zero")
 
 
 def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
@@ -196,8 +125,6 @@ def test_without_pyarrow_the_error_names_the_package(
     [
         ["export", "latest", "--format", "parquet"],
         ["export", "latest", "latest", "--format", "junit"],
-        ["import", "x.csv"],
-        ["import", "X.PARQUET"],
     ],
 )
 def test_an_impossible_exchange_is_refused(arguments: list[str]) -> None:
