@@ -28,7 +28,7 @@ from harness.gate.plan import Say
 from harness.gate.policy_suites import require_own
 from harness.git.origin import packages_in
 from harness.git.repository import Repository, try_git
-from harness.records import METRICS, Outcome, Run, Suite, Thresholds
+from harness.records import Outcome, Run, Suite, Thresholds
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.self_test import skipped_self_test
@@ -177,26 +177,24 @@ def _printed(
 
 def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
     """What was recognised, in words; the expressions are in the suite."""
-    metrics, progress = read.get("metrics", {}), read.get("progress")
-    if not progress and "step_s" not in metrics:
+    timed, progress = read.get("metrics", {}).get("step_s"), read.get("progress")
+    if not (timed or progress):
         yield "No steps were recognised in the output: the gate times the whole program."
         yield "  To time steps, print a line for each, such as: step 3 step_ms=12.5"
-    if metrics or progress:
-        yield "Recognised in the output of the program:"
-    for name, way in metrics.items():
-        where, value = _where(way["line"], output)
-        unit = f", in {SCALES[way.get('scale', 1.0)]}" if name == "step_s" else ""
-        title = METRICS[name].title if name in METRICS else name
-        yield f"  {title}: the number {where}{unit} (last: {value})"
+        return
+    yield "Recognised in the output of the program:"
     if progress:
         where, value = _where(progress["step"], output)
         yield f"  end of a step: a line with a number {where} (last: {value})"
-        if "step_s" not in metrics:
-            yield "  step time: the time from one such line to the next"
-        if progress["until"] == "sampled":
-            yield "  The program is stopped as soon as enough steps are timed."
-    if metrics or progress:
-        yield f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
+    if timed:
+        where, value = _where(timed["line"], output)
+        unit = SCALES[timed.get("scale", 1.0)]
+        yield f"  step time: the number {where}, in {unit} (last: {value})"
+    else:
+        yield "  step time: the time from one such line to the next"
+    if progress and progress["until"] == "sampled":
+        yield "  The program is stopped as soon as enough steps are timed."
+    yield f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
 
 
 def _where(pattern: str, output: str) -> tuple[str, str]:

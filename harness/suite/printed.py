@@ -1,4 +1,4 @@
-"""What a program prints, as keys of a suite: lines that end a step, its time, tokens/s, loss."""
+"""What a program prints, as keys of a suite: lines that end a step, and its time."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,9 @@ MAX_LINE, MAX_PATTERNS = 400, 20
 """Characters of a line that are searched, and ways to print a number that are compared."""
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
-_BEGINS, _ENDS = r"(?<![\w.,])", r"(?!,?\w|%)"  # 12,345 and 12.3k are not read as 12
+_ENDS = r"(?![.,]?\w|%)"  # 12,345 and 12.3k are not read as 12
 _VALUE = rf"(?P<value>{_NUMBER})"
 _STEPS = (r"\b(?:step|iter(?:ation)?|batch|update)\b\W{0,8}(?P<value>\d+)",)
-_RATES = (
-    rf"\btok(?:en)?s?(?:/|_per_)s(?:ec(?:ond)?)?\b\W{{0,8}}{_VALUE}{_ENDS}",
-    rf"{_BEGINS}{_VALUE} *tok(?:en)?s?/s(?:ec)?\b",
-)
-_NO_EVALUATION = "(?i:(?<!val[ /-])(?<!valid[ /-])(?<!validation[ /-])(?<!eval[ /-])(?<!test[ /-]))"
-_LOSS = (rf"{_NO_EVALUATION}\bloss\b[^\w+-]{{0,8}}(?P<value>[+-]?{_NUMBER}){_ENDS}",)
-_FINITE_OR_NOT = rf"[+-]?(?i:nan|inf|{_NUMBER})(?!\.?[\w-])"
 _TIME = (  # with all words before it: neither "total time" nor "compile time"
     r"(?<!total )(?<!compile )\b(?!total|wall|elapsed|compile)(?:[A-Za-z]+ )*"
     r"\w*(?:step|time|latency|took|takes|median|mean|duration)"
@@ -34,23 +27,19 @@ _TIMES = (
 def readings(output: str) -> Mapping[str, Any]:
     """`progress` and `metrics` of a workload whose program prints this; only what was found.
 
-    The program may be ended early if each step prints every metric.
+    The program may be ended early if each step prints its time, or none does.
     """
     lines = [line[:MAX_LINE] for line in output.splitlines()]
-    metrics: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    often = True
     steps = [p for p in _patterns(_STEPS, r"\d+", lines) if _rises(_values(p, lines))]
     for pattern, unit in _patterns(_TIMES, _NUMBER, lines).items():
         if not _rises(_values(pattern, lines)):
             scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
-            metrics.setdefault("step_s", {"line": pattern, **scale})
-    for pattern in _patterns(_RATES, _NUMBER, lines):
-        metrics.setdefault("tokens_per_s", {"line": pattern})
-    for pattern in _patterns(_LOSS, _FINITE_OR_NOT, lines) if steps else ():
-        kind = {"unit": "nats", "better": "lower", "take": "last"}
-        metrics.setdefault("loss", {"line": _NO_EVALUATION + pattern, **kind})
-    found: dict[str, Any] = {"metrics": metrics} if metrics else {}
+            found["metrics"] = {"step_s": {"line": pattern, **scale}}
+            often = len(_values(pattern, lines)) >= MIN_STEPS
+            break
     if steps:
-        often = all(len(_values(m["line"], lines)) >= MIN_STEPS for m in metrics.values())
         until = "sampled" if often else "exit"
         most = max(steps, key=lambda pattern: len(_values(pattern, lines)))  # not evaluations
         found["progress"] = {"step": most.replace("value", "step", 1), "until": until}
@@ -76,7 +65,7 @@ def _patterns(ways: Sequence[str], number: str, lines: Sequence[str]) -> Mapping
             words = (re.escape(text).replace("\\ ", " ") for text in texts)
             before, after = (re.sub(r"^ +| +$", " *", text) for text in words)
             ends = after or (_ENDS if number != r"\d+" else "")
-            pattern = f"{before or _BEGINS}(?P<value>{number}){ends}"
+            pattern = f"{before}(?P<value>{number}){ends}"
             found.setdefault(pattern, match.groupdict().get("unit"))
     return dict(islice(found.items(), MAX_PATTERNS))
 
