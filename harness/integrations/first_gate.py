@@ -49,7 +49,7 @@ TEMPLATES = {
     "gitlab": ("ci/gitlab.yml",),
 }
 INCLUDE = "include:\n  - local: ci/gitlab.yml\n"
-IGNORED = ("__pycache__/", "*.egg-info/", "/.gate-venv/", "/gate/", "/comment/", "/reports/runs/")
+IGNORED = ("__pycache__/", "*.egg-info/", "/.gate-venv/", "/gate/", "/comment/", "/reports/")
 """What a job of the workflows writes."""
 TRIAL_S = 120.0
 """Longest first run of a program."""
