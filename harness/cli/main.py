@@ -8,6 +8,7 @@ defect of the harness.
 import select
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -120,6 +121,7 @@ app.add_typer(history.index_app, rich_help_panel="Stored runs")
 
 def main() -> None:
     """Entry point: a HarnessError is one message and exit 2; a defect, a traceback and exit 4."""
+    warnings.filterwarnings("ignore", "Possible ", FutureWarning)  # `[[` in a suite's pattern
     try:
         app(prog_name="harness")
     except HarnessError as error:

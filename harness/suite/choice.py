@@ -16,6 +16,8 @@ from harness.suite.schema import SuiteModel, WorkloadModel, measure_setting
 _SHOWN_IDS = 5
 _SHOWN_CHARACTERS = 60
 _SETTING = "measure."
+LISTS_AXES = "`harness run SUITE --dry-run` lists the cases by their axes."
+NO_AXES = "The suite has none: write {NAME} in `command`, and its values under `axes`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,8 @@ class Overrides:
             elif name in known:
                 axes[name] = tuple(value.split(","))
             else:
-                raise set_error(text, f"no workload has the axis {name!r}", nearest(name, known))
+                remedy = f"{nearest(name, known)} {LISTS_AXES}" if known else NO_AXES
+                raise set_error(text, f"no workload has the axis {name!r}", remedy)
         changes = cls(axes, settings)
         for workload in model.workloads:
             problems = sweep.check(changes.apply(workload), ())

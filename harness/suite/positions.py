@@ -5,6 +5,7 @@ refused, and so is what could be misread: a repeated key, an empty value, NaN.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -32,6 +33,13 @@ MAX_TEXT = 10_000
 MAX_SHOWN = 4
 """Problems in an error after the first."""
 
+IN_QUOTES = (
+    "Use single quotes around a regular expression, and around a text that has `: ` or ` #` in it "
+    "or begins with {, [, * or %."
+)
+NO_VALUE = "Add a value, in quotes if it begins with #, or remove the line."
+_CUT = re.compile(r"[ \t]+#\S.*")
+"""A comment without a space after `#`, which may be the rest of a text."""
 _TAG = "tag:yaml.org,2002:"
 _NULL = _TAG + "null"
 
@@ -98,7 +106,8 @@ def read(
         data = reader.plain(root, ()) if root is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        remedy = "Indent with spaces, not tabs." if "'\\t'" in str(error) else ""
+        remedy = "Indent with spaces, not tabs." if "'\\t'" in str(error) else IN_QUOTES
+        remedy = "Split the file." if "document" in str(error.problem) else remedy
         raise SuiteError(
             path,
             f"not YAML: {error.problem}",
@@ -195,9 +204,11 @@ class _NodeReader:
         tag = str(node.tag)
         if tag == _NULL:
             name = next((step for step in reversed(loc) if isinstance(step, str)), "the file")
-            raise self._refuse(node, f"{name} has no value", "Add a value, or remove the line.")
+            raise self._refuse(node, f"{name} has no value", NO_VALUE)
         if tag not in _SCALARS:
             raise self._refuse(node, f"tag {tag} is not allowed", "Remove the tag.")
+        if node.style is None and (cut := _CUT.match(node.end_mark.buffer, node.end_mark.pointer)):
+            raise self._refuse(node, f"'{cut[0].strip()}' is a comment here", IN_QUOTES)
         try:
             return _convert(tag, node.value)
         except ValueError as error:

@@ -135,6 +135,13 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
 
 
+def test_a_bracket_in_a_pattern_is_no_warning(tmp_path: Path) -> None:
+    named = "schema: 1\ntitle: X\nsubject: X\nquestion: X?\nworkloads: [{name: x, command: x, "
+    (tmp_path / "x.yaml").write_text(f"{named}progress: '[[]step'}}]\n")
+
+    assert harness("run", "x.yaml", "--dry-run", cwd=tmp_path).stderr == ""
+
+
 def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
     write_suite(tmp_path, "raises")
 
@@ -295,6 +302,7 @@ def measurements(record: Path) -> int:
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
         (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
+        (["run", "smoke", "--set", "presett=tiny"], "--dry-run` lists"),
         (["overhead", "attention"], "`harness run smoke` needs no GPU"),
         (["verify", "absent.md"], "cannot read absent.md: No such file or directory\n  Name"),
         (["import", "absent"], "absent: its ending names no format\n  Check the name"),
