@@ -43,7 +43,7 @@ from harness.records import (
     equal_beside,
 )
 
-SMALL_GAP = 1.1
+LEAST_GAP = 1.03
 """A gap below this factor is too small for one run to explain."""
 SHOWN = 1.02
 """Least effect that counts as a contribution."""
@@ -87,7 +87,7 @@ class Diagnosis:
 def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis, ...]:
     """A conclusion for each suspect of the suite, the ruled out ones first; none without suspects
     or if the gap is too small to explain."""
-    if suite.suspects is None or suite.suspects.gap.factor < SMALL_GAP:
+    if suite.suspects is None or suite.suspects.gap.factor < LEAST_GAP:
         return ()
     gap = suite.suspects.gap
     found = [

@@ -1,3 +1,3 @@
-"""The first bad commit, or the difference between two runs that moved a number: one search with
-two subjects, journalled so that it can resume.
+"""The first bad commit. In come a history and a case; out goes the commit that moved its number,
+journalled so that the search can resume. For two stored runs: a suite of their differences.
 """

@@ -11,10 +11,12 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 
 from harness.errors import HarnessError
-from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, Outcome
+from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, Outcome, Suite
+from harness.suite.choice import fits
 
 METRICS = ("step_s", "peak_memory_bytes")
 """Metrics that every process has; a program may report more."""
+SHOWN_CASES = 5
 UNPROFILED = ("dispatched_ops", "host_syncs")
 """Counters that need no profiler."""
 
@@ -53,6 +55,24 @@ class Unreadable(Exception):
         """`again`: another process of the same commit may have one."""
         super().__init__(reason)
         self.again = again
+
+
+def one_case(suite: Suite, pattern: str, origin: str) -> Case:
+    """The only case that matches a pattern; `origin` names the suite in a message.
+
+    Raises:
+        HarnessError: No case matches, or several do.
+    """
+    found = [c for c in suite.cases if c.case_id == pattern]
+    found = found or [c for c in suite.cases if fits(c.case_id, pattern)]
+    if len(found) != 1:
+        ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
+        raise HarnessError(
+            f"--case {pattern or '(none)'} matches {len(found)} cases of {origin}; a bisection "
+            "needs exactly one",
+            f"Some of the {'matches' if found else 'cases'}:\n  {ids}",
+        )
+    return found[0]
 
 
 def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:

@@ -1,174 +1,149 @@
-"""The differences between two runs of one commit: those that can be varied here, and the others.
+"""A suite that finds which difference between two runs made a case slower.
 
-Both runs' cases are completed first with the environment variables recorded for each run, so that a
-process does not depend on variables that are set around the search.
+It measures the case of the faster run, the same with one difference at a time, the case of the
+slower run without one at a time, and as it was. Suspects of the suite judge each difference.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from harness.analysis.summary import summarise
+from harness.bisect.criteria import one_case
+from harness.errors import HarnessError
 from harness.machine import drift
-from harness.records import Case, Environment
+from harness.records import MeasureSettings, Run
+from harness.suite.positions import dumped, read
 
 KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Variables that select the device; those of this process are kept."""
-_IGNORED = ("processes", "timeout_s", "stall_s", "telemetry", "profile")
-"""Settings that do not change the time of a step."""
-_THREADS = "OMP_NUM_THREADS"
+"""Variables that select the device, which the machine decides."""
+SWEEP = ("name", "providers", "axes", "zip", "exclude", "env", "measure")
+CHECKS = ("allow", "kernels", "operators")
+LIMITS = ("processes", "timeout_s", "stall_s", "telemetry", "profile")
+LEFT_OUT = {"workload": SWEEP + CHECKS, "setting": LIMITS}
+"""Keys and settings that do not change the time of a step."""
+
+Configuration = Mapping[tuple[str, str], Any]
+"""(kind, name) of everything that may move the step time of a case -> its value."""
 
 
-class DifferenceKind(StrEnum):
-    WORKLOAD = "workload"
-    COMMAND = "command"
-    AXIS = "axis"
-    VARIABLE = "variable"
-    SETTING = "setting"
+def suite_of(runs: Sequence[Run], pattern: str, path: str) -> str:
+    """The text of the suite for two stored runs, to be written to `path`.
+
+    Raises:
+        HarnessError: A run has no step time of the case, or nothing that differs can be varied.
+    """
+    first, second = sorted(runs, key=lambda run: _step_s(run, pattern))
+    case = one_case(second.suite, pattern, second.run_id)
+    one, other = (_configuration(run, pattern, runs) for run in (first, second))
+    varied = [key for key in {**one, **other} if one.get(key) != other.get(key)]
+    listed = drift.differences(first.environment, second.environment)
+    fixed = [d for d in listed if ("variable", d.name) not in varied]
+    if not varied:
+        raise HarnessError(
+            f"{first.run_id} and {second.run_id} do not differ in anything that a case can set",
+            "\n  ".join(["They differ in:", *map(str, fixed)]) if fixed else "",
+        )
+    sides = {"first": one, "second": other}
+    for key in varied if len(varied) > 1 else ():
+        sides[f"with-{_name(key)}"] = _taken(one, other, key)
+        sides[f"without-{_name(key)}"] = _taken(other, one, key)
+    gap = {"expected": _step_s(first, pattern), "seen": _step_s(second, pattern)}
+    source, untested = f"{first.run_id} and {second.run_id}", [d.name for d in fixed]
+    question = f"What makes {case.case_id} slower in {second.run_id} than in {first.run_id}?"
+    return dumped(
+        "\n# ".join([question, _how(first, second, path), *(f"Not varied: {d}" for d in fixed)]),
+        schema=1,
+        title=f"Differences of {source}",
+        subject="Differences",
+        question=question,
+        device=second.suite.device,
+        measure={"processes": 5},
+        workloads=[_workload(name, found) for name, found in sides.items()],
+        suspects={
+            "gap": {"metric": "step_s", **gap, "source": source},
+            "tested": [*_suspects(varied, one, other)],
+            **({"not_tested": untested} if untested else {}),
+        },
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseDifference:
-    """A difference between two cases, which can be varied."""
-
-    kind: DifferenceKind
-    name: str
-    then: str
-    """Value in the first run, as a report shows it."""
-    now: str
-    """Value in the second run."""
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name}" if self.name != self.kind else self.name
+def _step_s(run: Run, pattern: str) -> float:
+    case = one_case(run.suite, pattern, run.run_id)
+    (found,) = (s for s in summarise(run) if s.case.case_id == case.case_id)
+    if "step_s" not in found.metrics:
+        ended = found.outcome or "not measured"
+        raise HarnessError(f"{run.run_id} has no step time of {case.case_id}: {ended}")
+    return found.metrics["step_s"].value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedDifference:
-    """A difference between two environments, which is not varied."""
-
-    name: str
-    then: str
-    now: str
-    here: str
-    """On this machine: as in the first run, as in the second run, or the value."""
-    why: str
-
-
-def complete(case: Case, around: Mapping[str, str], inherited: Mapping[str, str]) -> Case:
-    """A run's case with all variables recorded `around` it, but for the inherited ones."""
-    added = {n: v for n, v in around.items() if n not in inherited and n not in KEPT}
-    return replace(case, env={**added, **case.env})
-
-
-def inherited(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """The variables with the same value in both runs and in this process."""
-    here = os.environ
-    return {n: v for n, v in first.items() if second.get(n) == v == here.get(n) and n not in KEPT}
+def _configuration(run: Run, pattern: str, runs: Sequence[Run]) -> Configuration:
+    """What the case of a run is, as its suite states it and as its environment was."""
+    case = one_case(run.suite, pattern, run.run_id)
+    written = read(run.suite.text, run.suite.path).data["workloads"]
+    around = [r.environment.variables for r in runs]
+    seen = run.environment.variables.items()
+    of_run = {n: v for n, v in seen if around[0].get(n) != around[1].get(n) and n not in KEPT}
+    parts = {
+        "workload": next(w for w in written if w["name"] == case.workload),
+        "provider": {"": case.provider},
+        "axis": case.axes,
+        "variable": {n: v for n, v in {**of_run, **case.env}.items() if n not in case.axes},
+        "setting": dict(asdict(case.settings).items() - asdict(MeasureSettings()).items()),
+    }
+    return {
+        (kind, name): value
+        for kind, part in parts.items()
+        for name, value in part.items()
+        if name not in LEFT_OUT.get(kind, ())
+    }
 
 
-@contextmanager
-def only(inherited: Mapping[str, str], *runs: Environment) -> Iterator[None]:
-    """Of the variables that all runs recorded, let only these reach a worker."""
-    before = dict(os.environ)
-    for name in before:
-        if name not in KEPT and all(name.startswith(run.prefixes) for run in runs):
-            del os.environ[name]
-    os.environ.update(inherited)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+def _taken(into: Configuration, source: Configuration, key: tuple[str, str]) -> Configuration:
+    """A configuration with one value, or its absence, of another."""
+    rest = {k: v for k, v in into.items() if k != key}
+    return {**rest, key: source[key]} if key in source else rest
 
 
-def variables(first: Environment, second: Environment) -> list[dict[str, str]]:
-    """The variables of both; with the numbers of threads, if they differ and none set them."""
-    both = (first, second)
-    counts = [e.torch_settings.get("num_threads") for e in both]
-    if None in counts or counts[0] == counts[1] or any(_THREADS in e.variables for e in both):
-        return [dict(e.variables) for e in both]
-    return [{**e.variables, _THREADS: str(n)} for e, n in zip(both, counts, strict=True)]
+def _name(key: tuple[str, str]) -> str:
+    return "-".join(filter(None, key))
 
 
-def fixed(
-    first: Environment, second: Environment, here: Environment, varied: Iterable[CaseDifference]
-) -> Iterator[FixedDifference]:
-    """All differences between the runs' environments that are not varied."""
-    done = {c.name for c in varied if c.kind is DifferenceKind.VARIABLE}
-    if _THREADS in done:
-        done.add("num_threads")
-    unlike_first = {d.name: d.candidate for d in drift.differences(first, here)}
-    unlike_second = {d.name for d in drift.differences(second, here)}
-    for d in drift.differences(first, second):
-        if d.name in done:
-            continue
-        as_here = "as in the first run"
-        if d.name in unlike_first:
-            other = unlike_first[d.name]
-            as_here = other if d.name in unlike_second else "as in the second run"
-        why = _why_fixed(d.name, first, second)
-        yield FixedDifference(name=d.name, then=d.baseline, now=d.candidate, here=as_here, why=why)
+def _workload(name: str, found: Configuration) -> dict[str, Any]:
+    kinds = ("workload", "axis", "variable", "setting")
+    form, *rest = ({n: v for (k, n), v in found.items() if k == kind} for kind in kinds)
+    own = zip(("axes", "env", "measure"), rest, strict=True)
+    given = {key: value for key, value in own if value}
+    return {"name": name, **form, "providers": [found["provider", ""]], **given}
 
 
-def applied(first: Case, second: Case, chosen: Iterable[CaseDifference]) -> Case:
-    """The first case with some values taken from the second one."""
-    case = first
-    for cause in chosen:
-        match cause.kind:
-            case DifferenceKind.WORKLOAD:
-                case = replace(case, factory=second.factory, provider=second.provider)
-            case DifferenceKind.COMMAND:
-                case = replace(case, program=second.program, axes=second.axes)
-            case DifferenceKind.AXIS | DifferenceKind.VARIABLE:
-                if cause.kind is DifferenceKind.AXIS:
-                    case = replace(case, axes=_taken(case.axes, second.axes, cause.name))
-                # An upper-case axis is a variable, too.
-                case = replace(case, env=_taken(case.env, second.env, cause.name))
-            case DifferenceKind.SETTING:
-                value = getattr(second.settings, cause.name)
-                case = replace(case, settings=replace(case.settings, **{cause.name: value}))
-    return case
+def _suspects(
+    varied: Sequence[tuple[str, str]], one: Configuration, other: Configuration
+) -> Iterator[dict[str, Any]]:
+    """Each difference alone, each beside all others, and all together."""
+
+    def side(workload: str, found: Configuration, keys: Sequence[tuple[str, str]]) -> Any:
+        # The cases of a pair are equal in every axis that neither side names.
+        named = [k for k in keys if k[0] in ("axis", "provider") and k in found]
+        return {"workload": workload, **{k[1] or k[0]: found[k] for k in named}}
+
+    pairs = [("all differences together", "first", "second", varied)]
+    for key in varied if len(varied) > 1 else ():
+        name, what = " ".join(filter(None, key)), _name(key)
+        pairs.append((f"{name} alone", "first", f"with-{what}", [key]))
+        pairs.append((f"{name} beside all others", f"without-{what}", "second", [key]))
+    for name, without, with_, keys in pairs:
+        yield {"name": name, "without": side(without, one, keys), "with": side(with_, other, keys)}
 
 
-def of_cases(first: Case, second: Case) -> Iterator[CaseDifference]:
-    """All differences between two complete cases, the most likely cause first."""
-    factories = [{"workload": f"{c.factory}, provider {c.provider}"} for c in (first, second)]
-    yield from _mapped(DifferenceKind.WORKLOAD, *factories)
-    if first.program != second.program:
-        one, other = (" ".join(c.program.argv) if c.program else "none" for c in (first, second))
-        yield CaseDifference(kind=DifferenceKind.COMMAND, name="command", then=one, now=other)
-    elif first.program is None:
-        yield from _mapped(DifferenceKind.AXIS, first.axes, second.axes)
-    axes = {*first.axes, *second.axes} if first.program is None else set()
-    variables = _mapped(DifferenceKind.VARIABLE, first.env, second.env)
-    yield from (c for c in variables if c.name not in axes)
-    settings = (asdict(c.settings) for c in (first, second))
-    yield from (c for c in _mapped(DifferenceKind.SETTING, *settings) if c.name not in _IGNORED)
-
-
-def _mapped(
-    kind: DifferenceKind, first: Mapping[str, object], second: Mapping[str, object]
-) -> Iterator[CaseDifference]:
-    for name in {**first, **second}:
-        if name not in first or name not in second or first[name] != second[name]:
-            then, now = (str(m[name]) if name in m else "not set" for m in (first, second))
-            yield CaseDifference(kind=kind, name=name, then=then, now=now)
-
-
-def _taken(into: Mapping[str, Any], source: Mapping[str, Any], name: str) -> dict[str, Any]:
-    rest = {n: v for n, v in into.items() if n != name}
-    return {**rest, name: source[name]} if name in source else rest
-
-
-def _why_fixed(name: str, first: Environment, second: Environment) -> str:
-    if name in {**first.versions, **second.versions}:
-        return "it needs another installation"
-    if name in {**first.torch_settings, **second.torch_settings}:
-        return "variables, versions or the code determine it"
-    if name in KEPT:
-        return "it selects the device"
-    if name.startswith("data "):
-        return "the data cannot be changed here"
-    return "it needs another machine"
+def _how(first: Run, second: Run, path: str) -> str:
+    """How the suite is run, with the variables of both runs in place of those of this shell."""
+    one, other = (run.environment for run in (first, second))
+    alike = dict(one.variables.items() & other.variables.items())
+    own = [n for n in os.environ if n.startswith(one.prefixes) and n not in {*alike, *KEPT}]
+    words = [f"-u {n}" for n in own]
+    words += [f"{n}={shlex.quote(v)}" for n, v in sorted(alike.items()) if n not in KEPT]
+    at = f"at {one.git.commit[:10]}" if one.git else "with the code of both"
+    return f"Run {at}: {' '.join(['env', *words, '']) if words else ''}harness run {path}"

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,6 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from harness.bisect.criteria import Criterion
-from harness.bisect.differences import CaseDifference
 from harness.bisect.history import Commit
 from harness.bisect.search import BisectStage
 from harness.errors import StoreError
@@ -81,27 +80,6 @@ class CommitsRequest(BisectRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DifferencesRequest(BisectRequest):
-    """A search for the differences of two runs. The case is that of the first run."""
-
-    runs: tuple[str, str]
-    """Their ids."""
-    other: Case
-    """The case of the second run."""
-    causes: tuple[CaseDifference, ...]
-    """The differences that are varied, the most likely cause first."""
-    environments: tuple[Environment, Environment]
-    """Of the two runs."""
-    inherited: Mapping[str, str] = field(default_factory=dict)
-    """Variables with the same value in both runs and on this machine."""
-    commit: str = ""
-    """Of both runs; empty if the code of the working tree is measured."""
-
-    def __str__(self) -> str:
-        return f"{len(self.causes)} differences, by {self.criterion}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """One process."""
 
@@ -117,7 +95,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A commit or a set of differences that cannot be measured."""
+    """A commit that cannot be measured."""
 
     level: int
     position: int
@@ -141,10 +119,9 @@ class Note:
     text: str
 
 
-JournalLine = CommitsRequest | DifferencesRequest | Measured | Skipped | MergeEntered | Note
+JournalLine = CommitsRequest | Measured | Skipped | MergeEntered | Note
 KINDS: dict[str, type[Any]] = {
     "begun": CommitsRequest,
-    "causes_begun": DifferencesRequest,
     "taken": Measured,
     "left_out": Skipped,
     "entered": MergeEntered,
@@ -162,7 +139,7 @@ class Journal:
         self._fd = fd
 
     @classmethod
-    def create(cls, root: Path, begun: CommitsRequest | DifferencesRequest) -> "Journal":
+    def create(cls, root: Path, begun: CommitsRequest) -> "Journal":
         """Start a bisection in a new folder.
 
         Raises:
@@ -218,9 +195,9 @@ class Journal:
         os.close(self._fd)
 
     @property
-    def request(self) -> CommitsRequest | DifferencesRequest:
+    def request(self) -> CommitsRequest:
         first = self.lines[0]
-        assert isinstance(first, CommitsRequest | DifferencesRequest)
+        assert isinstance(first, CommitsRequest)
         return first
 
     def write(self, line: JournalLine) -> None:
@@ -293,7 +270,7 @@ def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
                 remedy = f"This version reads schema {SCHEMA_VERSION}; start a new bisection."
                 raise ValueError(f"schema {fields['schema']}")
             line: JournalLine = _ADAPTERS[kind].validate_python(fields)
-            if (number == 1) != isinstance(line, CommitsRequest | DifferencesRequest):
+            if (number == 1) != isinstance(line, CommitsRequest):
                 raise ValueError("only the first line can be the request, and it must be")
         except (ValueError, KeyError, AttributeError, ValidationError) as error:
             problem = str(error).partition("\n")[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from harness.bisect.journal import (
     CommitsRequest,
-    DifferencesRequest,
     Journal,
     Measured,
     Note,
@@ -94,7 +93,7 @@ def is_cheap(measured: Sequence[Measurement]) -> bool:
 
 def opened(
     stack: ExitStack,
-    start: CommitsRequest | DifferencesRequest | Journal,
+    start: CommitsRequest | Journal,
     resources: Resources,
     other_trees: Sequence[Path] = (),
 ) -> Processes:

@@ -7,23 +7,19 @@ suite's factory names, and all that it imports.
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.bisect import criteria, differences, history
+from harness.bisect import criteria, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import Unreadable
 from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
-from harness.bisect.ddmin import DifferencesConclusion, members
-from harness.bisect.differences import CaseDifference, FixedDifference
 from harness.bisect.history import Commit
 from harness.bisect.journal import (
     CommitsRequest,
-    DifferencesRequest,
     Journal,
     Measured,
     MergeEntered,
@@ -33,12 +29,10 @@ from harness.bisect.journal import (
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
 from harness.bisect.search import BisectStage, CommitsConclusion, NextBlock, NoisySearch
-from harness.bisect.subjects import Commits, Differences, End, Subject
-from harness.errors import HarnessError
+from harness.bisect.subjects import Commits, End, Subject
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
 from harness.records import Measurement, Outcome
-from harness.suite.load import shipped_roots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,29 +86,7 @@ class CommitsResult(BisectResult):
         return found[-1].history[found[-1].conclusion.culprits[0]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DifferencesResult(BisectResult):
-    request: DifferencesRequest
-    conclusion: DifferencesConclusion
-    values: Mapping[int, tuple[float, ...]]
-    """Mask of a set of differences -> the values read with it applied, in the order measured."""
-    decided: Mapping[int, bool]
-    """Mask -> whether the set moves the number."""
-    skipped: tuple[Skipped, ...]
-    fixed: tuple[FixedDifference, ...]
-    """Differences between the runs that were not varied."""
-
-    @property
-    def found(self) -> bool:
-        return self.conclusion.found
-
-    def named(self, mask: int) -> tuple[CaseDifference, ...]:
-        return tuple(self.request.causes[i] for i in members(mask))
-
-
-def run(
-    start: CommitsRequest | DifferencesRequest | Journal, resources: Resources
-) -> CommitsResult | DifferencesResult:
+def run(start: CommitsRequest | Journal, resources: Resources) -> CommitsResult:
     """Start a search or resume the one of a journal, until it concludes or the budget is spent.
 
     Raises:
@@ -122,23 +94,13 @@ def run(
         KeyboardInterrupt: Ctrl-C or SIGTERM; measurements are kept, worktrees are removed.
     """
     request = start.request if isinstance(start, Journal) else start
-    repository = Repository.around(Path(request.repository)) if request.repository else None
+    repository = Repository.around(Path(request.repository))
     with ExitStack() as stack:
-        if isinstance(request, DifferencesRequest):
-            stack.enter_context(differences.only(request.inherited, *request.environments))
-        worktrees = repository.worktrees() if repository else ()
-        processes = opened(stack, start, resources, worktrees)
+        processes = opened(stack, start, resources, repository.worktrees())
         request = processes.journal.request
         resources.say(f"{processes.journal.folder.name}: {request}")
-        trees = None
-        if repository is not None:
-            folder = stack.enter_context(workplace(repository))
-            logs = processes.journal.folder / "logs"
-            trees = BuiltTrees(repository, folder, request.build, logs)
-        if isinstance(request, DifferencesRequest):
-            return _differences(request, processes, trees)
-        assert repository is not None
-        assert trees is not None
+        folder = stack.enter_context(workplace(repository))
+        trees = BuiltTrees(repository, folder, request.build, processes.journal.folder / "logs")
         return _commits(request, processes, repository, trees)
 
 
@@ -214,32 +176,6 @@ def _profile_change(
     except Stopped as stop:
         return ProfileChange(unknown=str(stop))
     return profile_change(*(known()[place] for place in ends))
-
-
-def _differences(
-    request: DifferencesRequest, processes: Processes, trees: BuiltTrees | None
-) -> DifferencesResult:
-    roots = shipped_roots(request.suite)
-    if request.commit and trees is not None:
-        try:
-            tree = trees.of(request.commit)
-        except BuildFailed as error:
-            raise HarnessError(f"{request.commit[:10]} cannot be built: {error}") from None
-        roots = tuple((tree / root).resolve() for root in request.roots)
-    subject = Differences(request, processes, roots)
-    conclusion, resumable = _conclude(processes, subject)
-    values, decided = subject.values, subject.search.decided
-    here = request.environment
-    return DifferencesResult(
-        request=request,
-        conclusion=conclusion,
-        values={mask: tuple(found) for mask, found in values.items()},
-        decided={mask: moves for mask in values if (moves := decided(mask)) is not None},
-        skipped=subject.skipped,
-        fixed=tuple(differences.fixed(*request.environments, here, request.causes)) if here else (),
-        resumable=resumable,
-        **_common(processes),
-    )
 
 
 def _common(processes: Processes) -> dict[str, Any]:

@@ -1,28 +1,23 @@
 """The two subjects of a search: the commits of a history, and the differences of two runs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from harness import units
-from harness.bisect import criteria, differences
+from harness.bisect import criteria
 from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
-from harness.bisect.ddmin import DifferencesConclusion, ExactDdmin, NoisyDdmin, members
 from harness.bisect.history import Commit
-from harness.bisect.journal import CommitsRequest, DifferencesRequest, Measured, Skipped
+from harness.bisect.journal import CommitsRequest, Measured, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes
 from harness.bisect.search import CommitsConclusion, ExactSearch, NoisySearch, Search
 from harness.errors import CaseRefused, HarnessError
-from harness.git.repository import Repository, read_git
-from harness.machine import drift
-from harness.records import Case, Run, Suite
+from harness.records import Case
 from harness.runner.interleave import clock
-from harness.store.writer import now
-from harness.suite.choice import fits
 
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
@@ -159,134 +154,3 @@ class Commits(Subject[CommitsConclusion]):
         chances = self.search.probabilities()
         best = int(chances.argmax())
         return f"; {self.name(best)} {units.percent(chances[best])} likely"
-
-
-class Differences(Subject[DifferencesConclusion]):
-    """The differences of two runs; a place is the mask of those applied to the first run's case."""
-
-    search: ExactDdmin | NoisyDdmin
-    conclusion = DifferencesConclusion
-
-    def __init__(
-        self, request: DifferencesRequest, processes: Processes, roots: tuple[Path, ...]
-    ) -> None:
-        """`roots` are the folders of the code."""
-        self._request = request
-        self._roots = roots
-        count, exact = len(request.causes), request.criterion.exact
-        search = ExactDdmin(count) if exact else NoisyDdmin(count, request.effect)
-        super().__init__(processes, 0, search, request.runs)
-
-    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
-        request = self._request
-        chosen = [request.causes[i] for i in members(place)]
-        case = differences.applied(request.case, request.other, chosen)
-        if self.first(place):
-            try:
-                self._launcher.at(self._roots).check(replace(request.suite, cases=(case,)))
-            except CaseRefused as error:
-                raise Unreadable(error.reason) from None
-        return case, self._roots
-
-    def commit(self, place: int) -> str:
-        return self._request.commit
-
-    def name(self, place: int) -> str:
-        if place in (0, self.search.last):
-            return "first run" if place == 0 else "second run"
-        return "with " + ", ".join(self._request.causes[i].name for i in members(place))
-
-
-def of_runs(
-    first: Run,
-    second: Run,
-    repository: Repository | None,
-    *,
-    pattern: str,
-    criterion: Mapping[str, str | None],
-    **common: Any,
-) -> DifferencesRequest:
-    """The request to search the differences of two stored runs; with these fields of every request.
-
-    Raises:
-        HarnessError: A case is missing, the runs' code differs or cannot be reproduced, or nothing
-            that differs can be varied.
-    """
-    commit = _common_commit(first, second, repository)
-    cases = [one_case(run.suite, pattern, run.run_id) for run in (first, second)]
-    chosen = criteria.chosen(cases[0], criterion)
-    variables = differences.variables(first.environment, second.environment)
-    inherited = differences.inherited(*variables)
-    one, other = (
-        criteria.prepared(differences.complete(case, around, inherited), chosen)
-        for case, around in zip(cases, variables, strict=True)
-    )
-    varied = tuple(differences.of_cases(one, other))
-    if not varied:
-        known = drift.differences(first.environment, second.environment)
-        listed = "".join(f"\n  {d}" for d in known) or " nothing that is recorded"
-        raise HarnessError(
-            f"{first.run_id} and {second.run_id} do not differ in anything that can be varied here",
-            f"They differ in:{listed}",
-        )
-    return DifferencesRequest(
-        started_at=now(),
-        suite=replace(first.suite, cases=(cases[0],)),
-        case=one,
-        other=other,
-        runs=(first.run_id, second.run_id),
-        causes=varied,
-        environments=(first.environment, second.environment),
-        criterion=chosen,
-        inherited=inherited,
-        commit=commit,
-        repository=str(repository.root) if repository else "",
-        **common,
-    )
-
-
-def one_case(suite: Suite, pattern: str, origin: str) -> Case:
-    """The only case that matches a pattern; `origin` names the suite in a message.
-
-    Raises:
-        HarnessError: No case matches, or several do.
-    """
-    found = [c for c in suite.cases if c.case_id == pattern]
-    found = found or [c for c in suite.cases if fits(c.case_id, pattern)]
-    if len(found) != 1:
-        ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
-        raise HarnessError(
-            f"--case {pattern or '(none)'} matches {len(found)} cases of {origin}; a bisection "
-            "needs exactly one",
-            f"Some of the {'matches' if found else 'cases'}:\n  {ids}",
-        )
-    return found[0]
-
-
-def _common_commit(first: Run, second: Run, repository: Repository | None) -> str:
-    """The commit of both runs; empty if their code is that of the working tree as it is."""
-    one, other = (run.environment.git for run in (first, second))
-    if one is None or other is None:
-        if one is not other:
-            raise HarnessError(f"only one of {first.run_id} and {second.run_id} has a commit")
-        return ""
-    if one.commit != other.commit:
-        good, bad = one.commit[:10], other.commit[:10]
-        raise HarnessError(
-            f"the runs have two commits, {good} and {bad}",
-            f"Find the commit instead: harness bisect SUITE --good {good} --bad {bad}",
-        )
-    if not (one.dirty_sha256 or other.dirty_sha256):
-        if repository is None:
-            raise HarnessError(
-                f"no repository with {one.commit[:10]} here", "Run this inside its clone."
-            )
-        return repository.commit(one.commit)
-    here = read_git(repository.root) if repository else None
-    code = {(git.commit, git.dirty_sha256) for git in (one, other, here) if git}
-    if here is None or len(code) > 1:
-        raise HarnessError(
-            "the runs used uncommitted code, so they cannot be reproduced",
-            "Commit the code, then repeat both runs.",
-        )
-    return ""

@@ -1,4 +1,4 @@
-"""The command `bisect`: find the commit, or the difference of two runs, that moved a number."""
+"""The command `bisect`: find the commit that moved a number, or the difference of two runs."""
 
 import datetime
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from harness.bisect import criteria, history, processes, session, subjects
-from harness.bisect.journal import DEFAULT_ROOT, Build, CommitsRequest, DifferencesRequest, Journal
+from harness.bisect import criteria, differences, history, processes, session
+from harness.bisect.journal import DEFAULT_ROOT, Build, CommitsRequest, Journal
 from harness.cli import options
 from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError
@@ -71,7 +71,9 @@ def bisect(
     ] = None,
     runs: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="RUN RUN", help="Search the differences between two stored runs."),
+        typer.Option(
+            metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."
+        ),
     ] = None,
     resume: Annotated[
         str | None,
@@ -83,7 +85,7 @@ def bisect(
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
-    """Find the commit, or the difference of two runs, that moved a number.
+    """Find the commit that moved a number; or write a suite that finds the difference of runs.
 
     \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
@@ -113,7 +115,7 @@ def bisect(
         "roots": tuple(root or (".",)),
         "command": command(),
     }
-    start: CommitsRequest | DifferencesRequest | Journal
+    start: CommitsRequest | Journal
     if resume is not None:
         if also := [name for name, value in given.items() if value]:
             raise HarnessError(
@@ -124,16 +126,19 @@ def bisect(
     elif runs is not None:
         if suite or good or bad or overrides:
             raise HarnessError(
-                "--runs takes suite and code from the two runs",
+                "--runs takes the suite from the two runs",
                 "Remove the suite, --set, --good and --bad.",
             )
-        first, second = (reader.load(stored, name) for name in runs)
-        here = _repository_here()
-        start = subjects.of_runs(first, second, here, pattern=case, criterion=criterion, **common)
+        path = state / f"differences-{runs[0]}-{runs[1]}.yaml".replace("/", "-")
+        text = differences.suite_of([reader.load(stored, name) for name in runs], case, str(path))
+        state.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
+        raise typer.Exit(0)
     elif suite and good:
         repository = Repository.around(Path.cwd())
         loaded = suites.load(suite, overrides=overrides or ())
-        one = subjects.one_case(loaded, case, suite)
+        one = criteria.one_case(loaded, case, suite)
         chosen = criteria.chosen(one, criterion)
         start = CommitsRequest(
             started_at=now(),
@@ -165,10 +170,3 @@ def bisect(
         if result.resumable:
             show(f"Continue with: harness bisect --resume {result.folder.name}")
     raise typer.Exit(0 if result.found else 3)
-
-
-def _repository_here() -> Repository | None:
-    try:
-        return Repository.around(Path.cwd())
-    except HarnessError:
-        return None

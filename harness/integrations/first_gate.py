@@ -4,7 +4,6 @@ Nothing is written before everything has run: the program whose output is read, 
 whose speed becomes a limit.
 """
 
-import io
 import json
 import re
 import shlex
@@ -17,8 +16,6 @@ from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from harness import units
 from harness.analysis.summary import not_repeatable, summarise
@@ -35,7 +32,7 @@ from harness.runner.self_test import skipped_self_test
 from harness.runner.watchdog import RunObserver
 from harness.store import reader, writer
 from harness.suite import load as suites
-from harness.suite.positions import scalar
+from harness.suite.positions import dumped, scalar
 from harness.suite.printed import place, readings
 
 SUITE, POLICY, REQUIREMENTS = "suites/gate.yaml", str(policy.DEFAULT), "ci/requirements.txt"
@@ -254,14 +251,6 @@ def axis(text: str) -> tuple[str, Any]:
     return name, listed if len(listed) > 1 else listed[0]
 
 
-def _yaml(head: str, **data: Any) -> str:
-    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
-    yaml.default_flow_style, yaml.width = None, 100
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(data, text)
-    return f"# {head}\n{text.getvalue()}"
-
-
 def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: float) -> str:
     words = shlex.split(workload.get("command", ""))
     script = next((Path(w).stem for w in words if w.endswith((".py", ".sh"))), "")
@@ -271,7 +260,7 @@ def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: fl
     measure = {"processes": PROCESSES, "warmup_s": 2, "sample_s": 0.5}
     if words:
         measure |= {"timeout_s": max(60, round(5 * took_s)), "profile": False}
-    return _yaml(
+    return dumped(
         "What the merge gate measures. Show its cases: harness run suites/gate.yaml --dry-run",
         schema=1,
         title="Gate",
@@ -304,7 +293,7 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
         notes.append(f"  {case.case_id}: {shown}; limit {bound}")
     cases = (run.of(case.case_id) for case in run.suite.cases)
     counted = all(counters.counts_of(measured)[0] is not None for measured in cases)
-    return _yaml(
+    return dumped(
         "Policy of the merge gate. A limit is that of a GPU model (cpu: no GPU), in SI units.",
         schema=1,
         stage="block",

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness import units
-from harness.analysis.suspects import SMALL_GAP
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
@@ -27,6 +26,8 @@ from harness.units import ending_text, finding_sentence
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
+SMALL_GAP = 1.1
+"""Factor from a value to its limit below which it is not stated."""
 _NUMBERS = (Fact.INTERVAL, Fact.CLEAR, Fact.ACROSS, Fact.FEW, Fact.NO_INTERVAL)
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""

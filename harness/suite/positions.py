@@ -4,6 +4,7 @@ The values are mappings, lists, text, numbers and booleans. Tags such as `!!pyth
 refused, and so is what could be misread: a repeated key, an empty value, NaN.
 """
 
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,6 +129,15 @@ def read(
     if data is None:
         raise SuiteError(path, "the file is empty", least)
     return Document(path, data, reader.values, reader.keys)
+
+
+def dumped(head: str, **data: Any) -> str:
+    """The text of a YAML file whose first line is a comment."""
+    yaml, text = YAML(typ="safe", pure=True), io.StringIO()
+    yaml.default_flow_style, yaml.width = None, 100
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.dump(data, text)
+    return f"# {head}\n{text.getvalue()}"
 
 
 @lru_cache(maxsize=32)

@@ -2,7 +2,6 @@
 
     python -m reports.studies.bisect_errors --histories 500 --seed 1
     python -m reports.studies.bisect_errors --builds --histories 100 --seed 1
-    python -m reports.studies.bisect_errors --causes --histories 500 --seed 1
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
 search that carries a real bisection out asks for its processes, which a model of a node answers:
@@ -13,7 +12,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,7 +20,6 @@ import numpy as np
 
 from harness import units
 from harness.analysis.statistics import Floats
-from harness.bisect.ddmin import NoisyDdmin, members
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import ExactSearch, NextBlock, NoisySearch, Search
 from reports.studies.gate_errors import clopper_pearson, percent
@@ -30,7 +28,6 @@ from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 End = TypeVar("End")
 
 COMMITS = 64
-DIFFERENCES = 8
 EFFECTS = (0.03, 0.05, 0.10)
 WANTED = {0.03: 0.90, 0.05: 0.95, 0.10: 0.95}
 """Share of histories whose culprit must be named right on a typical node."""
@@ -111,27 +108,6 @@ def bisect(
         )
     named = found.culprits if found.found else ()
     return _bisected(asked, right=named == (culprit,), wrong=bool(named) and named != (culprit,))
-
-
-def find_causes(
-    search: NoisyDdmin, slowed: Mapping[int, float], noise: ModelledNoise, rng: np.random.Generator
-) -> Bisected:
-    """Search for the differences that moved a number.
-
-    Args:
-        search: A fresh one.
-        slowed: Difference -> its factor on the time; the others do nothing.
-        noise: The node's.
-        rng: Draws it.
-    """
-    logs = noise.sequence(rng, 1, LONGEST)[0]
-    found, asked = carried_out(
-        search, lambda mask: math.prod(slowed.get(i, 1.0) for i in members(mask)), logs
-    )
-    named = {i for part in found.parts for i in part.items if part.confirmed}
-    return _bisected(
-        asked, right=found.found and named == slowed.keys(), wrong=bool(named - slowed.keys())
-    )
 
 
 def _bisected(asked: Sequence[NextBlock], *, right: bool, wrong: bool) -> Bisected:
@@ -228,24 +204,7 @@ def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row,
     return tuple(rows)
 
 
-def cause_study(searches: int, seed: int) -> tuple[Row, ...]:
-    """The same for two runs with several differences, one or two of which move the number."""
-    rows = []
-    for n, planted in enumerate(((0.03,), (0.05,), (0.10,), (0.05, 0.05))):
-        rng = np.random.default_rng([seed, 10, n])
-        bisections = []
-        for _ in range(searches):
-            places = rng.choice(DIFFERENCES, size=len(planted), replace=False)
-            slowed = {int(i): 1 + e for i, e in zip(places, planted, strict=True)}
-            bisections.append(find_causes(NoisyDdmin(DIFFERENCES, 0.03), slowed, TYPICAL, rng))
-        effect = " and ".join(f"+{units.percent(e)}" for e in planted)
-        rows.append(
-            Row(noise=TYPICAL.name, effect=effect, bisections=tuple(bisections), wanted=None)
-        )
-    return tuple(rows)
-
-
-CAUSES_HEAD = (
+HEAD = (
     "| noise | moved by | named right | named wrong | processes (nine in ten) "
     "| configurations |\n|:--|:--|--:|--:|--:|--:|"
 )
@@ -261,17 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--histories", type=int, default=400, help="simulated histories a row")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--causes", action="store_true", help="of two runs, in place of commits")
     parser.add_argument("--builds", action="store_true", help="of commits with luck of builds")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    if options.causes:
-        causes = cause_study(options.histories, options.seed)
-        sys.stdout.write("\n".join([CAUSES_HEAD, *map(str, causes)]) + "\n\n")
-        sys.stdout.write(
-            f"{DIFFERENCES} differences, {options.histories} searches a row, seed {options.seed}.\n"
-        )
-        return
     rows = (build_study if options.builds else study)(options.histories, options.seed)
     missed = sum(row.met is False for row in rows)
     sys.stdout.write("\n".join([HEAD, *map(str, rows)]) + "\n\n")

@@ -118,7 +118,7 @@ def test_without_intervals_or_pairs_nothing_is_concluded(options: dict[str, Any]
 
 
 def test_a_small_gap_is_not_explained() -> None:
-    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=480))
+    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=490))
 
 
 def test_a_gap_in_time_is_above_what_was_expected() -> None:

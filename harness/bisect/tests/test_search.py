@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.bisect.ddmin import NoisyDdmin
 from harness.bisect.posterior import (
     LEAST_SCALE,
     SCALES,
@@ -233,11 +232,10 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
     ],
     ids=["noise", "less noise", "one disturbed process", "a large step"],
 )
-@pytest.mark.parametrize("search", [NoisySearch(8, 0.03), NoisyDdmin(3, 0.03)])
 def test_noise_that_hides_the_effect_is_told_after_ten_processes_with_their_number(
-    search: NoisySearch | NoisyDdmin, pairs: list[float], needed: int | None
+    pairs: list[float], needed: int | None
 ) -> None:
-    search.blocks = []
+    search = NoisySearch(8, 0.03)
     for log in pairs:
         assert isinstance(search.next(), NextBlock)
         ends = ((0, 1.0), (search.last, math.exp(log)))

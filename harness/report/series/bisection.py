@@ -1,131 +1,26 @@
 """The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
-import math
 import re
 import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
-from harness.bisect.ddmin import MovingSet
 from harness.bisect.search import change
-from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
+from harness.bisect.session import CommitsResult, SearchedHistory
 from harness.report import render
 from harness.report.markdown import cell, clipped, code, fenced, plain
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 
-def sentence(result: CommitsResult | DifferencesResult) -> str:
+def sentence(result: CommitsResult) -> str:
     """The answer, without its first capital and full stop."""
-    if isinstance(result, CommitsResult):
-        return _commits_sentence(result)
-    conclusion, criterion = result.conclusion, result.request.criterion
-    parts = "; ".join(_part(result, p) for p in conclusion.parts)
-    moved = f"{_title(criterion)} is moved by {parts}"
-    if result.found:
-        return moved
-    if conclusion.parts:
-        return f"{moved}; there may be other causes: {conclusion.reason}"
-    names = ", ".join(f.name for f in result.fixed) or "none recorded"
-    fixed = "" if result.resumable else f". Differences that cannot be varied here: {names}"
-    return f"no cause was found: {conclusion.reason}{fixed}"
-
-
-def document(result: CommitsResult | DifferencesResult) -> dict[str, Any]:
-    """The result for a program."""
-    common = {
-        "bisection": result.folder.name,
-        "folder": str(result.folder),
-        "found": result.found,
-        "sentence": sentence(result),
-        "case": result.request.case.case_id,
-        "criterion": asdict(result.request.criterion),
-        "processes": result.processes,
-        "wall_s": result.wall_s,
-        "resumable": result.resumable,
-        "notes": result.notes,
-    }
-    if isinstance(result, CommitsResult):
-        culprit = result.culprit
-        levels = [_level_document(level) for level in result.levels]
-        return {**common, "culprit": asdict(culprit) if culprit else None, "histories": levels}
-    return {
-        **common,
-        "runs": list(result.request.runs),
-        "causes": [
-            {
-                "differences": [asdict(c) for c in result.named(part.mask)],
-                "confirmed": part.confirmed,
-                "comparison": asdict(part.comparison) if part.comparison else None,
-            }
-            for part in result.conclusion.parts
-        ],
-        "varied": [asdict(c) for c in result.request.causes],
-        "not_varied": [asdict(f) for f in result.fixed],
-        "measured": [
-            {
-                "differences": [c.name for c in result.named(mask)],
-                "values": list(values),
-                "moves": result.decided.get(mask),
-            }
-            for mask, values in result.values.items()
-        ],
-        "left_out": [
-            {"differences": [c.name for c in result.named(x.position)], "reason": x.reason}
-            for x in result.skipped
-        ],
-    }
-
-
-def write(result: CommitsResult | DifferencesResult, reports: Path, date: datetime.date) -> Path:
-    """Write the page; as the next version if one of that date exists.
-
-    Raises:
-        ReportError: It cannot be written.
-    """
-    what = "Bisect of" if isinstance(result, CommitsResult) else "Causes in"
-    subject = f"{what} {result.request.case.case_id}"
-    page = markdown(result, date).encode()
-    return render.write(reports, date, subject, lambda name, _: {name: page})
-
-
-def markdown(result: CommitsResult | DifferencesResult, date: datetime.date) -> str:
-    """The page as text."""
-    criterion = result.request.criterion
-    values: dict[str, Any] = {
-        "result": result,
-        "commits": isinstance(result, CommitsResult),
-        "answer": sentence(result),
-        "date": date.isoformat(),
-        "command": shlex.join(result.request.command),
-        "because": lambda level: _because(level, criterion),
-        "share": lambda level: _share(level, criterion),
-        "look_on": lambda level: _look_on(level, result.request.command),
-        "calls": lambda number: f"{number:.4g}",
-        "reading": lambda values: _median(criterion, values),
-        "change": units.change,
-        "zip": zip,
-        "text": cell,
-        "code": code,
-        "block": lambda text: fenced(clipped(text, 4000)).strip("\n"),
-    }
-    if isinstance(result, DifferencesResult):
-        values |= {"moves": partial(_moves, result), "names": partial(_names, result)}
-        values["alone"] = lambda i: _share_of(result, 0, 1 << i, moved=True) or "not measured"
-    return render.rendered("bisection.md.j2", values)
-
-
-# --- a commit ----------------------------------------------------------------------------
-
-
-def _commits_sentence(result: CommitsResult) -> str:
     first, criterion = result.levels[0], result.request.criterion
     level = [v for v in result.levels if v.conclusion.found][-1] if result.found else first
     commits = [level.history[p] for p in level.conclusion.culprits]
@@ -143,6 +38,58 @@ def _commits_sentence(result: CommitsResult) -> str:
     if commits:
         return f"no commit is confirmed; {commits[0].short} is the most likely: {because}"
     return f"no commit was found: {because}"
+
+
+def document(result: CommitsResult) -> dict[str, Any]:
+    """The result for a program."""
+    culprit = result.culprit
+    return {
+        "bisection": result.folder.name,
+        "folder": str(result.folder),
+        "found": result.found,
+        "sentence": sentence(result),
+        "case": result.request.case.case_id,
+        "criterion": asdict(result.request.criterion),
+        "processes": result.processes,
+        "wall_s": result.wall_s,
+        "resumable": result.resumable,
+        "notes": result.notes,
+        "culprit": asdict(culprit) if culprit else None,
+        "histories": [_level_document(level) for level in result.levels],
+    }
+
+
+def write(result: CommitsResult, reports: Path, date: datetime.date) -> Path:
+    """Write the page; as the next version if one of that date exists.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    subject = f"Bisect of {result.request.case.case_id}"
+    page = markdown(result, date).encode()
+    return render.write(reports, date, subject, lambda name, _: {name: page})
+
+
+def markdown(result: CommitsResult, date: datetime.date) -> str:
+    """The page as text."""
+    criterion = result.request.criterion
+    values: dict[str, Any] = {
+        "result": result,
+        "answer": sentence(result),
+        "date": date.isoformat(),
+        "command": shlex.join(result.request.command),
+        "because": lambda level: _because(level, criterion),
+        "share": lambda level: _share(level, criterion),
+        "look_on": lambda level: _look_on(level, result.request.command),
+        "calls": lambda number: f"{number:.4g}",
+        "reading": lambda values: _median(criterion, values),
+        "change": units.change,
+        "zip": zip,
+        "text": cell,
+        "code": code,
+        "block": lambda text: fenced(clipped(text, 4000)).strip("\n"),
+    }
+    return render.rendered("bisection.md.j2", values)
 
 
 def _because(level: SearchedHistory, criterion: Criterion) -> str:
@@ -203,48 +150,6 @@ def _level_document(level: SearchedHistory) -> dict[str, Any]:
         "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
         "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
     }
-
-
-# --- differences -------------------------------------------------------------------------
-
-
-def _part(result: DifferencesResult, part: MovingSet) -> str:
-    names = " together with ".join(
-        f"{c} ({c.then} in the first run, {c.now} in the second)" for c in result.named(part.mask)
-    )
-    if (found := part.comparison) is not None:
-        sure = "confirmed by" if part.confirmed else "not confirmed by"
-        share = _share_of(result, part.base, part.mask)
-        return f"{names}: {units.change(*change(found))}{share}, {sure} {found.pairs} new pairs"
-    before, after = result.values.get(part.base), result.values.get(part.base | part.mask)
-    share = _share_of(result, part.base, part.mask)
-    return f"{names}: {before[0]:g} becomes {after[0]:g}{share}" if before and after else names
-
-
-def _share_of(result: DifferencesResult, base: int, mask: int, *, moved: bool = False) -> str:
-    """The share of a set in the whole difference: `, 81 % of the difference`; if `moved`, after
-    what it does: `+8.0 %, 81 % of the difference`. Empty if unknown."""
-    whole, exact = (1 << len(result.request.causes)) - 1, result.request.criterion.exact
-    read = [result.values.get(m, ()) for m in (base, base | mask, 0, whole)]
-    if not all(read):
-        return ""
-    at = [x if exact else math.log(x) for x in map(statistics.median, read)]
-    part, total = at[1] - at[0], at[3] - at[2]
-    share = f", {100 * part / total:.0f} % of the difference" if total else ""
-    does = f"{part:+g}" if exact else units.change(math.exp(part))
-    return does + share if moved else share
-
-
-def _moves(result: DifferencesResult, difference: int) -> str:
-    if any(difference in part.items for part in result.conclusion.parts):
-        return "**yes**"
-    return "no" if result.found or result.decided.get(1 << difference) is False else "unknown"
-
-
-def _names(result: DifferencesResult, mask: int) -> str:
-    if mask == (1 << len(result.request.causes)) - 1:
-        return "all"
-    return ", ".join(str(c) for c in result.named(mask)) or "none"
 
 
 def _title(criterion: Criterion) -> str:

@@ -12,12 +12,10 @@ import pytest
 
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
-from harness.bisect.ddmin import DifferencesConclusion, MovingSet
-from harness.bisect.differences import CaseDifference, DifferenceKind, FixedDifference
 from harness.bisect.history import Commit
-from harness.bisect.journal import CommitsRequest, DifferencesRequest, Skipped
+from harness.bisect.journal import CommitsRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
-from harness.bisect.session import CommitsResult, DifferencesResult, SearchedHistory
+from harness.bisect.session import CommitsResult, SearchedHistory
 from harness.records import Change, Comparison
 from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
@@ -170,50 +168,6 @@ def test_the_sentence_without_a_confirmed_commit() -> None:
     assert counted.endswith("(host_syncs: 2 at 0000000000, 2 at 4444444444)")
 
 
-def of_runs(**changes: Any) -> DifferencesResult:
-    varied = tuple(
-        CaseDifference(kind=DifferenceKind.VARIABLE, name=name, then=then, now=now)
-        for name, then, now in (("NSA_SLOW", "not set", "1"), ("NSA_A", "1", "2"))
-    )
-    request = DifferencesRequest(
-        criterion=STEP_TIME,
-        runs=("20261119-0712", "20261121-0730"),
-        other=CASE,
-        causes=varied,
-        environments=(environment(), environment()),
-        commit="c" * 40,
-        **COMMON,
-    )
-    fixed = FixedDifference(name="torch", then="2.11", now="2.12", here="2.12", why="installed")
-    return DifferencesResult(
-        **{
-            "request": request,
-            "conclusion": DifferencesConclusion(
-                reason="all",
-                parts=(MovingSet(base=0, mask=1, confirmed=True, comparison=SLOWER),),
-                whole=True,
-            ),
-            "values": {0: (0.1, 0.102), 3: (0.111,), 1: (0.11,)},
-            "decided": {1: True},
-            "skipped": (Skipped(level=0, position=2, commit="", reason="crash: as planted"),),
-            "fixed": (fixed,),
-            **TAKEN,
-            **changes,
-        }
-    )
-
-
-def test_the_sentence_without_a_cause() -> None:
-    conclusion = DifferencesConclusion(reason="they do not differ")
-
-    result = of_runs(conclusion=conclusion, values={}, decided={})
-
-    assert bisection.sentence(result) == (
-        "no cause was found: they do not differ. Differences that cannot be varied here: torch"
-    )
-    assert bisection.document(result)["not_varied"][0]["name"] == "torch"
-
-
 CHANGED = ProfileChange(
     calls=(
         CallsChange(kind="counter", name="host_syncs", before=0, after=2),
@@ -222,28 +176,10 @@ CHANGED = ProfileChange(
 )
 
 
-def test_each_cause_has_its_share_and_its_direction() -> None:
-    values = {0: (0.1,), 1: (0.108,), 2: (0.099,), 3: (0.11,)}
-    parts = (
-        MovingSet(base=0, mask=1, confirmed=True, comparison=SLOWER),
-        MovingSet(base=1, mask=2, confirmed=True, comparison=SLOWER),
-    )
-    conclusion = DifferencesConclusion(reason="all", parts=parts, whole=True)
-
-    page = bisection.markdown(of_runs(values=values, conclusion=conclusion), DATE)
-
-    assert "| **yes** | +8.0 %, 81 % of the difference |" in page
-    assert "| **yes** | -1.0 %, -11 % of the difference |" in page
-    assert "19 % of the difference, confirmed" in page.split("##")[0], "after the first one"
-    unmoved = dict.fromkeys(range(4), (2.0,))
-    assert "of the difference" not in bisection.sentence(of_runs(values=unmoved))
-
-
-PAGES: dict[str, CommitsResult | DifferencesResult] = {
+PAGES: dict[str, CommitsResult] = {
     "bisection_of_commits.md": of_commits(
         CONFIRMED, explained=Explained(part=1.1, whole=1.13, rest=(3, 4)), profile=CHANGED
     ),
-    "bisection_of_runs.md": of_runs(resumable=True),
 }
 HERE = Path(__file__).parent
 
