@@ -1,8 +1,6 @@
-"""The commands `import` and `export`: exchange runs and verdicts with other tools."""
+"""The command `export`: runs and verdicts for other tools."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,17 +9,14 @@ import typer
 
 from harness.analysis import verdict as gate
 from harness.cli import options
-from harness.cli.options import say
 from harness.errors import HarnessError
 from harness.gate.records import GateVerdict, decode
-from harness.integrations import pytest_benchmark, run_verdict
+from harness.integrations import run_verdict
 from harness.integrations.annotations import annotations
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
-from harness.records import Run
 from harness.report.markdown import plain
 from harness.store import reader, tables
-from harness.store.writer import create
 
 
 class Format(StrEnum):
@@ -29,7 +24,6 @@ class Format(StrEnum):
 
     CSV = "csv"
     PARQUET = "parquet"
-    PYTEST_BENCHMARK = "pytest-benchmark"
     JUNIT = "junit"
     STEP_SUMMARY = "step-summary"
     ANNOTATIONS = "annotations"
@@ -45,27 +39,6 @@ _RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
     Format.ANNOTATIONS: annotations,
     Format.COMMENT: comment,
 }
-
-
-def import_(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A .json of pytest-benchmark."),
-    ],
-    store_root: options.StoreOption = options.STORE,
-) -> None:
-    """Store the run of a file and print its id.
-
-    \b
-    harness import benchmarks.json    # from `pytest --benchmark-json benchmarks.json`
-    """
-    run = pytest_benchmark.read_benchmarks(file)
-    began = datetime.fromisoformat(run.started_at)
-    with create(store_root, run.suite, run.environment, started_at=began) as writer:
-        for measurement in run.measurements:
-            writer.append(measurement)
-        writer.finish()
-    options.write(f"{writer.run_id}\n".encode())
 
 
 def export(
@@ -87,12 +60,11 @@ def export(
 
     \b
     harness export RUN RUN --format csv -o runs.csv      # one row per sample; also parquet
-    harness export latest --format pytest-benchmark -o run.json
     harness export verdict.json --format junit -o junit.xml
     harness export verdict.json --format step-summary >> "$GITHUB_STEP_SUMMARY"
     """
     verdicts = [s for s in sources if s.endswith(".json") and Path(s).is_file()]
-    if verdicts and form in (*_TABLES, Format.PYTEST_BENCHMARK):
+    if verdicts and form in _TABLES:
         raise HarnessError(
             f"{verdicts[0]}: a verdict contains no samples", "Export one of its runs instead."
         )
@@ -110,8 +82,6 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
     if form is Format.CSV:
         return plain(tables.to_csv(reader.load(root, s) for s in sources)).encode()
     (source,) = sources
-    if form is Format.PYTEST_BENCHMARK:
-        return _benchmarks(reader.load(root, source)).encode()
     if is_verdict:
         return _RENDERERS[form](decode(reader.read_limited(Path(source)), source)).encode()
     run = reader.load(root, source)
@@ -126,14 +96,3 @@ def _write(data: bytes, output: Path | None) -> None:
         output.write_bytes(data)
     except OSError as error:
         raise HarnessError(f"cannot write {output}: {error.strerror}") from None
-
-
-def _benchmarks(run: Run) -> str:
-    document = pytest_benchmark.benchmarks(run)
-    for case_id, why in pytest_benchmark.left_out(run).items():
-        say(f"left out: {case_id}: {why}")
-    if not document["benchmarks"]:
-        raise HarnessError(
-            f"run {run.run_id} has no case that ended ok", "Export a run with results."
-        )
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"

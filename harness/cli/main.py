@@ -108,7 +108,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "list": history.list_,
         "history": history.history,
         "export": exchange.export,
-        "import": exchange.import_,
         "schema": doctor.schema,
     },
 }

@@ -1,15 +1,16 @@
-"""pytest plugin: the cases of a suite file as tests, `pytest suites/smoke.yaml`.
+"""pytest plugin: the cases of a suite as benchmarks, `pytest suites/smoke.yaml`.
 
-Suite files are collected if the command line names them or they match the ini option
-`harness_suites`. Each case is a test of its name, so -k, --collect-only, JUnit and pytest-xdist
-work. Collecting imports neither torch nor the workloads. Cases are measured and stored as by
-`harness run`: see harness.integrations.pytest_session.
+Each case is a test of its name. The harness measures it as `harness run` does, and hands the step
+times to the `benchmark` fixture, so that --benchmark-json, --benchmark-save and
+--benchmark-compare work. Collecting imports neither torch nor the workloads.
 """
 
 import re
-import shutil
-import tempfile
-from collections.abc import Iterable
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,16 @@ import pytest
 # Every pytest session in an environment with the harness loads this module, so other modules are
 # imported only when they are needed.
 if TYPE_CHECKING:
-    from harness.integrations.pytest_session import Session, SuiteResult
-    from harness.records import Case, Suite
+    from harness.records import Case, CaseSummary, Run
 
-INI = "harness_suites"
 _SUFFIXES = (".yaml", ".yml")
 _LOOKS_LIKE_A_SUITE = re.compile(rb"""^\s*\{?\s*["']?(schema|workloads)["']?\s*:""", re.MULTILINE)
 _HEAD_BYTES = 2**16
-_KEY: "pytest.StashKey[Session]" = pytest.StashKey()
-_SHARED = pytest.StashKey[Path]()
-_ENDS: "pytest.StashKey[tuple[SuiteResult, ...]]" = pytest.StashKey()
+_VERDICTS = pytest.StashKey["list[tuple[bool, str]]"]()  # whether it is good, and its text
+
+
+class CaseFailure(Exception):
+    """A case did not end ok; the text says how."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,29 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="Wait up to SECONDS for a busy GPU (default: 0).",
     )
-    parser.addini(
-        INI,
-        "Patterns of suite files to collect, relative to the root folder; for example "
-        "suites/*.yaml.",
-        type="args",
-        default=[],
-    )
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile | None":
-    if file_path.suffix not in _SUFFIXES:
+    """A suite file that the command line names."""
+    if file_path.suffix not in _SUFFIXES or not parent.session.isinitpath(file_path):
         return None
-    root, patterns = parent.config.rootpath, parent.config.getini(INI)
-    wanted = any(file_path in root.glob(pattern) for pattern in patterns)
-    if not wanted and not (parent.session.isinitpath(file_path) and _is_suite(file_path)):
-        return None
+    with file_path.open("rb") as file:
+        if not _LOOKS_LIKE_A_SUITE.search(file.read(_HEAD_BYTES)):
+            return None
     return SuiteFile.from_parent(parent, path=file_path)
-
-
-def _is_suite(path: Path) -> bool:
-    """Whether a file has the keys of a suite, valid or not."""
-    with path.open("rb") as file:
-        return _LOOKS_LIKE_A_SUITE.search(file.read(_HEAD_BYTES)) is not None
 
 
 class SuiteFile(pytest.File):
@@ -77,103 +65,186 @@ class SuiteFile(pytest.File):
         from harness.errors import SuiteError
         from harness.suite import load as suites
 
+        if not self.config.pluginmanager.hasplugin("pytest-benchmark"):
+            raise self.CollectError(
+                f"{self.path.name} needs pytest-benchmark, which is not loaded: "
+                "pip install pytest-benchmark, and remove -p no:benchmark"
+            )
+        if hasattr(self.config, "workerinput"):
+            raise self.CollectError(
+                f"{self.path.name}: workers of pytest-xdist would disturb each other: remove -n"
+            )
         here = Path.cwd()
         path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
         try:
-            suite = suites.load(path)
+            self.suite = suites.load(path)
         except SuiteError as error:
             raise self.CollectError(str(error)) from None
-        lines = suites.workload_lines(suite)
-        for case in suite.cases:
-            yield SuiteCase.from_parent(
-                self, name=case.case_id, suite=suite, case=case, line=lines[case.workload]
-            )
+        for case in self.suite.cases:
+            yield SuiteCase.from_parent(self, name=case.case_id, case=case)
+
+    def setup(self) -> None:
+        """Reserve the machine, and create a run of the selected cases."""
+        from harness.errors import HarnessError
+        from harness.report.markdown import plain
+        from harness.runner.rig import take
+        from harness.store.writer import create
+
+        items = (i for i in self.session.items if isinstance(i, SuiteCase) and i.parent is self)
+        selected = replace(self.suite, cases=tuple(item.case for item in items))
+        try:
+            with ExitStack() as held:
+                self._rig, self._launcher, here = take(
+                    held,
+                    selected,
+                    command=("pytest", *self.config.invocation_params.args),
+                    wait_s=self.config.getoption("--harness-wait-for-gpu"),
+                    say=warnings.warn,
+                )
+                self._launcher.preflight(selected)
+                self._rig.observe(here)
+                store = self.config.rootpath / self.config.getoption("--harness-store")
+                self._writer = held.enter_context(create(store, selected, here))
+                self._rig.measures(self._writer.run_id)
+                self._held = held.pop_all()
+        except HarnessError as error:
+            pytest.fail(plain(str(error)), pytrace=False)
+
+    def measure(self, case: "Case") -> "Run":
+        """Run all processes of a case; the run with its measurements."""
+        from harness.runner.run import Agenda, run_suite
+        from harness.runner.watchdog import RunObserver
+
+        run_suite(
+            Agenda(replace(self.suite, cases=(case,))),
+            writer=self._writer,
+            launcher=self._launcher,
+            probes=self._rig.probes,
+            observer=RunObserver(),
+            gpu=self._rig.gpu,
+        )
+        return self._recorded()
+
+    def teardown(self) -> None:
+        """Finish the run, release the machine, and judge the run by the rules of its suite."""
+        from harness.analysis import verdict as rules
+        from harness.records import Decision
+        from harness.report.markdown import plain
+        from harness.report.text import rest_command
+        from harness.report.verdict_text import verdict_sentence
+        from harness.runner.run import Agenda
+
+        with self._held:
+            run = self._recorded()
+            left = Agenda(run.suite, recorded=run.measurements).left
+            if not left:
+                self._writer.finish()
+        good, cases, whole = True, len(run.suite.cases), len(self.suite.cases)
+        if left:
+            said = f"{left} processes were not run; to resume: {rest_command(None, run.folder)}"
+        elif cases < whole:
+            said = f"no verdict on the suite: {cases} of {whole} cases were selected"
+        else:
+            _, verdict = rules.of_run(run)
+            good = verdict.decision is Decision.GO
+            said = f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}"
+        lines = f"{run.suite.path}: {said}\nrun: {run.folder}"
+        self.config.stash.setdefault(_VERDICTS, []).append((good, lines))
+
+    def _recorded(self) -> "Run":
+        from harness.store import reader
+
+        folder = self._writer.folder.resolve()
+        return reader.load(folder.parent, folder)
 
 
-class SuiteCase(pytest.Item):
-    """One case, measured by its processes and judged by the rules of the suite for single cases."""
+def _measured(request: pytest.FixtureRequest, benchmark: Any) -> None:
+    """The body of the test of every case."""
+    request.node.measure(benchmark)
 
-    def __init__(self, *, suite: "Suite", case: "Case", line: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.suite = suite
-        self.case = case
-        self._line = line
+
+class SuiteCase(pytest.Function):
+    """One case. Its times are those of all its processes."""
+
+    def __init__(self, *, case: "Case", **kwargs: Any) -> None:
+        super().__init__(callobj=_measured, **kwargs)
+        self.case, self._readings = case, deque[float]()
         # -k does not accept "=": `-k "seq_len:512 and nsa"` selects by the value of an axis.
         self.extra_keyword_matches.update(f"{name}:{value}" for name, value in case.axes.items())
+        self.add_marker(pytest.mark.benchmark(timer=self.harness_clock, group=case.workload))
 
-    def runtest(self) -> None:
+    def harness_clock(self) -> float:
+        """The timer of this benchmark: 0 at the start of a round, its step time at the end."""
+        return self._readings.popleft()
+
+    def measure(self, benchmark: Any) -> None:
+        """Measure the case and hand its step times to pytest-benchmark, one a round."""
+        from harness.analysis import summary
+        from harness.records import Outcome
+
+        assert isinstance(self.parent, SuiteFile)
+        recorded = self.parent.measure(self.case)
+        alone = replace(recorded.suite, cases=(self.case,))
+        run = replace(recorded, suite=alone, measurements=recorded.of(self.case.case_id))
+        (seen,) = summary.summarise(run)
+        samples = [sample for m in run.measurements for sample in m.samples_s]
+        self._readings.extend(reading for sample in samples for reading in (0.0, sample))
+        benchmark.params = dict(self.case.axes)
+        benchmark.extra_info.update(
+            run=run.run_id,
+            provider=self.case.provider,
+            processes=len(run.measurements),
+            metrics={name: estimate.value for name, estimate in seen.metrics.items()},
+        )
+        if seen.outcome is Outcome.OK:
+            benchmark.pedantic(lambda: None, rounds=len(samples))
+            return
+
+        def fail() -> None:
+            raise CaseFailure("\n".join(_failure_lines(run, seen)))
+
+        self._readings.append(0.0)
+        try:
+            benchmark.pedantic(fail)
+        except CaseFailure:
+            if seen.outcome and seen.outcome in self.case.allow:
+                pytest.xfail(f"{seen.outcome} is allowed: {self.case.allow[seen.outcome]}")
+            raise
+
+    def repr_failure(  # type: ignore[override]  # as that of pytest.Function
+        self, excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> Any:
         from harness.errors import HarnessError
         from harness.report.markdown import plain
 
-        selected = [
-            item.case
-            for item in self.session.items
-            if isinstance(item, SuiteCase) and item.path == self.path
-        ]
-        try:
-            judged = _measuring(self.config).measure(self.suite, self.case, selected)
-        except HarnessError as error:
-            pytest.fail(plain(str(error)), pytrace=False)
-        self.user_properties += judged.properties
-        if judged.expected:
-            pytest.xfail(judged.expected)
-        if judged.failure:
-            pytest.fail(judged.failure, pytrace=False)
+        if isinstance(excinfo.value, CaseFailure | HarnessError):
+            return plain(str(excinfo.value))
+        return super().repr_failure(excinfo)
 
-    def reportinfo(self) -> tuple[Path, int, str]:
-        return self.path, self._line - 1, self.name
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name
 
 
-def _measuring(config: pytest.Config) -> "Session":
-    """The session of this process, created for its first case."""
-    from harness.integrations.pytest_session import Session
+def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
+    """How a case ended, as in the failures of a report."""
+    from harness.report.failures import failures  # imports matplotlib, which is slow
+    from harness.report.text import outcome_name
 
-    if _KEY not in config.stash:
-        config.stash[_KEY] = Session(
-            store=config.rootpath / config.getoption("--harness-store"),
-            shared=_shared(config),
-            wait_for_gpu_s=config.getoption("--harness-wait-for-gpu"),
-            command=("pytest", *config.invocation_params.args),
-        )
-    return config.stash[_KEY]
-
-
-def _shared(config: pytest.Config) -> Path:
-    """A folder that only the processes of this pytest run share."""
-    if _SHARED not in config.stash:
-        given = getattr(config, "workerinput", {}).get("harness_shared")
-        config.stash[_SHARED] = Path(given or tempfile.mkdtemp(prefix="harness-pytest-"))
-    return config.stash[_SHARED]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """pytest-xdist calls this before each worker starts."""
-    node.workerinput["harness_shared"] = str(_shared(node.config))
+    yield f"{seen.case.case_id}: {outcome_name(seen.outcome)}"
+    yield seen.detail.rstrip()
+    for failure in failures([seen], run):
+        yield from failure.facts
+        yield from filter(None, (failure.files, failure.command))
+    yield f"run: {run.folder}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    config = session.config
-    if _KEY in config.stash:
-        config.stash[_KEY].close()
-    if _SHARED not in config.stash or hasattr(config, "workerinput"):
-        return
-    shared = config.stash[_SHARED]
-    try:
-        if any(shared.iterdir()):
-            from harness.integrations.pytest_session import conclude
-
-            config.stash[_ENDS] = conclude(shared)
-            if session.exitstatus == pytest.ExitCode.OK and any(
-                not end.good for end in config.stash[_ENDS]
-            ):
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    finally:
-        shutil.rmtree(shared)
+    verdicts = session.config.stash.get(_VERDICTS, [])
+    if session.exitstatus == pytest.ExitCode.OK and not all(good for good, _ in verdicts):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for end in terminalreporter.config.stash.get(_ENDS, ()):
-        terminalreporter.section(f"harness: {end.suite}", green=end.good, red=not end.good)
-        for line in end.lines:
-            terminalreporter.line(line)
+    for good, lines in terminalreporter.config.stash.get(_VERDICTS, []):
+        terminalreporter.section("harness", green=good, red=not good)
+        terminalreporter.write_line(lines)

@@ -195,19 +195,6 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     return writer, run
 
 
-def join(folder: Path) -> RunWriter:
-    """Write to an unfinished run after another process.
-
-    For processes that take turns, as pytest's workers do. The run was not interrupted, so no note
-    is stored, unlike with `resume`.
-
-    Raises:
-        StoreError: The run is finished or damaged, or another process writes it.
-    """
-    writer, _ = _reopen(folder)
-    return writer
-
-
 def _reopen(folder: Path) -> tuple[RunWriter, int]:
     """A writer of an unfinished run, and how many bytes of an incomplete line were removed."""
     try:

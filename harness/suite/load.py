@@ -5,7 +5,7 @@ changed by the command line (harness.suite.choice) and expanded into cases (harn
 This module checks its rules against those cases. Errors have file, line and column.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -72,15 +72,6 @@ def text_of(path: Path, shown: Path | str, remedy: str) -> str:
         raise SuiteError(shown, "this is not a text file", remedy) from None
     except OSError as error:
         raise SuiteError(shown, f"cannot be read: {error.strerror}", remedy) from None
-
-
-def workload_lines(suite: Suite) -> Mapping[str, int]:
-    """Workload -> its line in the suite's file, from 1."""
-    document = read(suite.text, suite.path)
-    return {
-        workload["name"]: document.values["workloads", i][0]
-        for i, workload in enumerate(document.data["workloads"])
-    }
 
 
 def factory_place(suite: Suite, case: Case) -> tuple[int, int]:

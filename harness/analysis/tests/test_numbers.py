@@ -264,7 +264,6 @@ def test_a_target_far_below_the_peak_of_its_card_is_found(
 
 
 def test_without_wall_time_and_phases_only_the_lifetimes_are_known() -> None:
-    """As in a run imported from pytest-benchmark."""
     made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=(), wall_s=0.179))
 
     used = overhead.time_use(made)

@@ -305,7 +305,6 @@ def measurements(record: Path) -> int:
         (["run", "smoke", "--set", "presett=tiny"], "--dry-run` lists"),
         (["overhead", "attention"], "`harness run smoke` needs no GPU"),
         (["verify", "absent.md"], "cannot read absent.md: No such file or directory\n  Name"),
-        (["import", "absent"], "absent: its ending names no format\n  Check the name"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "harness list runs"),
         (["calibrate", "smoke", "--pairs", "3"], "Invalid value for '--pairs': "),

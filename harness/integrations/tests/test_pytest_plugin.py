@@ -1,21 +1,16 @@
-"""Suite files as tests of pytest."""
+"""Suite files as benchmarks of pytest."""
 
-import ast
-import itertools
+import json
+import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from harness.integrations.pytest_session import judge
-from harness.records import Match, Outcome, Rule
+from harness.records import Outcome
 from harness.runner.launcher import Launcher
 from harness.store import reader
-from harness.tests import fake_runs
 from harness.tests.indexed import headers
 
 pytest_plugins = ["pytester"]
@@ -39,20 +34,7 @@ BAD = """\
     providers: [one]
     axes: {seq_len: 1}
 """
-
-
-def test_a_failure_cannot_command_the_terminal() -> None:
-    (case,) = fake_runs.sweep(seq_len=[1])
-    nasty = "\x1b]52;c;\x07"
-    failed = fake_runs.run([case], lambda c: fake_runs.ended(c, Outcome.CRASH, detail=nasty))
-    allowed = fake_runs.run(
-        [replace(case, allow={Outcome.CRASH: nasty})], lambda c: [*failed.of(c.case_id)]
-    )
-
-    said = judge(failed).failure + judge(allowed).expected
-
-    assert said.count("]52;c;") == 2
-    assert "\x1b" not in said
+PLUGINS = ("-p", "harness.integrations.pytest_plugin", "-p", "pytest_benchmark.plugin")
 
 
 class Pytest:
@@ -62,16 +44,11 @@ class Pytest:
         self.pytester = pytester
         self.folder = pytester.path
 
-    def suite(self, text: str, name: str = "fakes.yaml") -> Path:
-        path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        return path
+    def suite(self, text: str, name: str = "fakes.yaml") -> None:
+        (self.folder / name).write_text(text)
 
-    def run(self, *arguments: str) -> pytest.RunResult:
-        return self.pytester.runpytest_inprocess(
-            "-p", "harness.integrations.pytest_plugin", *arguments
-        )
+    def run(self, *arguments: str, plugins: tuple[str, ...] = PLUGINS) -> pytest.RunResult:
+        return self.pytester.runpytest_inprocess(*plugins, *arguments)
 
     def runs(self) -> list[reader.RunHeader]:
         return list(headers(self.folder / "reports/runs"))
@@ -80,10 +57,66 @@ class Pytest:
 @pytest.fixture
 def inner(pytester: pytest.Pytester, warm: Launcher, monkeypatch: pytest.MonkeyPatch) -> Pytest:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Launcher, "of", lambda suite: warm)
     monkeypatch.setattr(warm, "close", lambda: None, raising=True)
     return Pytest(pytester)
+
+
+def in_a_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest as a user starts it, with only the two plugins."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    path = os.pathsep.join((str(folder), str(ROOT)))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *PLUGINS, *arguments],
+        cwd=folder,
+        env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_pytest_benchmark_saves_a_suite_and_fails_when_a_case_is_slower(tmp_path: Path) -> None:
+    suite = SUITE.replace("harness.tests.fake_workloads:good", "mine:sleeps")
+    (tmp_path / "fakes.yaml").write_text(suite.replace("[1, 2]", "[1]"))
+    module = (
+        "from harness.tests import fake_workloads\n"
+        "def sleeps(provider, axes):\n"
+        "    return fake_workloads.good(provider, {'step_s': STEP_S[provider]})\n"
+    )
+
+    def timed(one_s: float, *arguments: str) -> subprocess.CompletedProcess[str]:
+        step_s = {"one": one_s, "two": 0.004}
+        (tmp_path / "mine.py").write_text(f"STEP_S = {step_s}\n{module}")
+        return in_a_process(tmp_path, "fakes.yaml", "--benchmark-storage=saved", *arguments)
+
+    before = timed(0.004, "--benchmark-save=before")
+    same = timed(0.004, "--benchmark-compare=0001", "--benchmark-compare-fail=median:50%")
+    slower = timed(
+        0.012,
+        "--benchmark-compare=0001",
+        "--benchmark-compare-fail=median:50%",
+        "--benchmark-json=now.json",
+    )
+
+    assert before.returncode == 0, before.stdout + before.stderr
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert slower.returncode != 0
+    assert "Performance has regressed" in slower.stderr
+    slow_cases = [line.split()[0] for line in slower.stderr.splitlines() if " - Field" in line]
+    assert slow_cases == ["fake/one/seq_len=1"], slower.stderr
+    now = json.loads((tmp_path / "now.json").read_text())["benchmarks"]
+    one, two = sorted(now, key=lambda b: b["name"])
+    assert (one["fullname"], one["group"]) == ("fakes.yaml::fake/one/seq_len=1", "fake")
+    assert (one["params"], one["options"]["timer"]) == ({"seq_len": 1}, "harness_clock")
+    assert one["stats"]["median"] > 0.012 > two["stats"]["median"]
+    run = reader.load(tmp_path / "reports/runs", one["extra_info"]["run"])
+    measured = run.of("fake/one/seq_len=1")
+    assert one["extra_info"]["processes"] == len(measured) == 2
+    assert one["stats"]["data"] == pytest.approx([s for m in measured for s in m.samples_s])
 
 
 def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
@@ -91,8 +124,7 @@ def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
     script = (
         "import sys, pytest\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "status = pytest.main(['-p', 'harness.integrations.pytest_plugin', '--collect-only', '-q', "
-        "'fakes.yaml'])\n"
+        f"status = pytest.main([*{PLUGINS}, '--collect-only', '-q', 'fakes.yaml'])\n"
         "print(*{'torch', 'suites.workloads', 'harness.runner.rig'} & set(sys.modules))\n"
         "sys.exit(status)"
     )
@@ -114,22 +146,36 @@ def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
     assert loaded == ""
 
 
-def test_suites_are_collected_by_name_and_by_pattern(inner: Pytest) -> None:
-    inner.suite(SUITE, "suites/fakes.yaml")
-    inner.suite(SUITE, "others/fakes.yaml")
+def test_a_suite_is_collected_only_by_name(inner: Pytest) -> None:
+    inner.suite(SUITE)
     inner.suite("services:\n  web: {image: nginx}\n", "compose.yaml")
 
     by_folder = inner.run("--collect-only")
-    by_name = inner.run("--collect-only", "suites/fakes.yaml", "-q")
+    by_name = inner.run("--collect-only", "fakes.yaml", "-q")
     no_suite = inner.run("--collect-only", "compose.yaml")
-    inner.pytester.makeini("[pytest]\nharness_suites = suites/*.yaml\n")
-    by_pattern = inner.run("--collect-only", "-q")
 
     assert by_folder.ret is pytest.ExitCode.NO_TESTS_COLLECTED
-    by_name.stdout.fnmatch_lines(["suites/fakes.yaml::fake/one/seq_len=1"])
+    by_name.stdout.fnmatch_lines(["fakes.yaml::fake/one/seq_len=1"])
     assert no_suite.ret is pytest.ExitCode.USAGE_ERROR
-    by_pattern.stdout.fnmatch_lines(["suites/fakes.yaml::fake/one/seq_len=1"])
-    by_pattern.stdout.no_fnmatch_line("others/*")
+
+
+def test_without_pytest_benchmark_it_says_what_to_install(inner: Pytest) -> None:
+    inner.suite(SUITE)
+
+    result = inner.run("fakes.yaml", plugins=PLUGINS[:2])
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["fakes.yaml needs pytest-benchmark*pip install pytest-benchmark*"])
+
+
+def test_workers_of_xdist_are_refused(inner: Pytest) -> None:
+    inner.suite(SUITE)
+
+    result = inner.run("fakes.yaml", "-p", "xdist", "-n", "1")
+
+    assert result.ret is not pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*would disturb each other: remove -n"])
+    assert inner.runs() == []
 
 
 def test_an_invalid_suite_is_an_error_with_its_line(inner: Pytest) -> None:
@@ -149,7 +195,7 @@ def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
 
     result.assert_outcomes(passed=4)
     assert result.ret is pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["verdict: measured*"])
+    result.stdout.fnmatch_lines(["fakes.yaml: verdict: measured*"])
     (header,) = inner.runs()
     assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
     run = reader.load(inner.folder / "reports/runs", header.run_id)
@@ -164,67 +210,31 @@ def test_a_selection_by_k_gives_no_verdict(inner: Pytest) -> None:
     result = inner.run("fakes.yaml", "-k", "seq_len:2 and not two")
 
     result.assert_outcomes(passed=1, deselected=3)
-    result.stdout.fnmatch_lines(["no verdict on the suite: 1 of 4 cases were selected"])
+    result.stdout.fnmatch_lines(["*: no verdict on the suite: 1 of 4 cases were selected"])
     (header,) = inner.runs()
     assert (header.cases, header.measurements, header.state) == (1, 2, "complete")
 
 
-def test_a_failure_shows_its_evidence_and_log(inner: Pytest) -> None:
+def test_a_failure_shows_its_evidence_and_is_no_benchmark(inner: Pytest) -> None:
     inner.suite(SUITE.replace("one, two", "one") + BAD)
 
-    result = inner.run("fakes.yaml", "--junitxml=junit.xml")
+    result = inner.run("fakes.yaml", "--benchmark-json=now.json")
 
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         [
             "bad/one: crash",
             "ValueError: block_size=3 is not a multiple of 16",
-            "*traceback: evidence/bad_one-*/traceback.txt",
-            "*reproduce: python */reproduce.py",
-            "end of logs/bad_one-*",
-            "  ValueError: block_size=3 is not a multiple of 16",
-            "verdict: NO-GO*",
+            "*evidence/bad_one-*",
+            "fakes.yaml: verdict: NO-GO*",
         ]
     )
-    tests = ElementTree.parse(inner.folder / "junit.xml").iter("testcase")
-    failed = {
-        t.get("name"): "block_size=3" in (f.text or "") for t in tests for f in t.iter("failure")
-    }
-    assert failed == {"bad/one": True}
+    result.stdout.no_fnmatch_line("*was not used at all*")
+    now = json.loads((inner.folder / "now.json").read_text())["benchmarks"]
+    assert [b["name"] for b in now] == ["fake/one/seq_len=1", "fake/one/seq_len=2"]
 
 
-FAST = Rule(name="slow enough", metric="step_s", go=0.05)
-OTHER_CASE = Match(criteria={"seq_len": (1,)})
-
-
-@pytest.mark.parametrize(
-    ("rule", "measured", "failure"),
-    [
-        pytest.param(FAST, {}, ["NO-GO"], id="broken"),
-        pytest.param(replace(FAST, go=1.0), {}, [], id="met"),
-        pytest.param(replace(FAST, go=1.0), {"processes": 1}, ["INCONCLUSIVE"], id="open"),
-        pytest.param(replace(FAST, gpu="A100"), {}, [], id="another GPU"),
-        pytest.param(replace(FAST, quantifier="any"), {}, [], id="best case"),
-        pytest.param(replace(FAST, metric="scaling_exponent", axis="seq_len"), {}, [], id="fit"),
-        pytest.param(replace(FAST, match=OTHER_CASE), {}, [], id="another case"),
-    ],
-)
-def test_a_case_fails_unless_it_keeps_every_rule_that_concerns_it_alone(
-    rule: Rule, measured: dict[str, Any], failure: list[str]
-) -> None:
-    cases = fake_runs.sweep(seq_len=[512])
-
-    judged = judge(
-        fake_runs.run(cases, lambda c: fake_runs.timed(c, 0.1, **measured), rules=[rule])
-    )
-
-    shown = judged.failure.splitlines()
-    assert [line.partition(" by ")[0] for line in shown if " by slow enough: " in line] == failure
-    assert bool(failure) is any(line.startswith("  required: ") for line in shown) is bool(shown)
-    assert dict(judged.properties)["outcome"] == "ok"
-
-
-def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
+def test_a_rule_fails_the_session(inner: Pytest) -> None:
     rule = "verdict:\n  - {name: one is idle, metric: dispatched_ops, go: 0, quantifier: any}\n"
     inner.suite(SUITE.replace(":good", ":multiplies").replace("one, two", "one") + rule)
 
@@ -232,7 +242,7 @@ def test_a_rule_over_several_cases_fails_the_session(inner: Pytest) -> None:
 
     result.assert_outcomes(passed=2)
     assert result.ret is pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["verdict: NO-GO: one is idle*"])
+    result.stdout.fnmatch_lines(["fakes.yaml: verdict: NO-GO: one is idle*"])
 
 
 def test_an_allowed_outcome_is_expected(inner: Pytest) -> None:
@@ -251,56 +261,5 @@ def test_a_stopped_run_can_be_resumed(inner: Pytest) -> None:
     result = inner.run("fakes.yaml", "-x")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["6 processes were not run; to resume: harness run --resume *"])
+    result.stdout.fnmatch_lines(["*: 6 processes were not run; to resume: harness run --resume *"])
     assert [h.state for h in inner.runs()] == ["unfinished"]
-
-
-def test_xdist_workers_share_a_run_and_measure_one_at_a_time(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
-    stamps = pytester.path / "stamps"
-    pytester.makeconftest(
-        f"""
-        import os, time
-        from pathlib import Path
-        from types import SimpleNamespace
-        from harness.integrations import pytest_session
-        from harness.tests import fake_runs
-
-        ignored = lambda *_: None
-        locked = Path({str(pytester.path / "locked")!r})
-
-        def hold(gpu):
-            locked.touch(exist_ok=False) if gpu else locked.unlink()
-
-        def take(held, suite, **_):
-            rig = SimpleNamespace(hold=hold, observe=ignored, measures=ignored, probes=(), gpu=None)
-            return rig, SimpleNamespace(preflight=ignored), fake_runs.environment()
-
-        def run_suite(agenda, *, writer, **_):
-            began = time.monotonic()
-            time.sleep(0.1)
-            for measurement in fake_runs.timed(agenda.suite.cases[0], 0.1, processes=2):
-                writer.append(measurement)
-            with open({str(stamps)!r}, "a") as file:
-                file.write(f"{{os.getpid()}}, {{began}}, {{time.monotonic()}}\\n")
-
-        pytest_session.take, pytest_session.run_suite = take, run_suite
-        """
-    )
-    (pytester.path / "fakes.yaml").write_text(SUITE)
-
-    result = pytester.runpytest_subprocess(
-        "-p", "harness.integrations.pytest_plugin", "-p", "xdist", "-n", "2", "fakes.yaml"
-    )
-
-    result.assert_outcomes(passed=4)
-    result.stdout.fnmatch_lines(["verdict: measured*"])
-    (header,) = headers(pytester.path / "reports/runs")
-    assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
-    times = sorted(ast.literal_eval(line) for line in stamps.read_text().splitlines())
-    assert len({process for process, _, _ in times}) == 2
-    spans = sorted((began, ended) for _, began, ended in times)
-    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans))

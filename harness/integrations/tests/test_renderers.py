@@ -21,7 +21,9 @@ from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.records import Case, Decision, Finding, Measurement, Outcome, Stop
 from harness.tests import fake_runs
+from harness.tests.command_line import harness
 from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_case, gate_verdict
+from harness.tests.indexed import store
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
 PAGE = Path(__file__).with_name("page.md")
@@ -246,6 +248,14 @@ def test_the_tenth_annotation_counts_the_rest() -> None:
 
 
 # --- runs --------------------------------------------------------------------------------
+
+
+def test_the_command_writes_the_page_of_a_run(tmp_path: Path) -> None:
+    store(tmp_path, fake_runs.run(fake_runs.sweep(seq_len=[1]), lambda c: fake_runs.timed(c, 0.1)))
+
+    page = harness("export", "latest", "--store", ".", "--format", "step-summary", cwd=tmp_path)
+
+    assert page.stdout.startswith("## ✅ Run: GO"), page.stderr
 
 
 def test_a_run_is_shown_as_a_verdict_but_not_as_a_gate() -> None:

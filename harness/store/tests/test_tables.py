@@ -57,7 +57,7 @@ def test_an_endless_file_is_refused_before_it_is_read(monkeypatch: pytest.Monkey
     monkeypatch.setattr(reader, "MAX_BYTES", 2**16)
 
     with pytest.raises(HarnessError, match="/dev/zero: more than 65536 bytes"):
-        output("import", "/dev/zero")
+        reader.read_limited(Path("/dev/zero"))
 
 
 def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
