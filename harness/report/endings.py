@@ -59,10 +59,14 @@ def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator
 
 
 def _checked(run: Run) -> str:
-    """`; 28 of 28 processes agree with the reference`."""
+    """`; 28 processes agree with the reference`, `; 16 ..., 2 were not compared`."""
     ok = [m for m in run.measurements if m.outcome is Outcome.OK]
-    done = sum(m.accuracy is not None and not m.accuracy.skipped for m in ok)
-    return f"; {done} of {plural('process', len(ok))} agree with the reference" if done else ""
+    agreed = sum(m.accuracy is not None and not m.accuracy.skipped for m in ok)
+    if not agreed:
+        return ""
+    others = f", {len(ok) - agreed} were not compared" if agreed < len(ok) else ""
+    verb = "agrees" if agreed == 1 else "agree"
+    return f"; {plural('process', agreed)} {verb} with the reference{others}"
 
 
 def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
