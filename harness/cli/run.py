@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
@@ -304,10 +304,12 @@ def _interrupted(folder: object) -> typer.Exit:
 
 
 def _device(suite: Suite) -> str:
-    """The GPU that workers will use, or `cpu`; starts none."""
-    with suppress(ProbeError):
-        return "cpu" if suite.device == "cpu" else nvml.gpus()[0].name
-    return "cpu"
+    """The model of the GPU that workers will use, or `cpu`; empty if the machine has several."""
+    try:
+        models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
+    except ProbeError:
+        return "cpu"
+    return models.pop() if len(models) == 1 else ""
 
 
 def _requirements(suite: Suite) -> Sequence[Check]:

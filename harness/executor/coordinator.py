@@ -31,7 +31,7 @@ BLOCKS, PLAN = "blocks", "plan.json"
 STARTS, POLL_S, REFUSED = 2, 0.2, 2
 """Starts of a block; seconds between looks at the jobs; exit status of a wrong request."""
 NOT_A_WORKER: Mapping[str, Any] = {
-    "gpu_uuid": None,
+    "gpu_uuids": [],
     "cuda_unavailable": "",
     "versions": {},
     "torch_settings": {},

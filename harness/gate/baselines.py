@@ -16,7 +16,7 @@ from harness.gate import files
 from harness.gate.calibration import CARD_CV
 from harness.gate.files import Moment
 from harness.gate.unpaired import FEWEST, Process
-from harness.machine import drift
+from harness.machine import drift, facts
 from harness.records import Case, Environment, Measurement, Outcome, Run, Thresholds
 from harness.runner.interleave import clock, usable
 from harness.store import index
@@ -24,7 +24,7 @@ from harness.store.index import Index
 from harness.store.reader import node_of
 from harness.store.writer import now
 
-EXPECTED = ("commit", "uncommitted changes", "host", *drift.SEARCH)
+EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)
 """Differences that are allowed: the code under test, where this Python and the checkout are, and
 the name of a container. A CPU is identified by its host name in any case."""
 CARD = "GPU UUID"

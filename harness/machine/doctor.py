@@ -5,7 +5,6 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,15 @@ from typing import Any
 import psutil
 
 from harness import units
-from harness.machine.nvml import IDLE, SETTINGS, NvmlProbe, throttle_words
+from harness.errors import ProbeError
+from harness.machine import nvml
+from harness.machine.facts import DISTORTING, REMEDIES, RIGHT, SETTINGS
+from harness.machine.gpu_idle import GpuUse, nvml_meter
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
-TF32_SINCE = (8, 0)
 FLASH_ATTENTION_SINCE = (8, 0)
-IDLE_UTILISATION = 0.05
-IDLE_MEMORY_BYTES = 256 * 2**20  # a CUDA context alone takes more
-SETTLE_S = 3.0  # NVML's utilisation covers up to a second; processes are counted once a second
+SETTLE_S = 3.0
+"""The worker that reported the facts has just ended; longest wait for its memory to be freed."""
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
 STEAL = 0.03
@@ -29,13 +29,6 @@ host."""
 AT_START = psutil.cpu_times()
 DISK_FAIL_BYTES = 100 * 10**6
 DISK_WARN_BYTES = 10**9
-
-DISTORTING = {
-    "CUDA_LAUNCH_BLOCKING": "every launch waits for the kernel",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation goes to the driver",
-    "TRITON_INTERPRET": "Triton kernels are interpreted on the CPU",
-}
-"""Environment variables that distort timings, and how."""
 
 
 def steal_share(before: Any, now: Any) -> float | None:
@@ -49,18 +42,16 @@ def stolen_text(share: float) -> str:
     return f"CPU time stolen by other virtual machines: {units.percent(share)}"
 
 
-def _read_gpu(environment: Environment) -> tuple[Mapping[str, float | None], Mapping[str, str]]:
-    """One reading, once the GPU is idle: the worker that reported the facts has just ended."""
-    gpu = environment.gpu
-    probe = NvmlProbe(gpu.uuid if gpu else None, why=environment.gpu_unavailable)
+def _read_gpu(gpu: Gpu) -> GpuUse | str:
+    """The use of the GPU once no other process uses it, or why it cannot be read."""
     deadline_s = time.monotonic() + SETTLE_S
-    with closing(probe):
-        while True:
-            reading = probe.read()
-            busy = _gpu_idle(Vitals(gpu=reading)).grade is Grade.FAIL
-            if not busy or time.monotonic() > deadline_s:
-                return reading, dict(probe.unavailable)
-            time.sleep(SETTLE_S / 20)
+    try:
+        with nvml_meter(gpu.uuid) as meter:
+            while (use := meter()).others()[0] and time.monotonic() < deadline_s:
+                time.sleep(SETTLE_S / 20)
+            return use
+    except ProbeError as error:
+        return str(error)
 
 
 def examined(environment: Environment, *, store: Path, constraints: Path) -> Environment:
@@ -71,18 +62,16 @@ def examined(environment: Environment, *, store: Path, constraints: Path) -> Env
         store: The folder of the runs; need not exist.
         constraints: The file of pinned versions; need not exist.
     """
-    reading, unavailable = _read_gpu(environment)
     folder = store.absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     vitals = Vitals(
-        gpu=reading,
-        gpu_unavailable=unavailable,
         load=os.getloadavg()[0],
         steal=steal_share(AT_START, psutil.cpu_times()),
         disk_free_bytes=shutil.disk_usage(existing).free,
         pinned=read_pins(constraints.read_text()) if constraints.is_file() else {},
     )
-    found = tuple(checks(environment, vitals))
+    use = _read_gpu(environment.gpu) if environment.gpu else ""
+    found = tuple(checks(environment, vitals, use))
     return replace(environment, vitals=replace(vitals, checks=found))
 
 
@@ -120,24 +109,19 @@ def exit_status(found: Sequence[Check]) -> int:
     return 0 if fit else Decision.INCONCLUSIVE.exit_status
 
 
-def checks(environment: Environment, vitals: Vitals) -> Iterator[Check]:
-    """Judge an environment. Pure."""
+def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Iterator[Check]:
+    """All checks, those of the GPU first.
+
+    Args:
+        use: What the GPU does, or why that is unknown.
+    """
     yield _device(environment)
+    yield from _settings(environment)
     if environment.gpu:
-        yield _tf32(environment)
         yield _flash_attention(environment)
-        yield _setting(
-            environment,
-            "allocator",
-            "expandable_segments",
-            on="expandable segments",
-            off="fixed segments: fragmentation can exhaust the memory at long sequences",
-            remedy="Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
-        )
-        yield _gpu_idle(vitals)
-        yield _clocks(vitals)
+        yield _gpu_idle(use)
+        yield _clocks(use)
         yield _power_limit(environment.gpu)
-    yield _debug_modes(environment)
     yield _variables(environment)
     if vitals.pinned:
         yield _versions(environment, vitals.pinned)
@@ -155,29 +139,19 @@ def _device(environment: Environment) -> Check:
     return Check("device", Grade.WARN, f"no GPU: {environment.gpu_unavailable}", remedy)
 
 
-def _tf32(environment: Environment) -> Check:
-    if not _has(environment, TF32_SINCE):
-        return Check("TF32", Grade.OK, "this GPU does not have it")
-    return _setting(
-        environment,
-        "TF32",
-        "allow_tf32_matmul",
-        on="on for float32 matrix products",
-        off="off: float32 matrix products run far below full speed",
-        remedy="Set TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1, unless exact float32 is intended.",
-    )
-
-
-def _setting(
-    environment: Environment, name: str, setting: str, *, on: str, off: str, remedy: str
-) -> Check:
-    """Ok if a setting of torch is on, a warning if it is off."""
-    match environment.torch_settings.get(setting):
-        case True:
-            return Check(name, Grade.OK, on)
-        case False:
-            return Check(name, Grade.WARN, off, remedy)
-    return _unknown(name)
+def _settings(environment: Environment) -> Iterator[Check]:
+    """The settings of torch that have a right value, where the device has them."""
+    for name, right in RIGHT.items():
+        if right.value and not _has(environment, right.since):
+            continue
+        value = environment.torch_settings.get(name)
+        state = "on" if value else "off"
+        if value is None:
+            yield _unknown(right.label)
+        elif value == right.value:
+            yield Check(right.label, Grade.OK, state)
+        else:
+            yield Check(right.label, right.wrong, f"{state}: {SETTINGS[name]}", REMEDIES[name])
 
 
 def _flash_attention(environment: Environment) -> Check:
@@ -197,42 +171,29 @@ def _flash_attention(environment: Environment) -> Check:
     return Check(name, Grade.WARN, fact, remedy)
 
 
-def _gpu_idle(vitals: Vitals) -> Check:
-    """Where NVML does not list processes, memory in use shows that there are some."""
-    foreign = vitals.gpu.get("gpu_foreign_processes")
-    utilisation = vitals.gpu.get("gpu_utilisation")
-    memory = vitals.gpu.get("gpu_memory_bytes")
-    busy = ""
-    if foreign:
-        busy = f"processes of others on it: {foreign:.0f}"
-    elif utilisation is not None and utilisation > IDLE_UTILISATION:
-        busy = f"busy for {units.percent(utilisation)} of the time with no worker of ours"
-    elif memory is not None and memory > IDLE_MEMORY_BYTES:
-        busy = f"{memory / 1e9:.1f} GB in use with no worker of ours"
-    if busy:
+def _gpu_idle(use: GpuUse | str) -> Check:
+    if isinstance(use, str):
+        return _unknown("GPU idle", use)
+    if busy := use.others()[0]:
         remedy = "Wait for the GPU, or choose another with CUDA_VISIBLE_DEVICES."
         return Check("GPU idle", Grade.FAIL, busy, remedy)
-    if utilisation is None or (foreign is None and memory is None):
-        return _unread("GPU idle", vitals, "gpu_utilisation", "gpu_foreign_processes")
-    fact = "no other process" if foreign is not None else "no memory in use"
-    return Check("GPU idle", Grade.OK, f"{fact}, {units.percent(utilisation)} busy")
+    if use.processes is None and use.used_bytes is None:
+        return _unknown("GPU idle", "NVML lists neither processes nor memory in use")
+    return Check("GPU idle", Grade.OK, "no other process uses it")
 
 
-def _clocks(vitals: Vitals) -> Check:
-    mask = vitals.gpu.get("gpu_throttle_reasons")
-    if mask is None:
-        return _unread("clocks", vitals, "gpu_throttle_reasons")
-    faults, by_hand = int(mask) & ~(IDLE | SETTINGS), int(mask) & SETTINGS
-    if faults:
-        fact = f"throttled at rest by {', '.join(throttle_words(faults))}"
+def _clocks(use: GpuUse | str) -> Check:
+    if isinstance(use, str) or use.throttle_mask is None:
+        return _unknown("clocks", use if isinstance(use, str) else "NVML does not show them")
+    if use.throttled_by:
+        fact = f"throttled at rest by {', '.join(use.throttled_by)}"
         remedy = "Cool the GPU, or check its power supply and limits (nvidia-smi -q)."
         return Check("clocks", Grade.FAIL, fact, remedy)
-    if by_hand:
-        fact = f"limited by a setting: {', '.join(throttle_words(by_hand))}"
+    if by_hand := nvml.throttle_words(use.throttle_mask & nvml.SETTINGS):
+        fact = f"limited by a setting: {', '.join(by_hand)}"
         remedy = "Compare only with numbers taken at the same clocks."
         return Check("clocks", Grade.WARN, fact, remedy)
-    clock_hz = vitals.gpu.get("gpu_sm_clock_hz")
-    now = "" if clock_hz is None else f", {clock_hz / 1e6:,.0f} MHz at rest"
+    now = "" if use.clock_hz is None else f", {use.clock_hz / 1e6:,.0f} MHz at rest"
     return Check("clocks", Grade.OK, f"not throttled{now}")
 
 
@@ -244,18 +205,6 @@ def _power_limit(gpu: Gpu) -> Check:
     if gpu.power_limit_share < 1:
         return Check("power limit", Grade.WARN, fact, remedy)
     return Check("power limit", Grade.OK, fact)
-
-
-def _debug_modes(environment: Environment) -> Check:
-    settings = environment.torch_settings
-    modes = ("anomaly_mode", "debug_build", "deterministic")
-    if any(mode not in settings for mode in modes):
-        return _unknown("debug modes")
-    on = [mode.replace("_", " ") for mode in modes if settings[mode]]
-    if not on:
-        return Check("debug modes", Grade.OK, "off")
-    grade = Grade.WARN if on == ["deterministic"] else Grade.FAIL
-    return Check("debug modes", grade, f"on: {', '.join(on)}", "Turn them off for timing.")
 
 
 def _variables(environment: Environment) -> Check:
@@ -316,16 +265,12 @@ def _git(environment: Environment) -> Check:
 
 
 def _has(environment: Environment, since: tuple[int, int]) -> bool:
-    assert environment.gpu is not None
+    """Whether there is a GPU of this compute capability or a higher one."""
+    if environment.gpu is None:
+        return False
     major, minor = map(int, environment.gpu.compute_capability.split("."))
     return (major, minor) >= since
 
 
 def _unknown(name: str, why: str = "the worker did not report it") -> Check:
     return Check(name, Grade.UNKNOWN, f"unknown: {why}")
-
-
-def _unread(name: str, vitals: Vitals, *channels: str) -> Check:
-    """Unknown for the reason of the first of these channels that has one."""
-    reasons = (vitals.gpu_unavailable.get(channel) for channel in channels)
-    return _unknown(name, next((r for r in reasons if r), "NVML did not answer"))

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.errors import StoreError
-from harness.records import Case, Environment, Run, Suite
+from harness.machine import facts
+from harness.records import Case, Environment, Git, Run, Suite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,53 +30,6 @@ class Difference:
         return f"{self.name}: {self.baseline} before, {self.candidate} now"
 
 
-_VERSIONS = {
-    "torch": "other kernels, dispatch cost and defaults",
-    "triton": "the same kernel compiles to other instructions",
-    "cuda": "the libraries choose other kernels",
-    "cudnn": "attention and convolutions run other kernels",
-    "flash-attn": "another attention kernel, or none",
-    "numpy": "data preparation on the host changes speed",
-    "python": "host time per step and the standard library change",
-    "harness": "the measuring protocol may differ",
-}
-"""Most suspect first; other versions come after these."""
-_SETTINGS = {
-    "device": "another kind of device",
-    "debug_build": "assertions in every operator",
-    "launch_blocking": "every launch waits for the kernel",
-    "anomaly_mode": "every backward step is checked",
-    "allow_tf32_matmul": "float32 matrix products run up to eight times as fast",
-    "allow_tf32_cudnn": "float32 convolutions run up to eight times as fast",
-    "float32_matmul_precision": "float32 matrix products change speed",
-    "deterministic": "deterministic kernels are slower",
-    "flash_attention_in_torch": "attention uses another kernel",
-    "allocator": "cost and fragmentation of allocations change",
-    "allocator_config": "cost and fragmentation of allocations change",
-    "expandable_segments": "cost and fragmentation of allocations change",
-    "num_threads": "work on the CPU is spread over more or fewer threads",
-    "cpu_capability": "CPU kernels use other vector instructions",
-}
-_PREFIXES = {
-    "NSA_": "the code under test takes another route",
-    "TRITON_": "kernels are compiled or cached differently",
-    "CUDA_": "other devices are visible, or launches behave differently",
-    "TORCH_": "torch uses other kernels or compiler passes",
-    "PYTORCH_": "the allocator or the dispatcher behaves differently",
-    "NCCL_": "communication takes another path",
-    "OMP_": "work on the CPU is spread over more or fewer threads",
-    "LD_": "other libraries are loaded",
-    "PYTHONPATH": "modules are imported from elsewhere",
-}
-SEARCH = ("interpreter", "search path of modules", "other variables, by digest")
-"""Differences between two installations or two shells; a package that moved is named itself."""
-SESSION = (
-    *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
-    *("STY", "TERM", "TMUX", "WINDOWID", "XDG_SESSION", "PYTEST_"),
-    *("BUILD_", "CI_", "GITHUB_", "HOSTNAME", "KUBERNETES_", "LSB_", "PBS_", "RUNNER_", "SLURM_"),
-    "HARNESS_",
-)
-"""Variables of a terminal, a job or the harness: none moves a number, and they are not compared."""
 _SUITE = "the suite changed"
 _KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
@@ -122,48 +76,43 @@ def differences(baseline: Environment, candidate: Environment) -> Iterator[Diffe
     If neither is in a git repository, the commit is among them: it is unknown.
     """
     sides = (baseline, candidate)
-    gpus = [asdict(e.gpu) if e.gpu else {} for e in sides]
-    yield from _one("GPU", "the chip has other limits", *(g.get("name") for g in gpus))
-    for name, field, how in (
-        ("GPU UUID", "uuid", "cards of one model differ by some per cent, up to a tenth"),
-        ("GPU memory", "memory_bytes", "ECC, a slice of the card, or another variant of it"),
-        ("driver", "driver", "it does launches, clocks and the compilation of PTX"),
-        ("CUDA of the driver", "cuda_driver", "it does launches and the compilation of PTX"),
-        ("power limit (W)", "power_limit_w", "the clock falls when the card reaches its limit"),
-        ("highest SM clock (Hz)", "max_sm_clock_hz", "the clock bounds every kernel"),
-    ):
-        if all(gpus):
-            yield from _one(name, how, *(g[field] for g in gpus))
+    gpus = [e.gpu for e in sides]
+    yield from _one("GPU", "the chip has other limits", *(g and g.name for g in gpus))
+    if all(gpus):
+        yield from _fields(facts.GPU, *gpus)
     # A package that only one suite requires was not looked for by the other run.
-    named = _VERSIONS.keys() | (baseline.versions.keys() & candidate.versions.keys())
+    named = facts.VERSIONS.keys() | (baseline.versions.keys() & candidate.versions.keys())
     versions = ({n: v for n, v in e.versions.items() if n in named} for e in sides)
-    yield from _mapped(_VERSIONS, "other code runs below the model", *versions)
-    yield from _mapped(_SETTINGS, "torch behaves differently", *(e.torch_settings for e in sides))
+    yield from _mapped(facts.VERSIONS, "other code runs below the model", *versions)
+    settings = (e.torch_settings for e in sides)
+    yield from _mapped(facts.SETTINGS, "torch behaves differently", *settings)
     variables = {*baseline.variables, *candidate.variables}
     for name in sorted(v for v in variables if all(v.startswith(e.prefixes) for e in sides)):
-        how = next((h for p, h in _PREFIXES.items() if name.startswith(p)), "a switch is set")
+        whys = (why for begin, why in facts.VARIABLES.items() if name.startswith(begin))
+        how = next(whys, "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))
     yield from _search(baseline, candidate)
-    gits = [asdict(e.git) if e.git else {} for e in sides]
+    yield from _commits(baseline.git, candidate.git)
+    for path in sorted({*baseline.data, *candidate.data}):
+        how = "the data differs: lengths, loading time and loss change"
+        yield from _one(f"data {path}", how, *(e.data.get(path) for e in sides))
+    yield from _fields(facts.MACHINE, *sides)
+
+
+def _fields(named: Mapping[str, tuple[str, str]], *sides: object) -> Iterator[Difference]:
+    for name, (field, how) in named.items():
+        yield from _one(name, how, *(getattr(side, field) for side in sides))
+
+
+def _commits(*gits: Git | None) -> Iterator[Difference]:
     if not any(gits):
         how = "the code may differ: it is not in a git repository"
         yield Difference(name="commit", baseline="not known", candidate="not known", how=how)
-    for name, field, how in (
-        ("commit", "commit", "the code under test differs"),
-        ("uncommitted changes", "dirty_sha256", "the code under test differs from its commit"),
-    ):
-        yield from _one(name, how, *(g.get(field, "")[:10] or None for g in gits))
-    for name in sorted({*baseline.data, *candidate.data}):
-        how = "the data differs: lengths, loading time and loss change"
-        yield from _one(f"data {name}", how, *(e.data.get(name) for e in sides))
-    for name, field, how in (
-        ("CPU", "cpu", "launches and data loading follow the speed of one core"),
-        ("CPU count", "cpu_count", "loaders and compilers share the cores"),
-        ("host memory", "memory_bytes", "the file cache has another size"),
-        ("operating system", "os", "the cost of scheduling and system calls changes"),
-        ("host", "hostname", "other cooling, other neighbours, another PCIe slot"),
-    ):
-        yield from _one(name, how, *(getattr(e, field) for e in sides))
+    commits = [g and g.commit[:10] for g in gits]
+    yield from _one("commit", "the code under test differs", *commits)
+    changes = [(g and g.dirty_sha256[:10]) or None for g in gits]
+    how = "the code under test differs from its commit"
+    yield from _one("uncommitted changes", how, *changes)
 
 
 def _search(*sides: Environment) -> Iterator[Difference]:
@@ -174,13 +123,13 @@ def _search(*sides: Environment) -> Iterator[Difference]:
             if not all(place.startswith("{repository}") for place in places):
                 yield from _one(f"package {name}", "other code is imported", *places)
         how = "a package may be imported from elsewhere"
-        yield from _one(SEARCH[0], how, *(e.interpreter for e in sides))
-        yield from _one(SEARCH[1], how, *(", ".join(e.path) for e in sides))
+        yield from _one(facts.SEARCH[0], how, *(e.interpreter for e in sides))
+        yield from _one(facts.SEARCH[1], how, *(", ".join(e.path) for e in sides))
         others = [e.other_variables for e in sides]
-        names = {n for side in others for n in side if not n.startswith(SESSION)}
+        names = {n for side in others for n in side if not n.startswith(facts.SESSION)}
         unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
         words = [", ".join(f"{n} {side.get(n, 'not set')}" for n in unlike) for side in others]
-        yield from _one(SEARCH[2], "the code under test may read them", *words)
+        yield from _one(facts.SEARCH[2], "the code under test may read them", *words)
 
 
 def _mapped(

@@ -57,8 +57,8 @@ def capture(
         memory_bytes=psutil.virtual_memory().total,
         gpu=gpu,
         gpu_unavailable=problem,
-        gpu_count=facts.get("gpu_count"),
-        gpu_free_bytes=facts.get("gpu_free_bytes"),
+        gpu_count=len(facts["gpu_uuids"]),
+        gpu_free_bytes=nvml.free_bytes(gpu.uuid) if gpu else None,
         versions={
             **{
                 name: next((d.version for d in metadata.distributions(name=name)), None)
@@ -153,16 +153,13 @@ def _cpu_model() -> str:
 
 def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
     """The GPU that the workers use, or why they use none."""
-    uuid, seen = facts["gpu_uuid"], facts.get("gpu")
-    if uuid is not None:
+    for uuid in facts["gpu_uuids"][:1]:
         try:
             return nvml.find(uuid), ""
         except ProbeError:
-            if seen is None:
-                raise
-        # As torch describes it: this run must not be recorded as a run on the CPU.
-        none = NOT_REPORTED
-        return Gpu(uuid=uuid, index=0, driver=none, cuda_driver=none, **seen), ""
+            # As torch describes it: this run must not be recorded as a run on the CPU.
+            none = NOT_REPORTED
+            return Gpu(uuid=uuid, index=0, driver=none, cuda_driver=none, **facts["gpu"]), ""
     problem = facts.get("cuda_unavailable") or "torch has no GPU"
     try:
         names = ", ".join(gpu.name for gpu in nvml.gpus())

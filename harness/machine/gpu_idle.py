@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import psutil
-import pynvml
 
 from harness.errors import ProbeError
 from harness.machine import nvml
@@ -29,13 +28,33 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """Who uses a GPU while no worker of ours runs. None: could not be read."""
+    """Who uses a GPU while no worker of ours runs, and at which clock. None: could not be read."""
 
     used_bytes: float | None = None
     processes: Mapping[int, str] | None = None
     """Process id -> name, user and memory, for every process that computes on the GPU."""
-    throttled_by: Sequence[str] = ()
-    """Reasons for a lower clock, except those that a person has set."""
+    throttle_mask: int | None = None
+    """Bits of nvml.THROTTLE_REASONS that apply."""
+    clock_hz: float | None = None
+
+    @property
+    def throttled_by(self) -> tuple[str, ...]:
+        """Reasons for a lower clock, except those that a person has set."""
+        return nvml.throttle_words((self.throttle_mask or 0) & ~(nvml.IDLE | nvml.SETTINGS))
+
+    def others(self, name: str = "the GPU", level_bytes: float = 0.0) -> tuple[str, Sequence[str]]:
+        """That others use it, and their processes; both empty if none do as far as is known.
+
+        Where NVML does not list processes, memory in use beyond a level shows that there are some.
+        """
+        if self.processes:
+            holders = tuple(self.processes.values())
+            return f"{name} is shared: {'; '.join(holders)}", holders
+        more = (self.used_bytes or 0.0) - level_bytes
+        if more > SLACK_BYTES:
+            who = "an unknown process (NVML lists none here)"
+            return f"{more / 1e9:.1f} GB of {name} are in use with no worker of ours: {who}", (who,)
+        return "", ()
 
 
 GpuMeter = Callable[[], GpuUse]
@@ -55,19 +74,13 @@ def nvml_meter(uuid: str) -> Iterator[GpuMeter]:
 
 def _use(device: object) -> GpuUse:
     """The use of a GPU now, by its handle of NVML."""
-    memory = nvml.optional(
-        lambda: pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).used
-    )
-    found = None
-    if nvml.sees_host_ids():
-        found = nvml.optional(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(device))
-    mask = nvml.optional(lambda: nvml.throttle_reasons(device)) or 0
+    listed = nvml.optional(lambda: nvml.processes(device))
+    named = {p.pid: _describe(p.pid, p.usedGpuMemory) for p in listed or ()}
     return GpuUse(
-        used_bytes=memory,
-        processes=None
-        if found is None
-        else {p.pid: _describe(p.pid, p.usedGpuMemory) for p in found},
-        throttled_by=nvml.throttle_words(mask & ~(nvml.IDLE | nvml.SETTINGS)),
+        used_bytes=nvml.optional(lambda: nvml.used_bytes(device)),
+        processes=None if listed is None else named,
+        throttle_mask=nvml.optional(lambda: nvml.throttle_reasons(device)),
+        clock_hz=nvml.optional(lambda: nvml.sm_clock_hz(device)),
     )
 
 
@@ -92,13 +105,14 @@ class IdleCheck:
             wait_s: Longest wait before the first process; at least FREE_S.
         """
         self._limit_s = max(wait_s, FREE_S)
-        # Without a list of processes, only the memory in use shows that others are there.
-        self._gpus = [
-            (meter, (before.used_bytes if before.processes == {} else None) or 0.0)
-            for meter, before in ((meter, meter()) for meter in meters)
-        ]
+        self._gpus: list[tuple[GpuMeter, float]] = []
+        for meter in meters:
+            before = meter()
+            # Without a list of processes, the memory in use may be that of others.
+            level_bytes = before.used_bytes if before.processes == {} else None
+            self._gpus.append((meter, level_bytes or 0.0))
 
-    def problem(self, gpus: int = 1) -> tuple[str, tuple[str, ...]]:
+    def problem(self, gpus: int = 1) -> tuple[str, Sequence[str]]:
         """Wait until this many GPUs are free.
 
         Returns:
@@ -108,7 +122,10 @@ class IdleCheck:
         while True:
             for rank, (meter, level_bytes) in enumerate(self._gpus[:gpus]):
                 name = f"the GPU of rank {rank}" if gpus > 1 else "the GPU"
-                why, holders = _judge(meter(), level_bytes, name)
+                use = meter()
+                why, holders = use.others(name, level_bytes)
+                if not why and use.throttled_by:
+                    why = f"{name} is throttled at the start: {', '.join(use.throttled_by)}"
                 if why:
                     break
             if not why:
@@ -118,19 +135,6 @@ class IdleCheck:
                 waited, self._limit_s = self._limit_s, AGAIN_S
                 return f"{why}, after {waited:g} s of waiting", holders
             time.sleep(POLL_S)
-
-
-def _judge(use: GpuUse, level_bytes: float, name: str) -> tuple[str, tuple[str, ...]]:
-    holders = tuple(use.processes.values()) if use.processes else ()
-    if holders:
-        return f"{name} is shared: {'; '.join(holders)}", holders
-    if use.used_bytes is not None and use.used_bytes > level_bytes + SLACK_BYTES:
-        more = (use.used_bytes - level_bytes) / 1e9
-        who = "an unknown process (NVML lists none here)"
-        return f"{more:.1f} GB of {name} are in use with no worker of ours: {who}", (who,)
-    if use.throttled_by:
-        return f"{name} is throttled at the start: {', '.join(use.throttled_by)}", ()
-    return "", ()
 
 
 def watch_over(
@@ -155,12 +159,12 @@ def watch_over(
     return IdleCheck(*meters, wait_s=wait_s)
 
 
-def refused(case: Case, process: int, why: str, holders: tuple[str, ...]) -> Measurement:
+def refused(case: Case, process: int, why: str, holders: Sequence[str]) -> Measurement:
     """The record of a process that was not started."""
     return Measurement(
         case_id=case.case_id,
         process=process,
         outcome=Outcome.INVALID_ENVIRONMENT,
         detail=why,
-        evidence=Evidence(phase="before start", holders=holders),
+        evidence=Evidence(phase="before start", holders=tuple(holders)),
     )

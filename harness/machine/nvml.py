@@ -1,7 +1,6 @@
 """NVML: the GPUs of this machine and readings of one, without a CUDA context.
 
-Sources: NVIDIA Management Library API reference, "Device Queries"; CUDA programming guide, "CUDA
-environment variables".
+Source: NVIDIA Management Library API reference, "Device Queries".
 """
 
 import os
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pynvml
@@ -67,20 +66,18 @@ def throttle_words(mask: int) -> tuple[str, ...]:
     )
 
 
-def gpus(variables: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
-    """The GPUs that a worker with these environment variables sees, in its order; at least one.
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs of this machine; at least one.
 
     Raises:
-        ProbeError: Why it sees none.
+        ProbeError: Why there is none.
     """
     with session():
-        found = [
-            _describe(pynvml.nvmlDeviceGetHandleByIndex(index))
-            for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-    if not found:
+        found = range(pynvml.nvmlDeviceGetCount())
+        gpus = tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in found)
+    if not gpus:
         raise ProbeError("NVML lists no GPU")
-    return visible(found, variables)
+    return gpus
 
 
 def find(uuid: str) -> Gpu:
@@ -93,49 +90,13 @@ def find(uuid: str) -> Gpu:
         return _describe(handle(uuid))
 
 
-def visible(found: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects; at least one.
-
-    Like CUDA, it accepts indices and prefixes of UUIDs, and stops at the first unknown entry.
-
-    Args:
-        found: All GPUs in the order of NVML.
-
-    Raises:
-        ProbeError: No GPU is selected, or it is unknown which.
-    """
-    setting = variables.get("CUDA_VISIBLE_DEVICES")
-    if setting is None:
-        return tuple(found)
-    chosen: list[Gpu] = []
-    for entry in (e.strip() for e in setting.split(",")):
-        if entry.startswith("MIG-"):
-            raise ProbeError(
-                f"CUDA_VISIBLE_DEVICES selects the MIG slice {entry}, but NVML's counters are for "
-                "whole GPUs"
-            )
-        if entry.startswith("GPU-"):
-            fits = [gpu for gpu in found if gpu.uuid.startswith(entry)]
-        else:
-            fits = [gpu for gpu in found if str(gpu.index) == entry]
-            if fits:
-                _require_known_order(found, variables)
-        if len(fits) != 1:
-            break
-        chosen += fits
-    if not chosen:
-        raise ProbeError(f"CUDA_VISIBLE_DEVICES={setting!r} hides every GPU")
-    return tuple(chosen)
-
-
-def _require_known_order(found: Sequence[Gpu], variables: Mapping[str, str]) -> None:
-    """CUDA numbers GPUs of several models by speed, unless a variable is set; NVML by bus."""
-    by_bus = variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if not by_bus and len({gpu.name for gpu in found}) > 1:
-        raise ProbeError(
-            "the GPUs differ, so CUDA and NVML may number them differently; set "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or use UUIDs in CUDA_VISIBLE_DEVICES"
-        )
+def free_bytes(uuid: str) -> int | None:
+    """Free memory of the GPU with this UUID; None if NVML cannot read it."""
+    try:
+        with session():
+            return int(pynvml.nvmlDeviceGetMemoryInfo(handle(uuid)).free)
+    except ProbeError:
+        return None
 
 
 @contextmanager
@@ -189,7 +150,7 @@ def optional(read: Callable[[], Value]) -> Value | None:
     """The answer of NVML, or None if it has none."""
     try:
         return read()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, ProbeError):
         return None
 
 
@@ -274,15 +235,12 @@ class NvmlProbe:
         self._unavailable = dict.fromkeys(CHANNELS, why)
 
     def _all_readers(self, device: object) -> dict[str, Callable[[], float | None]]:
-        sm, core = pynvml.NVML_CLOCK_SM, pynvml.NVML_TEMPERATURE_GPU
-        without_reserve = pynvml.nvmlMemory_v2
+        core = pynvml.NVML_TEMPERATURE_GPU
         return {
             "gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
-            "gpu_memory_bytes": lambda: (
-                pynvml.nvmlDeviceGetMemoryInfo(device, without_reserve).used
-            ),
+            "gpu_memory_bytes": lambda: used_bytes(device),
             "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-            "gpu_sm_clock_hz": lambda: pynvml.nvmlDeviceGetClockInfo(device, sm) * 1e6,
+            "gpu_sm_clock_hz": lambda: sm_clock_hz(device),
             "gpu_temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, core),
             "gpu_throttle_reasons": lambda: throttle_reasons(device),
             "gpu_foreign_processes": lambda: self._foreign_processes(device),
@@ -294,7 +252,7 @@ class NvmlProbe:
         if now_s >= self._foreign_due_s:
             self._foreign_due_s = now_s + FOREIGN_EVERY_S
             self._foreign = None  # if the next line fails
-            self._foreign = len(_process_ids(device) - self._own_ids())
+            self._foreign = len({p.pid for p in processes(device)} - self._own_ids())
         return self._foreign
 
     def _own_ids(self) -> set[int]:
@@ -307,6 +265,15 @@ class NvmlProbe:
         return own
 
 
+def used_bytes(device: object) -> float:
+    """Memory in use, without the reserve of the driver."""
+    return float(pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).used)
+
+
+def sm_clock_hz(device: object) -> float:
+    return float(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6)
+
+
 def throttle_reasons(device: object) -> int:
     """Bits of THROTTLE_REASONS that apply now."""
     try:
@@ -315,20 +282,21 @@ def throttle_reasons(device: object) -> int:
         return int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
 
-def _process_ids(device: object) -> set[int]:
-    """Processes that compute on the GPU.
+def processes(device: object) -> Sequence[Any]:
+    """Processes that compute on the GPU, as NVML lists them.
 
     Raises:
         ProbeError: In a container, where NVML lists process ids of the host, or none.
     """
-    if not sees_host_ids():
+    if not _sees_host_ids():
         raise ProbeError(
             "NVML lists process ids of the host, but this container has ids of its own"
         )
-    return {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+    listed: Sequence[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+    return listed
 
 
-def sees_host_ids() -> bool:
+def _sees_host_ids() -> bool:
     """Whether NVML's process ids are also ours."""
     try:
         return str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE

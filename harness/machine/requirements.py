@@ -12,18 +12,12 @@ from packaging.version import InvalidVersion, Version
 
 from harness import units
 from harness.errors import SuiteError
+from harness.machine.facts import REMEDIES
 from harness.records import Check, Environment, Grade, Scalar, Suite, gpu_matches
 
 GPU_NODE = "Run it on a GPU node; `harness run smoke` needs no GPU."
 _CHOOSE = "Choose GPUs with CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists them."
 _UNKNOWN = "not recorded"
-_TORCH = {
-    "allow_tf32_matmul": "export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (0: off)",
-    "float32_matmul_precision": "export TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 (high; 0: highest)",
-    "expandable_segments": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "flash_attention_in_torch": "Install a torch that is built with FlashAttention.",
-}
-"""What sets a setting of torch before the workload starts."""
 
 
 def checks(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> tuple[Check, ...]:
@@ -67,7 +61,11 @@ def _seen(kind: str, name: str, wanted: Scalar, here: Environment) -> tuple[str,
             return _variable(name, str(wanted), here)
         case "torch" if here.gpu or name in here.torch_settings:
             value = here.torch_settings.get(name, _UNKNOWN)
-            return units.scalar(value), value == wanted, _TORCH.get(name, "Set it before the run.")
+            return (
+                units.scalar(value),
+                value == wanted,
+                REMEDIES.get(name, "Set it before the run."),
+            )
     if here.gpu is None:
         return f"no GPU{f': {here.gpu_unavailable}' * (kind == 'gpu')}", False, GPU_NODE
     if kind == "gpu":

@@ -12,19 +12,22 @@ from harness.records import Scalar
 
 
 def describe() -> dict[str, Any]:
-    """Facts that need torch, ready for JSON.
+    """Facts that need torch, ready for JSON. Uses no memory of a GPU: another process may measure
+    there.
 
     Returns:
         versions: torch, triton, cuda, cudnn, flash-attn; None if absent.
         torch_settings: As a workload finds them.
-        gpu_uuid: Of the first GPU, as NVML writes it; None without a GPU.
-        gpu_count, gpu_free_bytes: GPUs that torch sees; free memory of the first one, or None.
-        gpu: Its name, memory_bytes and compute_capability, for machines without NVML; or None.
+        gpu_uuids: Of the GPUs that torch sees, as NVML writes them.
+        gpu: The first one's name, memory_bytes and compute_capability, for machines without NVML;
+            or None.
         cuda_unavailable: Why torch has no GPU; empty if it has one.
         interpreter, path: sys.executable and sys.path.
     """
     problem = _cuda_problem()
-    gpu = None if problem else torch.cuda.get_device_properties(0)
+    seen = 0 if problem else torch.cuda.device_count()
+    gpus = [torch.cuda.get_device_properties(i) for i in range(seen)]
+    gpu = next(iter(gpus), None)
     return {
         "versions": {
             "torch": torch.__version__,
@@ -34,9 +37,7 @@ def describe() -> dict[str, Any]:
             "flash-attn": _version("flash-attn"),
         },
         "torch_settings": _settings(on_gpu=not problem),
-        "gpu_uuid": f"GPU-{gpu.uuid}" if gpu else None,
-        "gpu_count": torch.cuda.device_count() if gpu else 0,
-        "gpu_free_bytes": torch.cuda.mem_get_info(0)[0] if gpu else None,
+        "gpu_uuids": [f"GPU-{one.uuid}" for one in gpus],
         "gpu": {
             "name": gpu.name,
             "memory_bytes": gpu.total_memory,

@@ -76,9 +76,6 @@ class Check:
 class Vitals:
     """The state of the machine while no worker of ours runs."""
 
-    gpu: Mapping[str, float | None] = field(default_factory=dict)
-    """One reading of the probe, by channel."""
-    gpu_unavailable: Mapping[str, str] = field(default_factory=dict)
     load: float = 0.0
     """Load average of the last minute: processes that run or wait."""
     steal: float | None = None

@@ -1,16 +1,15 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from harness.errors import ProbeError
 from harness.machine import doctor, environment, nvml, requirements
 from harness.machine.gpu_idle import IdleCheck, watch_over
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
-from harness.records import Case, Environment, Gpu, Suite
+from harness.records import Case, Environment, Suite
 from harness.runner.launcher import Launcher
 from harness.suite.load import shipped_roots
 
@@ -18,7 +17,7 @@ from harness.suite.load import shipped_roots
 class Rig:
     """Reserves the machine. A context: on exit everything is closed and unlocked.
 
-    The GPU is locked on entry, before any worker touches it.
+    The GPUs are locked once a worker has named them, before any uses their memory.
     """
 
     def __init__(
@@ -42,21 +41,15 @@ class Rig:
         self._wait_s = wait_s
         self._say = say
         self._held = ExitStack()
-        self.lock: GpuLock | None = None
-        """None on the CPU."""
+        self._uuids: Sequence[str] = ()
+        """Of the GPUs of a case: one for each rank."""
+        self.locks: list[GpuLock] = []
         self.probes: tuple[Probe, ...] = ()
         """Set by `observe`."""
         self.gpu: IdleCheck | None = None
         """Set by `observe`; None without a GPU."""
-        self._ranks = 1
 
     def __enter__(self) -> Self:
-        uuid = ""
-        if self._locks:
-            with suppress(ProbeError):  # without NVML, a worker names the GPU
-                uuid = nvml.gpus()[0].uuid
-        if uuid:
-            self._lock(uuid)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,48 +86,29 @@ class Rig:
             ProbeError: Another harness uses the GPU.
             HarnessError: No worker can be started.
         """
-        here = environment.capture(
-            launcher.describe(),
-            command=command,
-            repository=repository,
-            cases=cases,
-            required=required,
+        facts = launcher.describe()
+        device = str(facts["torch_settings"]["device"])
+        ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
+        self._uuids = facts["gpu_uuids"][:ranks]
+        for uuid in self._uuids if self._locks else ():
+            lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
+            self.locks.append(self._held.enter_context(lock))
+        return environment.capture(
+            facts, command=command, repository=repository, cases=cases, required=required
         )
-        self.hold(here.gpu)
-        device = "cuda" if here.gpu else "cpu"
-        self._ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
-        return here
-
-    def hold(self, gpu: Gpu | None) -> None:
-        """Lock this GPU and no other.
-
-        Raises:
-            ProbeError: Another harness uses it.
-        """
-        if self.lock is not None and (gpu is None or self.lock.uuid != gpu.uuid):
-            self.lock.release()
-            self.lock = None
-        if self._locks and self.lock is None and gpu is not None:
-            self._lock(gpu.uuid)
-
-    def _lock(self, uuid: str) -> None:
-        lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
-        self.lock = self._held.enter_context(lock)
 
     def observe(self, here: Environment) -> None:
-        """Open the probes, lock the GPUs of further ranks, and watch them for other users."""
-        others = nvml.gpus()[1 : self._ranks] if here.gpu and self._ranks > 1 else ()
-        for gpu in others if self._locks else ():
-            self._held.enter_context(GpuLock(gpu.uuid, wait_s=self._wait_s, waiting=self._say))
+        """Open the probes of the GPUs, and watch them for other users."""
+        others = [nvml.find(uuid) for uuid in self._uuids[1:]]
         self.probes = open_probes(here.gpu, others, why=here.gpu_unavailable)
         for probe in self.probes:
             self._held.callback(probe.close)
         self.gpu = watch_over(self._held, here, others, wait_s=self._wait_s, say=self._say)
 
     def measures(self, run_id: str) -> None:
-        """Write into the lock file which run uses the GPU."""
-        if self.lock is not None:
-            self.lock.describe(run_id)
+        """Write into the lock files which run uses the GPUs."""
+        for lock in self.locks:
+            lock.describe(run_id)
 
 
 def take(

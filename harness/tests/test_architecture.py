@@ -73,12 +73,12 @@ MOST_LINES = {
     "harness/gate": 3_550,
     "harness/git": 620,
     "harness/integrations": 1_030,
-    "harness/machine": 1_700,
+    "harness/machine": 1_650,
     "harness/measure": 2_690,
     "harness/program": 2_030,
     "harness/records": 1_960,
     "harness/report": 5_100,
-    "harness/runner": 2_590,
+    "harness/runner": 2_570,
     "harness/store": 1_340,
     "harness/suite": 2_330,
     "harness/worker": 740,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 26_600, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 26_550, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 from harness.errors import ProbeError
 from harness.git.repository import Repository, ignore_line, read_git
 from harness.machine import doctor, environment, nvml
+from harness.machine.gpu_idle import GpuUse
 from harness.measure import facts as worker_facts
 from harness.records import VARIABLE_PREFIXES, Check, Environment, Git, Grade, Vitals
 from harness.tests import fake_runs
@@ -34,27 +36,18 @@ HEALTHY = fake_runs.environment(
     },
     variables={},
 )
-AT_REST = Vitals(
-    gpu={
-        "gpu_utilisation": 0.0,
-        "gpu_memory_bytes": 0.0,
-        "gpu_throttle_reasons": 0x1,
-        "gpu_foreign_processes": 0.0,
-    },
-    load=0.5,
-    disk_free_bytes=10**11,
-    pinned={"torch": "2.11.0", "numpy": "2.1.3"},
-)
+AT_REST = Vitals(load=0.5, disk_free_bytes=10**11, pinned={"torch": "2.11.0", "numpy": "2.1.3"})
+FREE = GpuUse(used_bytes=0.0, processes={}, throttle_mask=0x1)
 CPU_ONLY = replace(HEALTHY, gpu=None, gpu_unavailable="torch was built without CUDA")
 CPU_FACTS: dict[str, Any] = {
     "versions": {"torch": "2.13.0", "triton": None, "cuda": None, "cudnn": None},
     "torch_settings": {"device": "cpu", "num_threads": 2},
-    "gpu_uuid": None,
+    "gpu_uuids": [],
     "gpu": None,
     "cuda_unavailable": "torch 2.13.0 was built without CUDA",
 }
 GPU_FACTS = CPU_FACTS | {
-    "gpu_uuid": GPU.uuid,
+    "gpu_uuids": [GPU.uuid],
     "gpu": {"name": GPU.name, "memory_bytes": 7, "compute_capability": "9.0"},
 }
 
@@ -76,9 +69,9 @@ def test_facts_survive_json_and_fill_the_record() -> None:
     captured = capture(json.loads(json.dumps(facts)))
 
     assert captured.versions["torch"] == facts["versions"]["torch"]
-    gpu = {"gpu_uuid", "gpu", "gpu_count", "gpu_free_bytes", "cuda_unavailable"}
+    gpu = {"gpu_uuids", "gpu", "cuda_unavailable"}
     assert {"versions", "torch_settings", "interpreter", "path", *gpu} == facts.keys()
-    assert bool(facts["gpu_uuid"]) != bool(facts["cuda_unavailable"])
+    assert bool(facts["gpu_uuids"]) != bool(facts["cuda_unavailable"])
 
 
 def test_facts_follow_the_current_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +275,10 @@ def test_without_a_repository_a_commit_or_git_the_record_is_none(
 
 
 def test_a_healthy_gpu_node_passes_every_check() -> None:
-    found = tuple(doctor.checks(HEALTHY, AT_REST))
+    found = tuple(doctor.checks(HEALTHY, AT_REST, FREE))
 
     assert {c.grade for c in found} == {Grade.OK}
-    assert len({c.name for c in found}) == len(found) == 13
+    assert len({c.name for c in found}) == len(found) == 15
 
 
 def test_the_share_of_stolen_time_is_that_of_the_time_wanted() -> None:
@@ -298,10 +291,10 @@ def test_the_share_of_stolen_time_is_that_of_the_time_wanted() -> None:
 
 
 def test_without_a_gpu_the_doctor_warns_and_skips_the_checks_of_the_gpu() -> None:
-    found = tuple(doctor.checks(CPU_ONLY, AT_REST))
+    found = tuple(doctor.checks(CPU_ONLY, AT_REST, ""))
 
     assert doctor.worst(found) is Grade.WARN
-    assert not {"TF32", "GPU idle", "clocks", "allocator"} & {c.name for c in found}
+    assert not {"TF32", "GPU idle", "clocks", "expandable segments"} & {c.name for c in found}
     assert "built without CUDA" in found[0].fact
 
 
@@ -309,19 +302,15 @@ def torch(**settings: Any) -> Environment:
     return replace(HEALTHY, torch_settings={**HEALTHY.torch_settings, **settings})
 
 
-def gpu(**reading: float | None) -> Vitals:
-    return replace(AT_REST, gpu={**AT_REST.gpu, **reading})
-
-
 @pytest.mark.parametrize(
     ("changed", "name", "grade"),
     [
         (torch(allow_tf32_matmul=False), "TF32", Grade.WARN),
-        (torch(expandable_segments=False), "allocator", Grade.WARN),
+        (torch(expandable_segments=False), "expandable segments", Grade.WARN),
         (torch(flash_attention_in_torch=False), "FlashAttention-2", Grade.WARN),
-        (torch(anomaly_mode=True), "debug modes", Grade.FAIL),
-        (torch(debug_build=True), "debug modes", Grade.FAIL),
-        (torch(deterministic=True), "debug modes", Grade.WARN),
+        (torch(anomaly_mode=True), "anomaly mode", Grade.FAIL),
+        (torch(debug_build=True), "debug build", Grade.FAIL),
+        (torch(deterministic=True), "deterministic kernels", Grade.WARN),
         (replace(HEALTHY, variables={"CUDA_LAUNCH_BLOCKING": "1"}), "variables", Grade.FAIL),
         (replace(HEALTHY, variables={"TRITON_INTERPRET": "1"}), "variables", Grade.FAIL),
         (replace(HEALTHY, versions={"torch": "2.12.0"}), "versions", Grade.WARN),
@@ -331,17 +320,15 @@ def gpu(**reading: float | None) -> Vitals:
         (replace(HEALTHY, cpu_count=1), "CPU load", Grade.WARN),
         (replace(HEALTHY, gpu=replace(GPU, power_limit_w=600.0)), "power limit", Grade.WARN),
         (replace(HEALTHY, gpu=replace(GPU, power_limit_w=None)), "power limit", Grade.WARN),
-        (gpu(gpu_foreign_processes=1.0), "GPU idle", Grade.FAIL),
-        (gpu(gpu_utilisation=0.5), "GPU idle", Grade.FAIL),
-        (gpu(gpu_memory_bytes=5e8), "GPU idle", Grade.FAIL),
-        (gpu(gpu_foreign_processes=None), "GPU idle", Grade.OK),  # but no memory in use
-        (gpu(gpu_foreign_processes=None, gpu_memory_bytes=None), "GPU idle", Grade.UNKNOWN),
-        (gpu(gpu_utilisation=None), "GPU idle", Grade.UNKNOWN),
-        (gpu(gpu_throttle_reasons=0x40), "clocks", Grade.FAIL),
-        (gpu(gpu_throttle_reasons=0x2), "clocks", Grade.WARN),
-        (gpu(gpu_throttle_reasons=0x42), "clocks", Grade.FAIL),
-        (gpu(gpu_throttle_reasons=0x0), "clocks", Grade.OK),
-        (gpu(gpu_throttle_reasons=None), "clocks", Grade.UNKNOWN),
+        (replace(FREE, processes={7: "process 7"}), "GPU idle", Grade.FAIL),
+        (replace(FREE, used_bytes=5e8), "GPU idle", Grade.FAIL),
+        (replace(FREE, processes=None), "GPU idle", Grade.OK),  # but no memory in use
+        (replace(FREE, processes=None, used_bytes=None), "GPU idle", Grade.UNKNOWN),
+        (replace(FREE, throttle_mask=0x40), "clocks", Grade.FAIL),
+        (replace(FREE, throttle_mask=0x2), "clocks", Grade.WARN),
+        (replace(FREE, throttle_mask=0x42), "clocks", Grade.FAIL),
+        (replace(FREE, throttle_mask=0x0), "clocks", Grade.OK),
+        (replace(FREE, throttle_mask=None), "clocks", Grade.UNKNOWN),
         (replace(AT_REST, steal=0.02), "CPU steal", Grade.OK),
         (replace(AT_REST, steal=0.12), "CPU steal", Grade.WARN),
         (replace(AT_REST, disk_free_bytes=10**10), "disk", Grade.OK),
@@ -350,11 +337,13 @@ def gpu(**reading: float | None) -> Vitals:
     ],
 )
 def test_a_fault_is_found_with_its_remedy(
-    changed: Environment | Vitals, name: str, grade: Grade
+    changed: Environment | Vitals | GpuUse, name: str, grade: Grade
 ) -> None:
-    env, vitals = (HEALTHY, changed) if isinstance(changed, Vitals) else (changed, AT_REST)
+    env = changed if isinstance(changed, Environment) else HEALTHY
+    vitals = changed if isinstance(changed, Vitals) else AT_REST
+    use = changed if isinstance(changed, GpuUse) else FREE
 
-    found = {c.name: c for c in doctor.checks(env, vitals)}
+    found = {c.name: c for c in doctor.checks(env, vitals, use)}
 
     assert found[name].grade is grade
     assert bool(found[name].remedy) is (grade in (Grade.WARN, Grade.FAIL))
@@ -363,12 +352,11 @@ def test_a_fault_is_found_with_its_remedy(
 
 def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
     why = "NVML: NVML Shared Library Not Found"
-    vitals = replace(AT_REST, gpu={}, gpu_unavailable=dict.fromkeys(nvml.CHANNELS, why))
     silent = replace(HEALTHY, torch_settings={})
 
-    found = {c.name: c for c in doctor.checks(silent, vitals)}
+    found = {c.name: c for c in doctor.checks(silent, AT_REST, why)}
 
-    for name in ("TF32", "allocator", "FlashAttention-2", "debug modes", "GPU idle", "clocks"):
+    for name in ("TF32", "FlashAttention-2", "anomaly mode", "GPU idle", "clocks"):
         assert found[name].grade is Grade.UNKNOWN, name
     assert why in found["clocks"].fact
 
@@ -376,9 +364,10 @@ def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
 def test_an_old_gpu_has_no_tf32_and_no_flash_attention() -> None:
     old = replace(torch(allow_tf32_matmul=False), gpu=replace(GPU, compute_capability="7.5"))
 
-    found = {c.name: c.grade for c in doctor.checks(old, AT_REST)}
+    found = {c.name: c.grade for c in doctor.checks(old, AT_REST, FREE)}
 
-    assert (found["TF32"], found["FlashAttention-2"]) == (Grade.OK, Grade.WARN)
+    assert "TF32" not in found
+    assert found["FlashAttention-2"] is Grade.WARN
 
 
 def test_pins_are_read_like_pip_reads_them() -> None:
@@ -407,8 +396,6 @@ def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) ->
     assert (vitals.steal is None) is not hasattr(psutil.cpu_times(), "steal")
     assert vitals.disk_free_bytes > 0
     assert vitals.pinned == {"numpy": "2.1.3"}
-    assert vitals.gpu == {}
-    assert set(vitals.gpu_unavailable.values()) == {CPU_ONLY.gpu_unavailable}
     assert vitals.checks[0].name == "device"
     assert examined(CPU_ONLY, tmp_path, tmp_path / "absent").pinned == {}
 
@@ -416,19 +403,14 @@ def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) ->
 def test_inspection_waits_until_the_worker_has_left_the_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVML's utilisation still includes the worker that reported the facts."""
-    utilisation = iter((0.9, 0.4, 0.0))
-    probe = SimpleNamespace(
-        unavailable={},
-        read=lambda: {"gpu_utilisation": next(utilisation), "gpu_foreign_processes": 0.0},
-        close=lambda: None,
-    )
-    monkeypatch.setattr(doctor, "NvmlProbe", lambda uuid, why: {GPU.uuid: probe}[uuid])
+    uses = [replace(FREE, used_bytes=n) for n in (9e9, 5e8, 0.0)]
+    monkeypatch.setattr(doctor, "nvml_meter", lambda _: nullcontext(lambda: uses.pop(0)))
     monkeypatch.setattr(doctor, "SETTLE_S", 0.1)
 
     vitals = examined(HEALTHY, tmp_path, tmp_path / "absent")
 
-    assert vitals.gpu["gpu_utilisation"] == 0.0
+    assert uses == []
+    assert {c.name: c.grade for c in vitals.checks}["GPU idle"] is Grade.OK
 
 
 @pytest.mark.parametrize(

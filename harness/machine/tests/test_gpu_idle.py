@@ -36,7 +36,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (FREE, replace(FREE, used_bytes=2e9), "1.5 GB of the GPU are in use"),
         (GpuUse(used_bytes=2e9), GpuUse(used_bytes=2e9), "2.0 GB of the GPU are in use"),
         (HELD, HELD, "the GPU is shared"),
-        (FREE, replace(FREE, throttled_by=("too hot",)), "throttled at the start: too hot"),
+        (
+            FREE,
+            replace(FREE, throttle_mask=0x83),
+            "throttled at the start: power brake",
+        ),
         (GpuUse(), GpuUse(), ""),  # NVML shows nothing
     ],
 )

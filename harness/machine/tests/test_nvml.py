@@ -11,12 +11,12 @@ import pynvml
 import pytest
 
 from harness.errors import ProbeError
-from harness.machine import environment, gpu_idle, nvml
+from harness.machine import environment, nvml
 from harness.machine.gpu_idle import nvml_meter
 from harness.machine.nvml import NvmlProbe
 from harness.measure import facts as worker_facts
 from harness.records import Gpu
-from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml, nvml_error
+from harness.tests.fake_nvml import UUID, FakeNvml, nvml_error
 from harness.tests.processes import running
 
 
@@ -34,7 +34,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
 
 
 def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
-    (gpu,) = nvml.gpus({})
+    (gpu,) = nvml.gpus()
 
     assert gpu == Gpu(
         name="NVIDIA H200",
@@ -55,62 +55,14 @@ def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
     assert fake.open_sessions == 0
 
 
-@pytest.mark.parametrize(
-    ("setting", "expected"),
-    [
-        (None, [0, 1]),
-        ("1,0", [1, 0]),
-        (" 1 ", [1]),
-        ("1,7,0", [1]),  # CUDA stops at the first unknown entry
-        (OTHER_UUID, [1]),
-        ("GPU-b7bfa", [0]),
-    ],
-)
-def test_the_gpus_are_those_that_cuda_shows(
-    fake: FakeNvml, setting: str | None, expected: list[int]
-) -> None:
-    fake.names = ["NVIDIA H200", "NVIDIA H200"]
-
-    found = nvml.gpus({} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
-
-    assert [gpu.index for gpu in found] == expected
-
-
-@pytest.mark.parametrize(
-    ("setting", "first", "why"),
-    [
-        ("", "NVIDIA H200", "hides every GPU"),
-        ("-1", "NVIDIA H200", "hides every GPU"),
-        ("GPU-b7bf", "NVIDIA H200", "hides every GPU"),  # prefix of two UUIDs
-        ("MIG-41b3", "NVIDIA H200", "MIG slice MIG-41b3"),
-        # CUDA's 0 is the fastest GPU, NVML's 0 the first on the bus.
-        ("0", "NVIDIA T4", "CUDA_DEVICE_ORDER=PCI_BUS_ID"),
-    ],
-)
-def test_the_error_says_why_no_gpu_is_visible(
-    fake: FakeNvml, setting: str, first: str, why: str
-) -> None:
-    fake.names = [first, "NVIDIA H200"]
-
-    with pytest.raises(ProbeError, match=why):
-        nvml.gpus({"CUDA_VISIBLE_DEVICES": setting})
-
-
-def test_gpus_of_several_models_can_be_numbered_by_bus(fake: FakeNvml) -> None:
-    fake.names = ["NVIDIA T4", "NVIDIA H200"]
-    by_bus = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-    assert [gpu.name for gpu in nvml.gpus(by_bus)] == ["NVIDIA T4"]
-
-
 def test_a_machine_without_a_driver_or_a_gpu_is_an_error(fake: FakeNvml) -> None:
     fake.names = []
     with pytest.raises(ProbeError, match="NVML lists no GPU"):
-        nvml.gpus({})
+        nvml.gpus()
 
     fake.fails["nvmlInit"] = nvml_error("LIBRARY_NOT_FOUND")
     with pytest.raises(ProbeError, match="NVML: NVML Shared Library Not Found"):
-        nvml.gpus({})
+        nvml.gpus()
     assert fake.open_sessions == 0
 
 
@@ -286,6 +238,7 @@ def test_a_real_gpu_answers() -> None:
     captured = environment.capture(facts, command=(), repository=None)
 
     assert captured.gpu == gpu
+    assert facts["gpu_uuids"][0] == gpu.uuid
     assert (facts["gpu"]["name"], facts["gpu"]["compute_capability"]) == (
         gpu.name,
         gpu.compute_capability,
@@ -305,8 +258,7 @@ def test_a_real_gpu_answers() -> None:
 
 
 @pytest.fixture
-def occupied(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    monkeypatch.setattr(gpu_idle, "pynvml", fake)
+def occupied(fake: FakeNvml) -> FakeNvml:
     fake.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda device: [
         SimpleNamespace(pid=pid, usedGpuMemory=8 * 10**9) for pid in fake.pids
     ]

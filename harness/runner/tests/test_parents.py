@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,8 +19,9 @@ from harness.machine.gpu_lock import GpuLock
 from harness.runner.rig import Rig
 from harness.store import reader
 from harness.store import writer as store_writer
-from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, measured
+from harness.tests.small_run import ENVIRONMENT, SUITE, measured
 
+FACTS = {"torch_settings": {"device": "cuda"}, "gpu_uuids": ["GPU-used", "GPU-other"]}
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -67,18 +68,23 @@ def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_let
 
 
 def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ProbeError, match=r"cannot be locked.*No such file"):
-        GpuLock("GPU-1", folder=tmp_path / "absent")
+    (tmp_path / "harness-GPU-1.lock").mkdir()
+
+    with pytest.raises(ProbeError, match=r"cannot be locked.*Is a directory"):
+        GpuLock("GPU-1", folder=tmp_path)
 
 
 def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVML may name another GPU than the one that torch then uses; a run on the CPU holds none."""
+    """A run on the CPU holds none, and neither does one that only counts."""
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
-    monkeypatch.setattr("harness.machine.nvml.gpus", lambda: [GPU])
-    used = replace(GPU, uuid="GPU-used")
+    monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: ENVIRONMENT)
+    launcher = Mock(describe=lambda: FACTS)
     said: list[str] = []
+
+    def described(rig: Rig) -> None:
+        rig.describe(launcher, command=(), repository=None, cases=SUITE.cases)
 
     def free(uuid: str) -> bool:
         try:
@@ -88,23 +94,27 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
         return True
 
     with Rig(say=said.append) as rig:
-        assert (free("GPU-6f0c"), free("GPU-used")) == (False, True)
-        rig.hold(used)
-        assert (free("GPU-6f0c"), free("GPU-used")) == (True, False)
-        rig.hold(None)
-        assert free("GPU-used")
-    with GpuLock("GPU-6f0c", folder=tmp_path), pytest.raises(ProbeError, match="another harness"):
-        Rig(say=said.append).__enter__()
+        described(rig)
+        assert (free("GPU-used"), free("GPU-other")) == (False, True)
+        rig.measures("20261121-smoke")
+        assert "run 20261121-smoke" in (tmp_path / "harness-GPU-used.lock").read_text()
+    assert free("GPU-used")
+    with GpuLock("GPU-used", folder=tmp_path), pytest.raises(ProbeError, match="another harness"):
+        described(Rig(say=said.append))
     for unlocked in (Rig("cpu", say=said.append), Rig(say=said.append, alone=False)):
         with unlocked:
-            assert free("GPU-6f0c")
+            described(unlocked)
+            assert free("GPU-used")
     assert said == []
 
 
-def test_a_worker_does_not_inherit_the_lock(tmp_path: Path) -> None:
+def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     """An orphan would keep it after the harness ends."""
-    with GpuLock("GPU-1", folder=tmp_path) as lock:
-        assert not os.get_inheritable(lock._fd)
+    with GpuLock("GPU-1", folder=tmp_path):
+        child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    with child:
+        GpuLock("GPU-1", folder=tmp_path).release()
+        child.kill()
 
 
 def test_two_parents_that_draw_one_id_do_not_share_a_run(
@@ -124,7 +134,6 @@ def test_two_parents_that_draw_one_id_do_not_share_a_run(
 
 KILLED_AT_EVERY_WRITE = """
 import os, signal, sys
-from dataclasses import replace
 from pathlib import Path
 from harness.store import writer as store
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured

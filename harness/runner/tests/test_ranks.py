@@ -39,7 +39,7 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(nvml, "pynvml", fake)
     monkeypatch.setattr(telemetry, "time", clock)
-    first, *others = nvml.gpus({})
+    first, *others = nvml.gpus()
     probes = open_probes(first, others)
     worker = cast("Worker", SimpleNamespace(pid=os.getpid(), launched_at=AT))
     recorder = telemetry.Recorder(telemetry.of_case(probes, ON), worker)
@@ -69,13 +69,16 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
 def test_a_run_with_ranks_locks_and_reads_their_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fake, launcher, watching = FakeNvml(), Mock(), Mock()
+    fake, watching = FakeNvml(), Mock()
     fake.names *= 2
     monkeypatch.setattr(nvml, "pynvml", fake)
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
     monkeypatch.setattr(rig, "watch_over", watching)
-    here = replace(ENVIRONMENT, gpu=nvml.gpus({})[0])
+    here = replace(ENVIRONMENT, gpu=nvml.gpus()[0])
     monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: here)
+
+    facts = {"torch_settings": {"device": "cuda"}, "gpu_uuids": [UUID, OTHER_UUID]}
+    launcher = Mock(describe=lambda: facts)
 
     with rig.Rig(say=print) as own:
         own.describe(launcher, command=(), repository=None, cases=[ON])
