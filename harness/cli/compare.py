@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from harness.analysis.summary import SPEEDS
 from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
@@ -19,8 +18,6 @@ from harness.gate.records import GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
-from harness.report import pivots
-from harness.report.pivots import PivotTables
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -39,11 +36,7 @@ def compare(
             help="Measure this suite instead of the policy's; for commits only. Repeatable.",
         ),
     ] = None,
-    rows: options.RowsOption = "",
-    cols: options.ColsOption = "",
     only: options.FilterOption = None,
-    metric: options.MetricOption = "",
-    form: options.FormatOption = None,
     counters: options.CountersOption = False,
     across: Annotated[
         bool,
@@ -64,13 +57,9 @@ def compare(
     harness compare RUN RUN                  # as stored; includes the variation between days
     harness compare main HEAD                # measured now, in interleaved processes
     harness compare HEAD . --suite smoke     # your uncommitted changes, in a copy
-    harness compare RUN RUN --rows seq_len --cols provider --format markdown    # as a table
 
     Exit status: 0 no case is slower; 1 a case is slower or fails; 3 a case is undecided.
     """
-    asked = bool(rows or cols)
-    pivot_only = {"--metric": metric, "--format": form}
-    options.require_pivot(asked, pivot_only, {"--json": as_json, "--counters": counters})
     if baseline == WORKING_TREE:
         raise HarnessError(
             "the working tree must be the candidate",
@@ -92,17 +81,10 @@ def compare(
                 calibrations=baselines,
                 cards=calibration.in_store(store_root, second.environment, say) if other else None,
             )
-            if asked:
-                before = comparing.named_alike(first, second, only or ())
-                found = _pivot(answer, before, second, rows, cols, metric or "step_s")
-                shown = console.judged(answer, console.pivot(found))
-                options.print_pivot(found, form, shown)
-                raise typer.Exit(answer.exit_status)
         case [None, None]:
-            if across or asked:
-                name = "--across" if across else "--rows" if rows else "--cols"
+            if across:
                 raise HarnessError(
-                    f"{name} applies to stored runs only", f"Remove {name}, or name two runs."
+                    "--across applies to stored runs only", "Remove --across, or name two runs."
                 )
             request = Request(
                 mode=Mode.COUNTERS if counters else Mode.RELATIVE,
@@ -131,28 +113,6 @@ def compare(
     else:
         out.print(console.judged(answer))
     raise typer.Exit(answer.exit_status)
-
-
-def _pivot(
-    answer: GateVerdict, before: Run, after: Run, rows: str, cols: str, metric: str
-) -> PivotTables:
-    """The compared cases in a pivot table.
-
-    Raises:
-        HarnessError: No such axis, or no such metric to compare.
-    """
-    if metric in SPEEDS and metric != "step_s":
-        raise HarnessError(
-            f"{metric} is not compared: it follows step_s", "Use --metric step_s, the default."
-        )
-    compared = {c.case_id for c in answer.cases}
-    baseline, candidate = (
-        [s for s in pivots.cases([run]) if s.case.case_id in compared] for run in (before, after)
-    )
-    both = {s.case.case_id: s for s in (*baseline, *candidate)}.values()
-    cells = pivots.changes(metric, answer.cases, baseline)
-    named = (options.axes(rows), options.axes(cols))
-    return pivots.pivot([*both], *named, metric, cells, suffix=", candidate over baseline")
 
 
 def _run_of(name: str, root: Path) -> Run | None:

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
@@ -40,7 +39,6 @@ from harness.records import (
 )
 from harness.report import endings
 from harness.report.markdown import plain
-from harness.report.pivots import PivotTables
 from harness.report.tables import NONE, environment_rows
 from harness.report.text import command_text, outcome_name, plural, rest_command
 from harness.report.verdict_text import (
@@ -53,7 +51,7 @@ from harness.report.verdict_text import (
 
 EXIT_REFUSED = 2
 HEADING = 16
-"""Columns of the heading of a pivot table's column: many run ids fit beside each other."""
+"""Columns that a broken column keeps at least."""
 WHOLE = ("case", "run", "suite", "outcome")
 """Columns that are never broken: ids are copied from them."""
 LOG_WIDTH = 160
@@ -294,19 +292,6 @@ def suites(found: Sequence[Suite]) -> RenderableType:
     return rows
 
 
-def pivot(found: PivotTables) -> RenderableType:
-    """Pivot tables with their headings."""
-    lines: list[RenderableType] = []
-    for heading, part in found.parts:
-        heads = [escape("\n".join(wrap(name.lstrip(">"), HEADING))) for name in part.columns]
-        numbers = [h for h, name in zip(heads, part.columns, strict=True) if name.startswith(">")]
-        rows = table(*heads, right=numbers)
-        for row in part.rows:
-            rows.add_row(*map(escape, row))
-        lines += [Text(heading, style="bold"), rows, *map(Text, part.remarks), Text()]
-    return Group(*lines[:-1])
-
-
 def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
     """The environment, then every check with its remedy."""
     facts = table()
@@ -339,20 +324,16 @@ def differences(found: Sequence[Difference], baseline: str, candidate: str) -> R
     return rows
 
 
-def judged(verdict: GateVerdict, table_of_cases: RenderableType | None = None) -> RenderableType:
-    """The two sides of a comparison and how they differ; every case; the answer last.
-
-    Args:
-        table_of_cases: Shown in place of every case.
-    """
+def judged(verdict: GateVerdict) -> RenderableType:
+    """The two sides of a comparison and how they differ; every case; the answer last."""
     lines: list[RenderableType] = []
     cases = worst_first(verdict)
     if verdict.subject is VerdictSubject.COMPARISON:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]
         cases.sort(key=lambda c: c.state in (State.NEW, State.MISSING))
-    if table_of_cases or cases:
-        lines.append(table_of_cases or _gate_cases(cases))
+    if cases:
+        lines.append(_gate_cases(cases))
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
     if verdict.left_out:
         first, count = verdict.left_out[0], len(verdict.left_out)

@@ -3,26 +3,14 @@
 import json
 import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
 from harness.cli.console import console
 from harness.errors import HarnessError
-from harness.report.markdown import plain
-from harness.report.pivots import PivotTables
 from harness.store import reader
-
-
-class PivotFormat(StrEnum):
-    """How a pivot table is printed."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    CSV = "csv"
 
 
 out = console()
@@ -87,9 +75,6 @@ ColsOption = Annotated[
 MetricOption = Annotated[
     str,
     typer.Option("--metric", "-m", help="Metric of the pivot table; default step_s."),
-]
-FormatOption = Annotated[
-    PivotFormat | None, typer.Option("--format", help="Format of the pivot table; default text.")
 ]
 CountersOption = Annotated[
     bool,
@@ -156,15 +141,6 @@ def require_pivot(asked: bool, only: Mapping[str, object], never: Mapping[str, o
         raise HarnessError(
             f"{given[0]} applies to a pivot table", "Add its axes, such as --cols provider."
         )
-
-
-def print_pivot(found: PivotTables, form: PivotFormat | None, shown: RenderableType) -> None:
-    """Print a pivot table; as text it is `shown`."""
-    if form in (None, PivotFormat.TEXT):
-        out.print(shown)
-    else:
-        text = found.csv() if form is PivotFormat.CSV else found.markdown()
-        write(plain(text).encode())
 
 
 def show(text: str) -> None:

@@ -379,7 +379,6 @@ def show_(
     cols: options.ColsOption = "",
     only: options.FilterOption = None,
     metric: options.MetricOption = "",
-    form: options.FormatOption = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
@@ -389,22 +388,20 @@ def show_(
     harness show latest
     harness show 20261121-0730 --rules a100-retest
     harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
-    harness show RUN RUN --cols gpu --format markdown    # platforms side by side
+    harness show RUN RUN --cols gpu    # platforms side by side
 
-    A pivot table takes any axis, also workload and provider, and of several runs gpu, commit and
-    run. It is split where cases differ in an axis that is neither in its rows nor in its columns.
+    A pivot table takes any axis, also workload, provider, gpu, commit and run. Axes in which cases
+    differ and that are not columns are rows.
     """
     asked = bool(rows or cols)
-    pivot_only = {"--filter": only, "--metric": metric, "--format": form}
-    options.require_pivot(asked, pivot_only, {"--rules": rules, "--json": as_json})
+    options.require_pivot(
+        asked, {"--filter": only, "--metric": metric}, {"--rules": rules, "--json": as_json}
+    )
     named = (reader.load(store_root, name) for name in run_ids or ["latest"])
     runs = [*{run.run_id: run for run in named}.values()]
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
         pages.conclude(pages.judged_by(rules, runs[0]), None, as_json)
-    cases = pivots.cases(runs, only or ())
-    metric = metric or "step_s"
-    cells = pivots.values(metric)
-    found = pivots.pivot(cases, options.axes(rows), options.axes(cols), metric, cells)
-    options.print_pivot(found, form, console.pivot(found))
+    named_axes = options.axes(rows), options.axes(cols)
+    show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))

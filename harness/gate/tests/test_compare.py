@@ -241,36 +241,6 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert "--ci" not in shown.stdout
 
 
-def test_runs_can_be_shown_and_compared_in_a_pivot_table(tmp_path: Path) -> None:
-    ids = [store(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
-
-    def command(*words: str) -> tuple[int, str]:
-        result = CliRunner().invoke(cli.app, [*words, "--store", str(tmp_path)])
-        return result.exit_code, result.output or str(result.exception)
-
-    compared = command("compare", *ids, "--cols", "seq_len")
-    as_csv = command("compare", *ids, "--cols", "seq_len", "--format", "csv")
-    shown = command("show", *ids, "--cols", "run", "--filter", "=512", "--format", "markdown")
-
-    assert compared[0] == as_csv[0] == 1, "the exit status is that of the comparison"
-    assert "slower" in compared[1]
-    table = compared[1].index("step time, candidate over baseline")
-    assert table < compared[1].index("Comparison: NO-GO")
-    assert as_csv[1].startswith("seq_len=512,seq_len=512 lo,seq_len=512 hi,seq_len=1024,")
-    assert shown[0] == 0
-    assert f"| {ids[0]} | {ids[1]} |" in shown[1]
-    for words in (
-        ["show", *ids],
-        ["show", ids[0], "--filter", "=512"],
-        ["show", ids[0], "--cols", "seq_len", "--json"],
-        ["show", ids[0], "--cols", "seq_len", "--filter", "=513"],
-        ["compare", *ids, "--format", "csv"],
-        ["compare", *ids, "--cols", "seq_len", "--metric", "tokens_per_s"],
-    ):
-        with pytest.raises(HarnessError):
-            CliRunner().invoke(cli.app, [*words, "--store", str(tmp_path)], catch_exceptions=False)
-
-
 @pytest.mark.parametrize("width", [80, 160])
 def test_no_number_is_wrapped(width: int) -> None:
     long = case({"seq_len": 512, "head_dim_qk": 192, "head_dim_v": 128, "pass": "forward+backward"})
