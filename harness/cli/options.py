@@ -12,7 +12,6 @@ from harness.cli.console import console
 from harness.errors import HarnessError
 from harness.store import reader
 
-
 out = console()
 err = console(stderr=True)
 

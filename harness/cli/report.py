@@ -20,7 +20,7 @@ from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import CaseSummary, Run, Verdict
 from harness.report import text
-from harness.report.series import cited, since
+from harness.report.series import since
 from harness.store import reader
 from harness.suite import load as suites
 
@@ -29,7 +29,7 @@ SHORT_TABLE = 8
 SHOWN_LINES = 20
 """Of the differences between a report and its record."""
 NEWEST, NO_RUN = "newest", since.NO_RUN
-"""What `--against` and `--cite` take in place of runs."""
+"""What `--against` takes in place of a run."""
 
 
 def written(
@@ -37,7 +37,6 @@ def written(
     reports: Path,
     *,
     against: str = NEWEST,
-    cite: str = NEWEST,
     notes: Path | None = None,
     author: str = "",
 ) -> Path:
@@ -46,7 +45,6 @@ def written(
     Args:
         against: A run of the same store, `none`, or `newest`: the newest earlier full run of the
             suite on the same GPU model.
-        cite: Runs of the same store with commas between, `none`, or `newest`: those that say more.
     """
     from harness.report import context  # imports matplotlib, which is slow
 
@@ -58,7 +56,6 @@ def written(
         raise HarnessError(f"--author {author!r} is not a name on one line", "Write a name.")
     beside = context.Beside(
         against=_compared(recorded, against),
-        cited=cited.find(recorded, say) if cite == NEWEST else _cited(recorded, cite),
         notes=_stored(notes, Path(recorded.folder)) if notes else "",
         author=author,
     )
@@ -82,11 +79,6 @@ def _compared(recorded: Run, against: str) -> Run | None:
             f"Name another: harness list runs --suite {recorded.suite.name}; or --against none.",
         )
     return before
-
-
-def _cited(recorded: Run, runs: str) -> tuple[Run, ...]:
-    root = Path(recorded.folder).parent
-    return () if runs == NO_RUN else tuple(reader.load(root, r) for r in runs.split(","))
 
 
 def _stored(notes: Path, folder: Path) -> str:
@@ -123,7 +115,7 @@ def judged_by(rules: str | None, recorded: Run) -> Run:
         )
     own = (
         *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
-        *("expectations", "rules", "cost", "suspects", "see_also"),
+        *("expectations", "rules", "cost", "suspects"),
     )
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(recorded.suite, left_out=len(missing), **taken)
@@ -140,14 +132,6 @@ def report_(
             metavar="RUN",
             help="Compare with this run, or none; by default the newest earlier full run of the "
             "suite on this GPU model.",
-        ),
-    ] = NEWEST,
-    cite: Annotated[
-        str,
-        typer.Option(
-            metavar="RUNS",
-            help="Other runs that the report may quote, with commas between, or none; by default "
-            "those that time a peer or support a next step of the suite.",
         ),
     ] = NEWEST,
     notes: Annotated[
@@ -168,7 +152,7 @@ def report_(
     harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
     """
     recorded = judged_by(rules, reader.load(store_root, run_id))
-    page = written(recorded, reports, against=against, cite=cite, notes=notes, author=author)
+    page = written(recorded, reports, against=against, notes=notes, author=author)
     conclude(recorded, page, as_json)
 
 
@@ -277,7 +261,6 @@ def verify(
         against, author = given("against", NO_RUN), given("author", "")
         beside = context.Beside(
             against=_compared(run, against),
-            cited=_cited(run, given("cite", NO_RUN)),
             notes=given("notes", ""),
             author=author,
         )

@@ -15,7 +15,6 @@ from harness.records.asked import (
     Match,
     MeasureSettings,
     Rule,
-    SeeAlso,
     Suite,
     Suspect,
     Suspects,

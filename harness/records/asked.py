@@ -268,20 +268,6 @@ class Suspects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeeAlso:
-    """Another suite, whose newest run on the same GPU model may support a next step."""
-
-    suite: str
-    """Its name."""
-    better: Match
-    than: Match
-    """Cases of the other suite: those that the step leads to, and those that it leaves."""
-    same: tuple[str, ...]
-    """Axes in which they equal a judged case of this suite."""
-    command: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """A suite file, validated and expanded."""
 
@@ -320,7 +306,6 @@ class Suite:
     rules: tuple[Rule, ...] = ()
     cost: CostPlan | None = None
     suspects: Suspects | None = None
-    see_also: tuple[SeeAlso, ...] = ()
 
     def __post_init__(self) -> None:
         if len({case.case_id for case in self.cases}) < len(self.cases):

@@ -27,8 +27,7 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
-from harness.report.remedies import slow_of, solves
-from harness.report.series.cited import Supported
+from harness.report.remedies import slow_of
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -117,7 +116,6 @@ def headline(
     v: Verdict,
     run: Run,
     noted: Sequence[Assessment] = (),
-    solved: Supported | None = None,
     *,
     regressed: bool = False,
 ) -> str:
@@ -125,7 +123,6 @@ def headline(
 
     Args:
         v: With the names to show, and brief.
-        solved: What makes the slowest case fast enough, by `solution`.
         regressed: Whether anything is worse than in the last report; the answer has what.
     """
     missed = any(a.judgement in _MISSED for a in noted)
@@ -140,7 +137,7 @@ def headline(
             word, todo = "Read", (v.rule.in_time if v.rule else "") or "nothing is decided"
         case Decision.INCONCLUSIVE:
             todo = "measure again"
-        case Decision.CONDITIONAL if decides and (slow := _slowest(decides, solved)):
+        case Decision.CONDITIONAL if decides and (slow := _slowest(decides)):
             todo, said = slow
         case Decision.CONDITIONAL if facts == {Fact.FEW}:
             todo = "measure in three processes before you go ahead"
@@ -166,28 +163,13 @@ def headline(
     return f"**{word}**: {todo}: {said}."
 
 
-def solution(v: Verdict, also: Sequence[Supported]) -> Supported | None:
-    """The supported step that makes the slowest case of the deciding rule fast enough, if the
-    first line can ask for it."""
-    if (v.here or v.decision) is not Decision.CONDITIONAL:
-        return None
-    if (decides := deciding(v)) is None or not (slow := slow_of(decides)):
-        return None
-    return next((s for s in also if solves(s, next(iter(slow)), decides)), None)
-
-
-def _slowest(r: RuleResult, solved: Supported | None) -> tuple[str, str] | tuple[()]:
-    """How the slowest case of a rule becomes fast enough, or how much faster it must become, and
-    its number; empty if the rule is not about speed."""
+def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
+    """How much faster the slowest case of a rule must become, and its number; empty if the rule is
+    not about speed."""
     if not (due := slow_of(r)):
         return ()
     f, times = next(iter(due.items()))
     said = f"now {finding_sentence(f)}{_needed(r)}"
-    if solved:
-        enough = sum(solves(solved, one, r) for one in due)
-        some = f", enough for {enough} of {len(due)} slow cases" if enough < len(due) else ""
-        fast = units.quantity("tokens_per_s", solved.speed.value)
-        return f"use `{solved.command}` ({fast} in run `{solved.run_id}`{some})", said
     more = f", and {plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
     return f"speed up {f.subject} by {units.factor(times)}{more}", said
 

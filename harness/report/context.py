@@ -32,13 +32,21 @@ from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import Together, diagnose, together
 from harness.errors import ReportError
-from harness.records import CaseSummary, Measurement, Outcome, Rule, Run, Suite, Weight
+from harness.records import (
+    CaseSummary,
+    Measurement,
+    Outcome,
+    Rule,
+    Run,
+    Suite,
+    Weight,
+    gpu_matches,
+)
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code, quoted
 from harness.report.profile import profile_section, where_table
-from harness.report.series import cited
 from harness.report.series.since import NO_RUN, since
 from harness.store.reader import is_full
 
@@ -52,8 +60,6 @@ class Beside:
 
     against: Run | None = None
     """The earlier run that it is compared with."""
-    cited: tuple[Run, ...] = ()
-    """Other runs that it may quote."""
     notes: str = ""
     """Name of the file in the run's folder with a person's notes."""
     author: str = ""
@@ -166,7 +172,7 @@ def build(
     parts = stacks(
         run,
         summaries,
-        [s.case.case_id for s in cited.judged(run, summaries)],
+        [s.case.case_id for s in _judged(run, summaries)],
         first=(over.case_id, over.partner) if over else (),
     )
     pictures = _pictures(run, summaries, fits, against, parts)
@@ -179,8 +185,6 @@ def build(
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     briefly, short = answer.brief(shown), text.case_names(suite)
-    also = [*cited.steps(run, summaries, beside.cited)]
-    solved = answer.solution(briefly, also)
     changed = since(beside.against, run, summaries, verdict) if beside.against else None
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
@@ -208,7 +212,7 @@ def build(
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
-        "headline": answer.headline(briefly, run, assessments, solved, regressed=bool(worse)),
+        "headline": answer.headline(briefly, run, assessments, regressed=bool(worse)),
         "answers": (
             *answer.answers(briefly, suite, assessments),
             *worse,
@@ -226,7 +230,7 @@ def build(
             ),
         ),
         "next_steps": (
-            *remedies.next_steps(verdict, run, failed, diagnoses, found, also, over, solved),
+            *remedies.next_steps(verdict, run, failed, diagnoses, found, over),
             *filter(None, [changed.step if changed else ""]),
         )[: remedies.MAX_STEPS],
         "causes": remedies.table(found, short),
@@ -234,7 +238,6 @@ def build(
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(steadiness.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),
-        "peers": [*cited.peers(run, summaries, beside.cited)],
         "correctness": steadiness.correctness(run, summaries),
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in paged],
@@ -280,6 +283,12 @@ def _notes(run: Run, name: str) -> str:
         ) from error
 
 
+def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
+    """The cases that a rule of the suite asks on this GPU."""
+    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
+    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
+
+
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
     groups: dict[str, list[CaseSummary]] = {}
     for s in summaries:
@@ -310,7 +319,7 @@ def _pictures(
         for c in run.suite.cases
     ]
     drawn.append(figures.over_steps([(name, m) for name, m in trained if m]))
-    judged = cited.judged(run, summaries)
+    judged = _judged(run, summaries)
     counted = [s for s in judged or summaries if s.tokens]
     if slow := max(counted or judged or summaries, key=_time_per_token, default=None):
         label = f"Slowest {'judged ' if judged else ''}case a token: {short[slow.case.case_id]}"
@@ -446,7 +455,7 @@ def _section(
 
 
 def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
-    env, suite = run.environment, run.suite
+    env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
@@ -457,8 +466,6 @@ def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     options = {
         "--rules": run.judged_by,
         "--against": beside.against.run_id if beside.against else NO_RUN,
-        "--cite": ",".join(r.run_id for r in beside.cited)
-        or (NO_RUN if suite.see_also or suite.peers else ""),
         "--notes": beside.notes,
         "--author": beside.author,
     }

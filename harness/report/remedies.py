@@ -23,7 +23,6 @@ from harness.records import (
     Verdict,
 )
 from harness.report.failures import Failure
-from harness.report.series.cited import Supported
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name, plural, rest_command
 from harness.report.verdict_text import misses
@@ -234,30 +233,18 @@ def slow_of(r: RuleResult) -> dict[Finding, float]:
     return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
 
 
-def solves(step: Supported, f: Finding, r: RuleResult) -> bool:
-    """Whether all of the interval of a step reaches the tokens/s that a case must reach."""
-    if f.metric != "tokens_per_s" or f.partner or step.speed.low is None:
-        return False
-    return f.cases[0] in step.cases and step.speed.low >= (r.stated.go if r.stated else f.low or 0)
-
-
 def next_steps(
     v: Verdict,
     run: Run,
     failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
-    also: Sequence[Supported] = (),
     over: Excess | None = None,
-    solved: Supported | None = None,
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
 
     Args:
-        also: Steps that other runs support.
         over: The case that misses its rule farthest.
-        solved: The step that the first line has. If it mends all that is missed, nothing else is
-            asked for speed.
     """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
@@ -276,10 +263,7 @@ def next_steps(
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
         steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
-    steps |= dict.fromkeys(str(s) for s in also if s is not solved)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    if solved and len(left) == 1 and all(solves(solved, f, left[0]) for f in slow_of(left[0])):
-        later, over = [], None
     if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
         steps[speed_up(over, run)] = None
         later = [c for c in later if c.kind is not CauseKind.STEEP]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field, create_model, model_validator
 
 from harness.records import METRICS
-from harness.suite.fields import OLD_METRICS, Form, Matching, Name, Positive, Text, wrong
+from harness.suite.fields import OLD_METRICS, Form, Matching, Positive, Text, wrong
 from harness.suite.positions import nearest
 
 
@@ -212,21 +212,6 @@ class SuspectsModel(Form):
     tested: Annotated[list[SuspectModel], Field(min_length=1)]
     not_tested: list[Text] = []
     """What the suite does not vary, so that the report says so."""
-
-
-class SeeAlsoModel(Form):
-    """A step that the newest run of another suite on the same GPU model supports."""
-
-    suite: Name
-    """Its file name without `.yaml`, in the folder of this suite."""
-    better: Annotated[Matching, Field(min_length=1)]
-    """Cases of that suite to which the step leads."""
-    than: Annotated[Matching, Field(min_length=1)]
-    """Its cases without the step; the others must be at least 5 % faster for certain."""
-    same: Annotated[list[Text], Field(min_length=1)]
-    """Axes in which they must equal a judged case of this suite, or the step is not given."""
-    command: Text
-    """What to try."""
 
 
 class LabelModel(Form):

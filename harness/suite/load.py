@@ -19,7 +19,6 @@ from harness.records import (
     Gap,
     Metric,
     Rule,
-    SeeAlso,
     Suite,
     Suspect,
     Suspects,
@@ -27,7 +26,7 @@ from harness.records import (
 )
 from harness.suite import program, sweep
 from harness.suite.choice import Overrides, filtered, set_error
-from harness.suite.decisions import RuleModel, SeeAlsoModel, SuspectsModel
+from harness.suite.decisions import RuleModel, SuspectsModel
 from harness.suite.fields import Matching, checked
 from harness.suite.positions import Loc, Problem, nearest, read
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
@@ -53,7 +52,7 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
     path, shown = _find(ref)
     names = ", ".join(file.stem for file in available())
     text = text_of(path, shown, f"Shipped suites: {names}.")
-    return loads(text, shown, overrides, filters, path.parent)
+    return loads(text, shown, overrides, filters)
 
 
 def text_of(path: Path, shown: Path | str, remedy: str) -> str:
@@ -125,16 +124,11 @@ def loads(
     path: Path | str,
     overrides: Sequence[str] = (),
     filters: Sequence[str] = (),
-    folder: Path | None = None,
 ) -> Suite:
-    """As `load`, from the text of a file; `path` gives the suite its name.
-
-    Args:
-        folder: Where the suites are that this one names; they are not read without it.
-    """
+    """As `load`, from the text of a file; `path` gives the suite its name."""
     document = read(text, path)
     model = checked(SuiteModel, document)
-    problems = [*_sweep_problems(model)] or [*_rule_problems(model, folder)]
+    problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
     if problems:
         raise document.error(problems)
     free = program.free_metrics(model)
@@ -184,14 +178,6 @@ def loads(
         rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
         cost=CostPlan(**dict(cost) | {"match": sweep.match(cost.match)}) if cost else None,
         suspects=_suspects(model.suspects) if model.suspects else None,
-        see_also=tuple(
-            SeeAlso(
-                **dict(one)
-                | {"better": sweep.match(one.better), "than": sweep.match(one.than)}
-                | {"same": tuple(one.same)}
-            )
-            for one in model.see_also
-        ),
     )
 
 
@@ -257,7 +243,7 @@ def _repeated(
             yield Problem((key, i, "name"), f"two {what} are named {name!r}", "Rename one.")
 
 
-def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
+def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
     """Parts of the suite that refer to cases it does not have."""
     cases: list[Case] = []
     for w, workload in enumerate(model.workloads):
@@ -323,29 +309,7 @@ def _rule_problems(model: SuiteModel, folder: Path | None) -> Iterator[Problem]:
                 if side:
                     criteria = side if name == "control" else {**suspect.within, **side}
                     yield from sweep.check_match(criteria, (*place, name), cases)
-    for i, also in enumerate(model.see_also):
-        yield from _also_problems(also, ("see_also", i), axes, folder)
     yield from _unasked(model)
-
-
-def _also_problems(
-    also: SeeAlsoModel, loc: Loc, axes: Sequence[str], folder: Path | None
-) -> Iterator[Problem]:
-    for a, axis in enumerate(also.same):
-        if axis not in axes:
-            text = f"no workload has the axis {axis!r}"
-            yield Problem((*loc, "same", a), text, nearest(axis, axes))
-    if folder is None:  # a stored suite: what it names may have changed since
-        return
-    path = folder / f"{also.suite}.yaml"
-    if not path.is_file():
-        names = [file.stem for file in folder.glob("*.yaml")]
-        text = f"no suite {also.suite!r} beside this one"
-        yield Problem((*loc, "suite"), text, nearest(also.suite, names))
-        return
-    theirs = loads(text_of(path, path, ""), path).cases
-    for key, criteria in (("better", also.better), ("than", also.than)):
-        yield from sweep.check_match(criteria, (*loc, key), theirs)
 
 
 def _unasked(model: SuiteModel) -> Iterator[Problem]:

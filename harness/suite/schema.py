@@ -25,7 +25,6 @@ from harness.suite.decisions import (
     ExpectationModel,
     LabelModel,
     RuleModel,
-    SeeAlsoModel,
     SuspectsModel,
 )
 from harness.suite.fields import (
@@ -389,8 +388,6 @@ class SuiteModel(Form):
     cost: CostModel | None = None
     suspects: SuspectsModel | None = None
     """What could explain a number that somebody saw."""
-    see_also: list[SeeAlsoModel] = []
-    """Other suites whose newest run on the same GPU model may support a next step."""
 
     @property
     def needs(self) -> list[RequiresModel]:

@@ -68,7 +68,7 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_430,
     "harness/bisect": 2_110,
-    "harness/cli": 2_790,
+    "harness/cli": 2_680,
     "harness/executor": 1_170,
     "harness/gate": 3_550,
     "harness/git": 620,
@@ -76,18 +76,18 @@ MOST_LINES = {
     "harness/machine": 1_650,
     "harness/measure": 2_690,
     "harness/program": 2_030,
-    "harness/records": 1_960,
-    "harness/report": 5_100,
+    "harness/records": 1_940,
+    "harness/report": 4_750,
     "harness/runner": 2_570,
     "harness/store": 1_340,
-    "harness/suite": 2_330,
+    "harness/suite": 2_280,
     "harness/worker": 740,
     "nsa": 13_290,
     "suites": 2_150,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 26_550, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 26_250, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

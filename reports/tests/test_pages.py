@@ -7,7 +7,6 @@ import pytest
 
 from harness.cli.report import judged_by
 from harness.report import context
-from harness.report.series import cited
 from harness.store.reader import load
 from harness.suite import load as suites
 from harness.tests.command_line import harness
@@ -36,8 +35,8 @@ def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
     if shown := SHOWN.get(run.run_id):
         return shown.read_text(encoding="utf-8"), ids
     run = judged_by(run.suite.name, run)
-    to, beside = Path("page.md"), context.Beside(cited=cited.find(run, print))
-    return context.pages(run, to, "v1", beside)[to], ids
+    to = Path("page.md")
+    return context.pages(run, to, "v1")[to], ids
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import SuiteError
 from harness.suite import load as suites
-from harness.tests.good_suite import GOOD, error_of, write_suite
+from harness.tests.good_suite import GOOD, error_of
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 OTHER = "  - {name: decode, factory: m:f, providers: [p], axes: {context: [1, 2]}}\n"
@@ -124,32 +123,6 @@ def broken(old: str, marked: str) -> tuple[str, str]:
     before, after = GOOD.replace(old, marked).split("^")
     line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
     return before + after, f"x.yaml:{line}:{column}: "
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "place"),
-    [
-        ("suite: mine", "suite: min", "x.yaml:40:12: no suite 'min' beside this one"),
-        ("same: [gc]", "same: [gcc]", "x.yaml:43:12: no workload has the axis 'gcc'"),
-        ("better: {seq_len: 256}", "better: {seq_len: 7}", "x.yaml:41:23: seq_len is never 7"),
-        ("than: {seq_len: 128}", "than: {sq_len: 128}", "x.yaml:42:12: 'sq_len' is not an axis"),
-    ],
-)
-def test_what_a_suite_sees_beside_itself_must_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, place: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    also = "  - suite: mine\n    better: {seq_len: 256}\n    than: {seq_len: 128}\n"
-    text = f"{GOOD}see_also:\n{also}    same: [gc]\n    command: x\n"
-    write_suite(tmp_path)
-    Path("good.yaml").write_text(text)
-    Path("x.yaml").write_text(text.replace(old, new))
-
-    assert suites.load("good.yaml").see_also[0].same == ("gc",)
-    with pytest.raises(SuiteError, match=place):
-        suites.load("x.yaml")
-    Path("mine.yaml").unlink()
-    suites.loads(text, "x.yaml")  # a stored suite: what it names may be gone
 
 
 def test_the_messages_are_those_that_were_accepted_and_name_the_place() -> None:
