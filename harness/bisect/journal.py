@@ -48,7 +48,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BisectRequest:
-    """The first line: everything that a resumed search needs."""
+    """The first line: everything that a search and its resumption need."""
 
     schema: int = SCHEMA_VERSION
     started_at: str
@@ -63,17 +63,11 @@ class BisectRequest:
     """Folders of a tree that its code is imported from."""
     environment: Environment | None = None
     """Of the machine that it started on."""
-    repository: str = ""
-    command: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitsRequest(BisectRequest):
-    """A search for the first bad commit."""
-
+    repository: str
     history: tuple[Commit, ...]
     """First the good commit, last the bad one."""
     enter_merges: bool = False
+    command: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{len(self.history) - 1} commits, by {self.criterion}"
@@ -119,9 +113,9 @@ class Note:
     text: str
 
 
-JournalLine = CommitsRequest | Measured | Skipped | MergeEntered | Note
+JournalLine = BisectRequest | Measured | Skipped | MergeEntered | Note
 KINDS: dict[str, type[Any]] = {
-    "begun": CommitsRequest,
+    "begun": BisectRequest,
     "taken": Measured,
     "left_out": Skipped,
     "entered": MergeEntered,
@@ -139,7 +133,7 @@ class Journal:
         self._fd = fd
 
     @classmethod
-    def create(cls, root: Path, begun: CommitsRequest) -> "Journal":
+    def create(cls, root: Path, begun: BisectRequest) -> "Journal":
         """Start a bisection in a new folder.
 
         Raises:
@@ -195,9 +189,9 @@ class Journal:
         os.close(self._fd)
 
     @property
-    def request(self) -> CommitsRequest:
+    def request(self) -> BisectRequest:
         first = self.lines[0]
-        assert isinstance(first, CommitsRequest)
+        assert isinstance(first, BisectRequest)
         return first
 
     def write(self, line: JournalLine) -> None:
@@ -270,7 +264,7 @@ def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
                 remedy = f"This version reads schema {SCHEMA_VERSION}; start a new bisection."
                 raise ValueError(f"schema {fields['schema']}")
             line: JournalLine = _ADAPTERS[kind].validate_python(fields)
-            if (number == 1) != isinstance(line, CommitsRequest):
+            if (number == 1) != isinstance(line, BisectRequest):
                 raise ValueError("only the first line can be the request, and it must be")
         except (ValueError, KeyError, AttributeError, ValidationError) as error:
             problem = str(error).partition("\n")[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.bisect.journal import (
-    CommitsRequest,
+    BisectRequest,
     Journal,
     Measured,
     Note,
@@ -93,7 +93,7 @@ def is_cheap(measured: Sequence[Measurement]) -> bool:
 
 def opened(
     stack: ExitStack,
-    start: CommitsRequest | Journal,
+    start: BisectRequest | Journal,
     resources: Resources,
     other_trees: Sequence[Path] = (),
 ) -> Processes:

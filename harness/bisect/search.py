@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
-from typing import Literal, Protocol, TypeVar
+from typing import Literal
 
 import numpy as np
 
@@ -82,31 +82,15 @@ class CommitsConclusion:
         return len(self.culprits) == 1 and self.confirmed
 
 
-End = TypeVar("End", covariant=True)
-
-
-class Search(Protocol[End]):
-    """Decides from blocks what to measure next, or concludes."""
-
-    last: int
-    """The position of the bad commit, or the mask of all differences."""
-    skipped: set[int]
-
-    def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
-        """Take in a block, also an incomplete one."""
-
-    def next(self) -> NextBlock | End:
-        """The next block to measure, or the conclusion."""
-
-
 # --- criteria with noise -----------------------------------------------------------------
 
 
-class NoisyBlocks:
-    """The blocks of a search by readings with noise, and the comparison of two positions."""
+class NoisySearch:
+    """Finds the first bad commit by readings with noise, mainly step times."""
 
     def __init__(self, last: int, effect: float) -> None:
-        """`effect` is the smallest change to find, as a fraction."""
+        """`last` is the position of the bad commit, `effect` the smallest change to find, as a
+        fraction."""
         self.last = last
         self.skipped: set[int] = set()
         self.thresholds = Thresholds(
@@ -116,6 +100,8 @@ class NoisyBlocks:
             screen_ratio=1 + 0.4 * effect,
         )
         self.blocks: list[Block] = []
+        self._posterior: Posterior | None = None
+        self._taken = 0
 
     def add(self, stage: BisectStage, block: Sequence[ProcessReading]) -> None:
         self.blocks.append((stage, tuple(block)))
@@ -166,15 +152,6 @@ class NoisyBlocks:
             if found.change is Change.SLOWER:
                 break
         return found
-
-
-class NoisySearch(NoisyBlocks):
-    """Finds the first bad commit by readings with noise, mainly step times."""
-
-    def __init__(self, last: int, effect: float) -> None:
-        super().__init__(last, effect)
-        self._posterior: Posterior | None = None
-        self._taken = 0
 
     def next(self) -> NextBlock | CommitsConclusion:
         if (asked := self._anchors()) is not None:
@@ -326,8 +303,11 @@ def change(found: Comparison) -> tuple[float, float | None, float | None]:
 # --- exact criteria ----------------------------------------------------------------------
 
 
-class ExactValues:
-    """The value of each position of a search by an exact criterion."""
+class ExactSearch:
+    """Finds the first bad commit by an exact criterion: plain bisection, one process a commit.
+
+    A commit is bad if its value is nearer to that of the bad anchor than to that of the good one.
+    """
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -338,24 +318,11 @@ class ExactValues:
         for reading in block:
             self.values[reading.position] = reading.value
 
-    def anchor(self, first: str, last: str) -> NextBlock | None:
-        """The block of an anchor without a value; they have these names."""
-        for position, name in ((0, first), (self.last, last)):
-            if position not in self.values:
-                why = f"value of the {name} on this machine"
-                return NextBlock(stage=BisectStage.ANCHORS, positions=(position,), why=why)
-        return None
-
-
-class ExactSearch(ExactValues):
-    """Finds the first bad commit by an exact criterion: plain bisection, one process a commit.
-
-    A commit is bad if its value is nearer to that of the bad anchor than to that of the good one.
-    """
-
     def next(self) -> NextBlock | CommitsConclusion:
-        if asked := self.anchor("good commit", "bad commit"):
-            return asked
+        for position in (0, self.last):
+            if position not in self.values:
+                why = f"value of the {'bad' if position else 'good'} commit on this machine"
+                return NextBlock(stage=BisectStage.ANCHORS, positions=(position,), why=why)
         if self.values[0] == self.values[self.last]:
             return CommitsConclusion(reason="good and bad do not differ on this machine")
         low, high = self._bounds()

@@ -7,19 +7,19 @@ suite's factory names, and all that it imports.
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from harness import units
 from harness.bisect import criteria, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
-from harness.bisect.criteria import Unreadable
+from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
 from harness.bisect.history import Commit
 from harness.bisect.journal import (
-    CommitsRequest,
+    BisectRequest,
     Journal,
     Measured,
     MergeEntered,
@@ -28,23 +28,21 @@ from harness.bisect.journal import (
 )
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
-from harness.bisect.search import BisectStage, CommitsConclusion, NextBlock, NoisySearch
-from harness.bisect.subjects import Commits, End, Subject
+from harness.bisect.search import (
+    BisectStage,
+    CommitsConclusion,
+    ExactSearch,
+    NextBlock,
+    NoisySearch,
+)
+from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Measurement, Outcome
+from harness.records import Case, Measurement, Outcome
+from harness.runner.interleave import clock
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BisectResult:
-    """What every search returns."""
-
-    folder: Path
-    processes: int
-    wall_s: float
-    """Of this command, without those that it resumes."""
-    notes: tuple[str, ...] = ()
-    resumable: bool = False
+TRIES = 3
+"""Processes of one place without a reading, after which it counts as not measurable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +67,17 @@ class SearchedHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitsResult(BisectResult):
-    request: CommitsRequest
+class BisectResult:
+    """What a search found, or why it ended without a commit."""
+
+    folder: Path
+    request: BisectRequest
     levels: tuple[SearchedHistory, ...]
+    processes: int
+    wall_s: float
+    """Of this command, without those that it resumes."""
+    notes: tuple[str, ...] = ()
+    resumable: bool = False
 
     @property
     def found(self) -> bool:
@@ -86,7 +92,90 @@ class CommitsResult(BisectResult):
         return found[-1].history[found[-1].conclusion.culprits[0]]
 
 
-def run(start: CommitsRequest | Journal, resources: Resources) -> CommitsResult:
+class SearchLevel:
+    """One history that is searched; its places are positions of commits."""
+
+    def __init__(
+        self, processes: Processes, trees: BuiltTrees, level: int, history: tuple[Commit, ...]
+    ) -> None:
+        """Give a new search everything that the journal has. `level` is 0 for the requested
+        history, 1 for the merged side of its culprit, and so on."""
+        self._journal = processes.journal
+        self._launcher = processes.launcher
+        self._trees = trees
+        self.level = level
+        self.history = history
+        request, last = self._journal.request, len(history) - 1
+        exact = request.criterion.exact
+        self.search = ExactSearch(last) if exact else NoisySearch(last, request.effect)
+        self.values: dict[int, list[float]] = {}
+        """Place -> the values read there, in the order measured."""
+        self._unreadable: dict[int, int] = {}
+        self.search.skipped |= {x.position for x in self.skipped}
+        blocks: dict[int, list[Measured]] = {}
+        for line in self._journal.lines:
+            if isinstance(line, Measured) and line.level == level and line.block >= 0:
+                blocks.setdefault(line.block, []).append(line)
+        for block in blocks.values():
+            found = [self.read(line) for line in block]
+            self.search.add(block[0].stage, [r for r in found if isinstance(r, ProcessReading)])
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        lines = self._journal.lines
+        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self.level)
+
+    def read(self, measured: Measured) -> ProcessReading | Unreadable:
+        """The reading of a process; or why it has none, and whether another one may have."""
+        place, measurement = measured.position, measured.measurement
+        request = self._journal.request
+        try:
+            least = request.case.settings.min_samples
+            value = criteria.read(request.criterion, measurement, least)
+        except Unreadable as error:
+            count = self._unreadable[place] = self._unreadable.get(place, 0) + 1
+            error.again &= count < TRIES * max(1, len(self.values.get(place, ())))
+            return error
+        self.values.setdefault(place, []).append(value)
+        wall_s = measurement.wall_s or None
+        return ProcessReading(position=place, value=value, hz=clock(measurement), wall_s=wall_s)
+
+    def first(self, place: int) -> bool:
+        """Whether no process of a place was measured yet."""
+        return place not in self.values and place not in self._unreadable
+
+    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
+        """The case and the folders of the code to measure at a place, while all places of the block
+        stay prepared.
+
+        Raises:
+            BuildFailed: The code cannot be built.
+            Unreadable: The code does not have the case.
+        """
+        request = self._journal.request
+        keep = [self.history[p].sha for p in {0, self.search.last, *block}]
+        tree = self._trees.of(self.history[place].sha, keep)
+        roots = tuple((tree / root).resolve() for root in request.roots)
+        if self.first(place):
+            try:
+                self._launcher.at(roots).check(replace(request.suite, cases=(request.case,)))
+            except CaseRefused as error:
+                raise Unreadable(f"it does not have the case: {error.reason}") from None
+            except HarnessError as error:
+                if request.criterion.kind is not CriterionKind.OUTCOME:
+                    raise Unreadable(error.problem) from None
+        return request.case, roots
+
+    def remark(self) -> str:
+        """What the log adds after each process."""
+        if len(self.history) == 2:
+            return ""
+        chances = self.search.probabilities()
+        best = int(chances.argmax())
+        return f"; {self.history[best].short} {units.percent(chances[best])} likely"
+
+
+def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
     """Start a search or resume the one of a journal, until it concludes or the budget is spent.
 
     Raises:
@@ -105,20 +194,26 @@ def run(start: CommitsRequest | Journal, resources: Resources) -> CommitsResult:
 
 
 def _commits(
-    request: CommitsRequest, processes: Processes, repository: Repository, trees: BuiltTrees
-) -> CommitsResult:
+    request: BisectRequest, processes: Processes, repository: Repository, trees: BuiltTrees
+) -> BisectResult:
     """Search the history and, if requested, the merged side of its culprit, and so on."""
     commits, levels, resumable = request.history, list[SearchedHistory](), False
     while commits:
-        subject = Commits(request, processes, trees, len(levels), commits)
+        subject = SearchLevel(processes, trees, len(levels), commits)
         conclusion, resumable = _conclude(processes, subject)
         levels.append(_searched(processes, subject, conclusion, repository))
         commits = ()
         if conclusion.found and request.enter_merges:
             culprit = subject.history[conclusion.culprits[0]]
             commits = _merged_side(processes, repository, culprit, len(levels))
-    return CommitsResult(
-        request=request, levels=tuple(levels), resumable=resumable, **_common(processes)
+    return BisectResult(
+        folder=processes.journal.folder,
+        request=request,
+        levels=tuple(levels),
+        processes=len(processes.measured),
+        wall_s=time.monotonic() - processes.started,
+        notes=tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
+        resumable=resumable,
     )
 
 
@@ -137,7 +232,10 @@ def _merged_side(
 
 
 def _searched(
-    processes: Processes, subject: Commits, conclusion: CommitsConclusion, repository: Repository
+    processes: Processes,
+    subject: SearchLevel,
+    conclusion: CommitsConclusion,
+    repository: Repository,
 ) -> SearchedHistory:
     search, values = subject.search, subject.values
     learnt = search.posterior() if isinstance(search, NoisySearch) else None
@@ -158,7 +256,7 @@ def _searched(
 
 
 def _profile_change(
-    processes: Processes, subject: Commits, conclusion: CommitsConclusion
+    processes: Processes, subject: SearchLevel, conclusion: CommitsConclusion
 ) -> ProfileChange:
     """Of the culprit and the commit before it, from the journal or a new process of each."""
     assert conclusion.good is not None
@@ -178,36 +276,27 @@ def _profile_change(
     return profile_change(*(known()[place] for place in ends))
 
 
-def _common(processes: Processes) -> dict[str, Any]:
-    return {
-        "folder": processes.journal.folder,
-        "processes": len(processes.measured),
-        "wall_s": time.monotonic() - processes.started,
-        "notes": tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
-    }
+# --- blocks of processes ------------------------------------------------------------------
 
 
-# --- one search --------------------------------------------------------------------------
-
-
-def _conclude(processes: Processes, subject: Subject[End]) -> tuple[End, bool]:
+def _conclude(processes: Processes, subject: SearchLevel) -> tuple[CommitsConclusion, bool]:
     """Measure until the search concludes, or stops and can be resumed (True)."""
     try:
         while True:
             skipped = {x.position: x.reason for x in subject.skipped}
-            for place, name in subject.ends:
+            for place, name in ((0, "the good commit"), (subject.search.last, "the bad commit")):
                 if place in skipped:
                     reason = f"{name} cannot be measured: {skipped[place]}"
-                    return subject.conclusion(reason=reason), False
+                    return CommitsConclusion(reason=reason), False
             block = subject.search.next()
             if not isinstance(block, NextBlock):
                 return block, False
             _measure(processes, subject, block)
     except Stopped as stop:
-        return subject.conclusion(reason=str(stop)), True
+        return CommitsConclusion(reason=str(stop)), True
 
 
-def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> None:
+def _measure(processes: Processes, subject: SearchLevel, block: NextBlock) -> None:
     prepared, apart = {}, block.stage is BisectStage.PROFILE
     for place in block.positions:
         try:
@@ -225,7 +314,7 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             block=-1 if apart else number,
             stage=block.stage,
             position=place,
-            commit=subject.commit(place),
+            commit=subject.history[place].sha,
             measurement=processes.measure(case, roots, first=subject.first(place)),
         )
         processes.journal.write(measured)
@@ -239,18 +328,17 @@ def _measure(processes: Processes, subject: Subject[End], block: NextBlock) -> N
             value = str(reading)
         if outcome is not Outcome.OK:
             value = str(outcome)
-        processes.log(
-            f"block {number}: {subject.name(place)} {value} ({block.why}{subject.remark()})"
-        )
+        why, name = f"{block.why}{subject.remark()}", subject.history[place].short
+        processes.log(f"block {number}: {name} {value} ({why})")
         if isinstance(reading, Unreadable) and not reading.again:
             _skip(processes, subject, place, str(reading))
             return
     subject.search.add(block.stage, readings)
 
 
-def _skip(processes: Processes, subject: Subject[End], place: int, reason: str) -> None:
-    commit = subject.commit(place)
+def _skip(processes: Processes, subject: SearchLevel, place: int, reason: str) -> None:
+    commit = subject.history[place].sha
     skipped = Skipped(level=subject.level, position=place, commit=commit, reason=reason)
     processes.journal.write(skipped)
     subject.search.skipped.add(place)
-    processes.log(f"{subject.name(place)} skipped: {reason}")
+    processes.log(f"{subject.history[place].short} skipped: {reason}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.bisect import criteria, differences, history, processes, session
-from harness.bisect.journal import DEFAULT_ROOT, Build, CommitsRequest, Journal
+from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Build, Journal
 from harness.cli import options
 from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError
@@ -115,7 +115,7 @@ def bisect(
         "roots": tuple(root or (".",)),
         "command": command(),
     }
-    start: CommitsRequest | Journal
+    start: BisectRequest | Journal
     if resume is not None:
         if also := [name for name, value in given.items() if value]:
             raise HarnessError(
@@ -140,7 +140,7 @@ def bisect(
         loaded = suites.load(suite, overrides=overrides or ())
         one = criteria.one_case(loaded, case, suite)
         chosen = criteria.chosen(one, criterion)
-        start = CommitsRequest(
+        start = BisectRequest(
             started_at=now(),
             repository=str(repository.root),
             history=history.between(repository, good, bad or "HEAD"),

@@ -14,18 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from harness import units
 from harness.analysis.statistics import Floats
 from harness.bisect.posterior import ProcessReading
-from harness.bisect.search import ExactSearch, NextBlock, NoisySearch, Search
+from harness.bisect.search import CommitsConclusion, ExactSearch, NextBlock, NoisySearch
 from reports.studies.gate_errors import clopper_pearson, percent
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
-
-End = TypeVar("End")
 
 COMMITS = 64
 EFFECTS = (0.03, 0.05, 0.10)
@@ -49,11 +46,11 @@ class Bisected:
 
 
 def carried_out(
-    search: Search[End],
+    search: ExactSearch | NoisySearch,
     value: Callable[[int], float],
     logs: Sequence[float] | Floats,
     cannot: Callable[[int], bool] = lambda position: False,
-) -> tuple[End, list[NextBlock]]:
+) -> tuple[CommitsConclusion, list[NextBlock]]:
     """The conclusion of a search, and the blocks that it asked for.
 
     Args:

@@ -5,29 +5,27 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.bisect import processes
-from harness.bisect.search import NextBlock, Search
+from harness.bisect.search import CommitsConclusion, ExactSearch, NextBlock, NoisySearch
 from harness.errors import CaseRefused
 from harness.records import Case, Clock, Measurement, Outcome, Suite
 from harness.tests.fake_runs import environment
 from reports.studies import bisect_errors
 from reports.studies.noise import QUIET, ModelledNoise
 
-End = TypeVar("End")
-
 
 def carried_out(
-    search: Search[End],
+    search: ExactSearch | NoisySearch,
     value: Callable[[int], float],
     noise: ModelledNoise | None = None,
     seed: int = 0,
     cannot: Callable[[int], bool] = lambda position: False,
-) -> tuple[End, list[NextBlock]]:
+) -> tuple[CommitsConclusion, list[NextBlock]]:
     """As in the study of errors, with noise drawn by a seed."""
     logs = noise.sequence(np.random.default_rng(seed), 1, 3000)[0] if noise else np.zeros(3000)
     return bisect_errors.carried_out(search, value, logs, cannot)

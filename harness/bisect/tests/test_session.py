@@ -12,9 +12,9 @@ from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
-from harness.bisect.journal import STATE, Build, CommitsRequest, Journal, Measured, MergeEntered
+from harness.bisect.journal import STATE, BisectRequest, Build, Journal, Measured, MergeEntered
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
-from harness.bisect.subjects import TRIES
+from harness.bisect.session import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.errors import HarnessError, SuiteError
 from harness.git.repository import Repository
@@ -74,11 +74,11 @@ def change(machine: Machine, text: str, **fields: Any) -> None:
 
 def searched(
     past: Past, folder: Path, criterion: Criterion, *, bad: int = -1, **changes: Any
-) -> session.CommitsResult:
+) -> session.BisectResult:
     repository, line = Repository.around(past[0]), past[1]
     suite = suites.load(str(past[0] / "toysuites/toys.yaml"))
     budget_s = changes.pop("budget_s", None)
-    request = CommitsRequest(
+    request = BisectRequest(
         started_at="2026-11-21T12:00:00+00:00",
         repository=str(past[0]),
         history=history.between(repository, line[0], line[bad]),
@@ -92,18 +92,16 @@ def searched(
 
 
 def run(
-    start: CommitsRequest | Journal,
+    start: BisectRequest | Journal,
     folder: Path,
     budget_s: float | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> session.CommitsResult:
+) -> session.BisectResult:
     resources = processes.Resources(state=folder, budget_s=budget_s, say=say)
-    result = session.run(start, resources)
-    assert isinstance(result, session.CommitsResult)
-    return result
+    return session.run(start, resources)
 
 
-def culprit(result: session.CommitsResult) -> Commit:
+def culprit(result: session.BisectResult) -> Commit:
     assert result.culprit is not None
     return result.culprit
 

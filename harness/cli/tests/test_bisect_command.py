@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.bisect.journal import CommitsRequest
+from harness.bisect.journal import BisectRequest
 from harness.cli.main import app
 from harness.errors import HarnessError
 from reports.studies.planted_history import CASE, SUITE_PATH, Planted, make
@@ -61,9 +61,9 @@ def test_merges_are_entered_unless_denied(
     entered: bool,
 ) -> None:
     monkeypatch.chdir(history[0])
-    asked: list[CommitsRequest] = []
+    asked: list[BisectRequest] = []
 
-    def seen(request: CommitsRequest, resources: object) -> None:
+    def seen(request: BisectRequest, resources: object) -> None:
         asked.append(request)
         raise HarnessError("seen")
 

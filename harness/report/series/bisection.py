@@ -12,14 +12,14 @@ from typing import Any
 from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.search import change
-from harness.bisect.session import CommitsResult, SearchedHistory
+from harness.bisect.session import BisectResult, SearchedHistory
 from harness.report import render
 from harness.report.markdown import cell, clipped, code, fenced, plain
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 
-def sentence(result: CommitsResult) -> str:
+def sentence(result: BisectResult) -> str:
     """The answer, without its first capital and full stop."""
     first, criterion = result.levels[0], result.request.criterion
     level = [v for v in result.levels if v.conclusion.found][-1] if result.found else first
@@ -40,7 +40,7 @@ def sentence(result: CommitsResult) -> str:
     return f"no commit was found: {because}"
 
 
-def document(result: CommitsResult) -> dict[str, Any]:
+def document(result: BisectResult) -> dict[str, Any]:
     """The result for a program."""
     culprit = result.culprit
     return {
@@ -59,7 +59,7 @@ def document(result: CommitsResult) -> dict[str, Any]:
     }
 
 
-def write(result: CommitsResult, reports: Path, date: datetime.date) -> Path:
+def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
     """Write the page; as the next version if one of that date exists.
 
     Raises:
@@ -70,7 +70,7 @@ def write(result: CommitsResult, reports: Path, date: datetime.date) -> Path:
     return render.write(reports, date, subject, lambda name, _: {name: page})
 
 
-def markdown(result: CommitsResult, date: datetime.date) -> str:
+def markdown(result: BisectResult, date: datetime.date) -> str:
     """The page as text."""
     criterion = result.request.criterion
     values: dict[str, Any] = {

@@ -13,9 +13,9 @@ import pytest
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
-from harness.bisect.journal import CommitsRequest, Skipped
+from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
-from harness.bisect.session import CommitsResult, SearchedHistory
+from harness.bisect.session import BisectResult, SearchedHistory
 from harness.records import Change, Comparison
 from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
@@ -57,6 +57,7 @@ CONFIRMED = CommitsConclusion(
 COMMON: dict[str, Any] = {
     "schema": 1,
     "started_at": "2026-11-21T07:30:12+00:00",
+    "repository": ".",
     "suite": SUITE,
     "case": CASE,
     "effect": 0.03,
@@ -68,7 +69,7 @@ TAKEN: dict[str, Any] = {"folder": Path("state/20261121-train"), "processes": 31
 
 def of_commits(
     conclusion: CommitsConclusion, criterion: Criterion = STEP_TIME, **changes: Any
-) -> CommitsResult:
+) -> BisectResult:
     values = ((0.1, 0.102), (), (0.101,), (0.111, 0.11), (0.11,))
     level = SearchedHistory(
         **{
@@ -83,8 +84,8 @@ def of_commits(
             **changes,
         }
     )
-    request = CommitsRequest(criterion=criterion, history=COMMITS, **COMMON)
-    return CommitsResult(request=request, levels=(level,), **TAKEN)
+    request = BisectRequest(criterion=criterion, history=COMMITS, **COMMON)
+    return BisectResult(request=request, levels=(level,), **TAKEN)
 
 
 def exact(before: float, after: float) -> dict[str, Any]:
@@ -109,7 +110,7 @@ FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, con
         (of_commits(FOUND, KERNEL, **exact(1, 0)), "sel_* does not run, but it does at"),
     ],
 )
-def test_the_sentence_says_how_the_culprit_differs(result: CommitsResult, expected: str) -> None:
+def test_the_sentence_says_how_the_culprit_differs(result: BisectResult, expected: str) -> None:
     text = bisection.sentence(result)
 
     assert text.startswith("3333333333 is the first bad commit (change 3")
@@ -126,7 +127,7 @@ def test_the_sentence_says_how_the_culprit_differs(result: CommitsResult, expect
     ],
 )
 def test_the_sentence_names_the_share_if_another_step_may_follow(
-    result: CommitsResult, share: bool
+    result: BisectResult, share: bool
 ) -> None:
     assert ("; this is +4.8 % of +6.3 %: " in bisection.sentence(result)) is share
     assert ("another step" in bisection.sentence(result)) is share
@@ -139,7 +140,7 @@ def test_the_sentence_names_the_share_if_another_step_may_follow(
         of_commits(FOUND, CRASH, **exact(0, 1), explained=Explained(part=1, whole=1)),
     ],
 )
-def test_a_page_without_a_culprit_or_a_size_has_no_share(result: CommitsResult) -> None:
+def test_a_page_without_a_culprit_or_a_size_has_no_share(result: BisectResult) -> None:
     assert "Explained" not in bisection.markdown(result, DATE)
 
 
@@ -176,7 +177,7 @@ CHANGED = ProfileChange(
 )
 
 
-PAGES: dict[str, CommitsResult] = {
+PAGES: dict[str, BisectResult] = {
     "bisection_of_commits.md": of_commits(
         CONFIRMED, explained=Explained(part=1.1, whole=1.13, rest=(3, 4)), profile=CHANGED
     ),
