@@ -79,8 +79,6 @@ class MeasureOrder(WorkerOrder):
     launched_at: float
     device: str = ""
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
-    flight: str = ""
-    """Begins the names of the dumps of NCCL's flight recorder; empty for a single process."""
     elsewhere: tuple[str, ...] = ()
     """Working trees of the repository from which no code may be loaded, except for the roots."""
     trace: str = ""

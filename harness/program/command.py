@@ -132,7 +132,7 @@ class _Session:
         hook = (str(sitecustomize.HERE),) if self.program.ranks else ()
         env = process.environment(self.order.case, (*hook, *self.order.first))
         env |= {sitecustomize.STEPS_IN: self.steps_in} if hook else {}
-        self.processes = process.start(self.program, self.folder, env, self.order.flight)
+        self.processes = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
         if self.own.finder is None:

@@ -140,9 +140,9 @@ def kill(processes: Processes) -> None:
                 stream.close()
 
 
-def start(program: Program, where: Path, env: Mapping[str, str], flight: str = "") -> Processes:
+def start(program: Program, where: Path, env: Mapping[str, str]) -> Processes:
     """Start the processes of a program, each with its output in two pipes; they are killed if this
-    process dies. `flight`: see `variables`."""
+    process dies."""
     libc = ctypes.CDLL(None)
     first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
     return tuple(
@@ -158,13 +158,12 @@ def start(program: Program, where: Path, env: Mapping[str, str], flight: str = "
                 _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0
             ),
         )
-        for own in variables(program.world_size, flight)
+        for own in variables(program.world_size)
     )
 
 
-def variables(world_size: int, flight: str = "") -> list[dict[str, str]]:
-    """The variables of each rank, as torchrun sets them; none for a program without ranks. NCCL's
-    flight recorder dumps into files whose names begin with `flight`."""
+def variables(world_size: int) -> list[dict[str, str]]:
+    """The variables of each rank, as torchrun sets them; none for a program without ranks."""
     if not world_size:
         return [{}]
     with socket.socket() as free:
@@ -172,13 +171,6 @@ def variables(world_size: int, flight: str = "") -> list[dict[str, str]]:
         port = free.getsockname()[1]
     size = str(world_size)
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-    if flight:
-        shared |= {
-            "TORCH_FR_BUFFER_SIZE": "2000",
-            "TORCH_FR_DUMP_TEMP_FILE": flight,
-            "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": flight,
-        }
     return [
         {**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
         for rank in range(world_size)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
-from harness.runner import flight, reproduce, stacks
+from harness.runner import reproduce, stacks
 
 FOLDER = "evidence"
 LOG_HEAD_BYTES = 4 * 2**20
@@ -47,16 +47,6 @@ class Folder:
             return replace(kept, note=f"not written: {error.strerror}")
         return replace(kept, path=str(path.relative_to(self._run_folder)))
 
-    def keep(self, file: Path, kept: EvidenceFile) -> EvidenceFile:
-        """Move a file here; the entry likewise."""
-        path = self.path / file.name.removeprefix(f"{self.log.stem}.")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file.replace(path)
-        except OSError as error:
-            return replace(kept, note=f"not kept: {error.strerror}")
-        return replace(kept, path=str(path.relative_to(self._run_folder)))
-
 
 def cut_log(log: Path) -> None:
     """Leave out the middle of a log that has become too long; the worker may still append to it."""
@@ -74,11 +64,10 @@ def cut_log(log: Path) -> None:
 
 def complete(measurement: Measurement, case: Case, folder: Folder) -> Measurement:
     """Write the files of the evidence; the measurement with all of it."""
-    dumps = flight.take(folder.log, case, folder.keep)
     if measurement.outcome is Outcome.OK:
         return measurement
     found = measurement.evidence or Evidence()
-    files = [*found.files, *dumps]
+    files = [*found.files]
     if measurement.outcome is Outcome.CRASH:
         frame, traceback = _traceback(folder, found.rank)
         found = replace(found, frame=found.frame or frame)

@@ -42,7 +42,6 @@ from harness.messages import (
     encode_order,
 )
 from harness.records import Case, Suite, Work, bounded
-from harness.runner import flight
 from harness.suite.load import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
@@ -238,7 +237,6 @@ class Launcher:
             elsewhere=self._elsewhere,
             roots=self._roots,
             home=self._home,
-            flight=flight.prefix(log) if case.program and case.program.ranks else "",
             trace=str(log.resolve().with_suffix(TRACE)) if self.traces and process == 0 else "",
         )
         return forkserver.fork(order, log, env, cold=cold)

@@ -11,7 +11,6 @@ from harness.analysis.statistics import readings
 from harness.machine.nvml import CHANNELS, NvmlProbe
 from harness.machine.probes import Probe
 from harness.records import Measurement, Rank, Telemetry, of_rank
-from harness.runner.flight import Collective
 from harness.runner.stacks import ThreadStack
 
 _INNERMOST = 8
@@ -50,20 +49,12 @@ def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
     )
 
 
-def stuck(
-    steps: Sequence[int], stacks: Mapping[int, ThreadStack], collectives: Mapping[int, Collective]
-) -> tuple[int, str] | None:
+def stuck(steps: Sequence[int], stacks: Mapping[int, ThreadStack]) -> tuple[int, str] | None:
     """The rank in which a hang begins, and by what that is seen; None if it is not.
 
-    It is the rank that is behind by the flight recorder or by its steps, or else the only one, of
-    those with a stack, that does not wait in a collective.
+    It is the rank that is behind by its steps, or else the only one, of those with a stack, that
+    does not wait in a collective.
     """
-    numbers = {rank: c.number for rank, c in collectives.items()}
-    if len(set(numbers.values())) > 1:
-        rank = min(numbers, key=lambda r: (numbers[r], r))
-        last, most = collectives[rank], max(numbers.values())
-        began = f"its last collective is number {last.number} ({last.name}, {last.state})"
-        return rank, f"{began}, that of others number {most}"
     if len(set(steps)) > 1:
         rank = min(range(len(steps)), key=lambda r: (steps[r], r))
         return rank, f"it finished {steps[rank]} steps, others {max(steps)}"

@@ -36,7 +36,7 @@ from harness.records import (
     Phase,
     Rank,
 )
-from harness.runner import evidence, flight, ranks, stacks
+from harness.runner import evidence, ranks, stacks
 from harness.runner.launcher import Worker
 from harness.runner.silence import Activity, Pace, Silence, reason
 from harness.runner.stacks import ThreadStack
@@ -186,11 +186,10 @@ def _see_through(
             pids = [p.pid for p in stacks.family(worker.pid)][: 1 + stacks.MAX_FAMILY]
             pids = pids[1:] if case.program else [worker.pid]
             several = case.program.ranks if case.program else 0
-            collectives = flight.ask(folder.log, several)
             python, files = _stacks(worker, pids, folder, several)
             own = {r: stacks.written_stack(t) for r, t in stacks.by_rank(python).items()}
             if several and story.silence.seen:
-                behind = ranks.stuck(story.rank_steps, own, collectives)
+                behind = ranks.stuck(story.rank_steps, own)
             thread = own.get(behind[0], ThreadStack()) if behind else stacks.written_stack(python)
             frame = thread.frame if behind else frame or thread.frame
         if behind is not None:

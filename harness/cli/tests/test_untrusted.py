@@ -65,7 +65,7 @@ def dangers(path: Path) -> Iterator[str]:
 def test_no_code_gives_text_to_a_shell_or_evaluates_it() -> None:
     found = [danger for path in sources() for danger in dangers(path)]
 
-    assert found == ["flight.py:10: import pickle"], "whose reader refuses every class"
+    assert found == []
 
 
 def test_the_search_finds_dangerous_calls(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The ranks of a program as the parent sees them: their GPUs, and the one that hangs."""
 
 import os
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +13,8 @@ from harness.errors import ProbeError
 from harness.machine import gpu_lock, nvml
 from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import open_probes
-from harness.records import Clock, EvidenceFile, Measurement, Outcome, Phase, Program, Rank
-from harness.runner import flight, ranks, rig, telemetry
-from harness.runner.flight import Collective
+from harness.records import Clock, Measurement, Outcome, Phase, Program, Rank
+from harness.runner import ranks, rig, telemetry
 from harness.runner.launcher import Worker
 from harness.runner.stacks import ThreadStack
 from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml
@@ -92,44 +90,19 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
 
 
 @pytest.mark.parametrize(
-    ("steps", "stacks", "numbers", "rank"),
+    ("steps", "stacks", "rank"),
     [
-        ((5, 5), {0: GRADIENTS, 1: DATA}, (), 1),
-        ((5, 5), {0: DATA, 1: GRADIENTS}, (), 0),
-        ((5, 4), {0: DATA, 1: GRADIENTS}, (), 1),  # by the steps first
-        ((5, 4), {0: DATA, 1: GRADIENTS}, (36, 37), 0),  # by the flight recorder before them
-        ((5, 5), {0: GRADIENTS, 1: GRADIENTS}, (37, 37), None),
-        ((5, 5), {0: DATA, 1: DATA}, (), None),
-        ((), {}, (), None),
+        ((5, 5), {0: GRADIENTS, 1: DATA}, 1),
+        ((5, 5), {0: DATA, 1: GRADIENTS}, 0),
+        ((5, 4), {0: DATA, 1: GRADIENTS}, 1),  # by the steps first
+        ((5, 5), {0: GRADIENTS, 1: GRADIENTS}, None),
+        ((5, 5), {0: DATA, 1: DATA}, None),
+        ((), {}, None),
     ],
 )
 def test_the_rank_for_which_the_others_wait_is_named(
-    steps: tuple[int, ...], stacks: dict[int, ThreadStack], numbers: tuple[int, ...],
-    rank: int | None,
-) -> None:  # fmt: skip
-    last = {r: Collective(n, "all_reduce", "started") for r, n in enumerate(numbers)}
-
-    found = ranks.stuck(steps, stacks, last)
+    steps: tuple[int, ...], stacks: dict[int, ThreadStack], rank: int | None
+) -> None:
+    found = ranks.stuck(steps, stacks)
 
     assert (found[0] if found else None) == rank
-
-
-def test_the_flight_recorder_is_asked_read_and_kept(tmp_path: Path) -> None:
-    """A rank without NCCL has no pipe; what its dump holds beside plain data is not loaded."""
-    log = tmp_path / "case=1.0.log"
-    entry = {"collective_seq_id": 36, "profiling_name": "nccl:all_reduce", "state": "started"}
-    dump = Path(f"{flight.prefix(log)}1")
-    dump.write_bytes(pickle.dumps({"entries": [{**entry, "collective_seq_id": 35}, entry]}))
-    os.mkfifo(f"{dump}.pipe")
-    pipe = os.open(f"{dump}.pipe", os.O_RDONLY | os.O_NONBLOCK)
-
-    found = flight.ask(log, 2)
-
-    assert found == {1: Collective(36, "all_reduce", "started")}
-    assert os.read(pipe, 9) == b"1"
-    os.close(pipe)
-    dump.write_bytes(pickle.dumps({"entries": [{**entry, "state": Path()}]}))
-    assert flight.last_collective(dump) is None
-    kept = flight.take(log, ON, lambda file, of: replace(of, path=file.name))
-    assert kept == [EvidenceFile(name="flight recorder of rank 1", path="case=1.0.flight-1")]
-    assert not Path(f"{dump}.pipe").exists()
