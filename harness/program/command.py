@@ -36,6 +36,8 @@ ALIVE_S = 0.1
 CUT_S = 1.0
 """A program that may be ended early is ended this long before the worker's timeout."""
 LAST_BYTES = 200
+LAST_LINES, SHOWN = 3, 80
+"""Lines that are shown if none is a step, and characters of each."""
 LEAST_SHARE = 0.8
 """Of the time from line to line that a program's own times of its steps make up, or it is noted."""
 
@@ -68,10 +70,10 @@ def _measure(session: "_Session") -> Measurement:
     try:
         session.run()
     except (NotFinite, MissingMetric) as error:
-        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.CRASH
+        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.UNSUPPORTED
         failed = session.first or session.own
         which = f"rank {failed.rank}: " if session.program.ranks else ""
-        missing = session.ended_at and outcome is Outcome.CRASH  # said of the whole output
+        missing = session.ended_at and outcome is Outcome.UNSUPPORTED  # said of the whole output
         return session.failed(outcome, f"{which}{error}{'' if missing else failed.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
@@ -237,11 +239,11 @@ class _Session:
         if steps is None or self._step_times() or self.series.count:
             return
         if not self.series.finished:
-            last = self.own.stdout.last or self.own.stderr.last
-            shown = f"; the last is {last[:LAST_BYTES]!r}" if last else ""
+            text = (self.own.stdout.text or self.own.stderr.text).decode(errors="replace")
+            last = [repr(line[:SHOWN]) for line in text.splitlines() if line.strip()][-LAST_LINES:]
             raise MissingMetric(
-                f"progress: none of {self.lines} lines of output matches '{steps.step}'{shown}; "
-                "correct `progress` in the suite"
+                f"no step was read: none of its {self.lines} lines matches progress '{steps.step}'"
+                + (f"; the last: {', '.join(last)}" if last else "")
             )
         done = f"progress: the program ended after {self.series.finished} steps"
         if self.series.finished > steps.setup_steps + 1:

@@ -21,7 +21,7 @@ class Outcome(StrEnum):
     HANG = "hang"  # no progress for many expected steps, and it stands still
     TIMEOUT = "timeout"  # slow or busy: not finished in timeout_s; a lower bound
     CRASH = "crash"  # exception, signal, or exit without a result
-    UNSUPPORTED = "unsupported"  # the provider declined these axes
+    UNSUPPORTED = "unsupported"  # the provider declined, or nothing could be read of a program
     PATH_MISMATCH = "path_mismatch"  # other code, kernels or operators ran than the suite requires
     INVALID_ENVIRONMENT = "invalid_environment"
 

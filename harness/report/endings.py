@@ -8,10 +8,10 @@ from harness import units
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import times_better
 from harness.analysis.suspects import together
-from harness.records import CaseSummary, Decision, Outcome, Run, Suite, Verdict
+from harness.records import CaseSummary, Decision, Measurement, Outcome, Run, Suite, Verdict
 from harness.report.answer import named
-from harness.report.failures import FAILED, failures
-from harness.report.text import case_names, plural, together_sentences
+from harness.report.failures import FAILED
+from harness.report.text import case_names, command_text, plural, together_sentences
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
@@ -49,13 +49,21 @@ def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator
     """
     texts = [NEXT[run.suite.name], OWN] if run.suite.name in NEXT else [ALL_NUMBERS]
     steps = [text.format(harness=harness, run=run.run_id) for text in texts]
-    if failed := failures(cases, run):
-        log = next((m.log for m in run.of(failed[0].case_id) if m.outcome in FAILED and m.log), "")
-        steps = [f"Read its output: {run.folder}/{log}"] if log else []
-        only = f"--filter {shlex.quote(failed[0].case_id)} --set measure.processes=1"
+    if bad := next((m for m in run.measurements if m.outcome in FAILED or _unread(m)), None):
+        steps = [f"Read its output: {run.folder}/{bad.log}"] if bad.log else []
+        only = f"--filter {shlex.quote(bad.case_id)} --set measure.processes=1"
         steps.append(f"Repeat it alone: {harness} run {shlex.quote(run.suite.path)} {only}")
+        if _unread(bad):
+            case = next(s.case for s in cases if s.case.case_id == bad.case_id)
+            way = f"{harness} init --command {shlex.quote(command_text(case))}"
+            steps.append(f"Correct `progress` in {run.suite.path}, or let init find it: {way}")
     for i, step in enumerate(steps):
         yield "Next" if i == 0 else "", step
+
+
+def _unread(m: Measurement) -> bool:
+    """Whether a program ended, and its steps or metrics could not be read."""
+    return m.outcome is Outcome.UNSUPPORTED and bool(m.evidence) and m.evidence.steps is not None
 
 
 def _checked(run: Run) -> str:

@@ -62,7 +62,11 @@ for i in range(1, 13):
         ),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "rank 1 exited with 1, after its step 4: Mem"),
         ("print('step 5 loss nan'); hang()", Outcome.NON_FINITE, "rank 1: loss is nan"),
-        ("print('step 5 loss x'); hang()", Outcome.CRASH, "rank 1: loss: 'x' is not a number"),
+        (
+            "print('step 5 loss x'); hang()",
+            Outcome.UNSUPPORTED,
+            "rank 1: loss: 'x' is not a number",
+        ),
         ("sys.exit(0)", Outcome.CRASH, "rank 0 exited with 1, after its step 4: Runtime"),
     ],
 )

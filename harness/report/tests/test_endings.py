@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis import verdict as gate
-from harness.records import Case, Match, Measurement, Outcome, Rule
+from harness.records import Case, Evidence, Match, Measurement, Outcome, Rule
 from harness.report.endings import next_lines, number_lines, verdict_lines
 from harness.tests.fake_runs import ended, run, sweep, timed
 
@@ -71,12 +71,15 @@ def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
     assert [any(c in text for c in commands) for text in said] == [True] * len(commands)
 
 
-def test_after_a_failure_the_next_step_repeats_the_case_alone() -> None:
-    recorded = run(CASES[:1], lambda c: ended(c, Outcome.CRASH, detail="exited with 1"))
+@pytest.mark.parametrize("unread", [False, True])
+def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> None:
+    why = {"outcome": Outcome.UNSUPPORTED, "evidence": Evidence(steps=0)} if unread else {}
+    recorded = run(CASES[:1], lambda c: [replace(m, **why) for m in ended(c, Outcome.CRASH)])
     cases, verdict = gate.of_run(recorded)
 
     (said,) = (text for _, text in verdict_lines(recorded, verdict))
-    last = [text for _, text in next_lines(recorded, cases, "h")][-1]
+    last = "\n".join(text for _, text in next_lines(recorded, cases, "h"))
 
     assert "every case ran" not in said
     assert f"--filter {CASES[0].case_id} --set measure.processes=1" in last
+    assert ("let init find it: h init --command" in last) is unread
