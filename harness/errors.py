@@ -37,6 +37,8 @@ class SuiteError(HarnessError):
         """`line` and `column` count from 1; 0 if the problem is the whole file."""
         place = f"{path}:{line}:{column}" if line else f"{path}"
         super().__init__(f"{place}: {problem}", remedy)
+        self.fact = problem
+        """The problem without its place."""
 
 
 class CaseRefused(SuiteError):

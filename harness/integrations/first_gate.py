@@ -33,7 +33,7 @@ from harness.runner.watchdog import RunObserver
 from harness.store import reader, writer
 from harness.suite import load as suites
 from harness.suite.positions import dumped, scalar
-from harness.suite.printed import place, readings
+from harness.suite.printed import last, readings
 
 SUITE, POLICY, REQUIREMENTS = "suites/gate.yaml", str(policy.DEFAULT), "ci/requirements.txt"
 TEMPLATES = {
@@ -58,11 +58,12 @@ ON_CPU = {"screen_ratio": 1.1, "confirm_pairs": 20, "practical": 0.1}
 ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
 """A shared CPU cannot tell 3 %: GO is less than 25 % slower, NO-GO more than 10 %."""
 NOTHING = "Nothing was written. Repair it, and repeat the command."
-APART = NOTHING.replace("Repair it", "Look for other load, or give larger --axis values")
+APART = "Nothing was written. Look for other load (harness doctor), or {more}, and repeat it."
+VALUES = "Give each axis its values: --axis rows=256,4096. A brace of your own is doubled: {{."
 FORGES = {"github": "GitHub", "gitlab": "GitLab"}
 SCALES = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
-LONG = 30
-"""Characters that are shown of the text beside a number."""
+LONG = 60
+"""Characters that are shown of a line."""
 
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
@@ -104,7 +105,10 @@ def prepared(
         problem = f"{', '.join(there)} exist{'s' * (len(there) == 1)}; nothing was written"
         raise HarnessError(problem, "Edit what is there, or move it away and repeat the command.")
     roots = [".", *(["src"] if inner.is_dir() and packages_in([str(inner)]) else [])]
-    suite = suites.loads(_suite_text(workload, {}, 0.0), SUITE)
+    try:
+        suite = suites.loads(_suite_text(workload, {}, 0.0), SUITE)
+    except SuiteError as error:  # the file that it names is not written
+        raise HarnessError(f"no suite for these options: {error.fact}", VALUES) from None
     require_own(suite, [root / folder for folder in roots])
     found = FirstGate()
     with ExitStack() as held:
@@ -181,23 +185,16 @@ def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
         return
     yield "Recognised in the output of the program:"
     if progress:
-        where, value = _where(progress["step"], output)
-        yield f"  end of a step: a line with a number {where} (last: {value})"
+        line = last(progress["step"], output).string.strip()
+        yield f"  end of a step: a line such as `{line[:LONG]}`"
     if timed:
-        where, value = _where(timed["line"], output)
-        unit = SCALES[timed.get("scale", 1.0)]
-        yield f"  step time: the number {where}, in {unit} (last: {value})"
+        found, unit = last(timed["line"], output), SCALES[timed.get("scale", 1.0)]
+        yield f"  step time: {found[1]} {unit} in the line `{found.string.strip()[:LONG]}`"
     else:
         yield "  step time: the time from one such line to the next"
     if progress and progress["until"] == "sampled":
         yield "  The program is stopped as soon as enough steps are timed."
     yield f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
-
-
-def _where(pattern: str, output: str) -> tuple[str, str]:
-    """Where in a line a number is, and its last value."""
-    before, value, after = (text.strip() for text in place(pattern, output))
-    return f"after `{before[-LONG:]}`" if before else f"before `{after[:LONG]}`", value
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -280,7 +277,8 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
         metric = "tokens_per_s" if "tokens_per_s" in one.metrics else "step_s"
         if metric not in one.metrics:
             why = not_repeatable(one.apart["step_s"].ends or ())
-            raise HarnessError(f"{one.case.case_id}: {why}", APART)
+            more = "give larger --axis values" if one.case.axes else "make each step longer"
+            raise HarnessError(f"{one.case.case_id}: {why}", APART.format(more=more))
         value, case = one.metrics[metric].value, one.case
         side, limit = ("high", value * room) if metric == "step_s" else ("low", value / room)
         match = {name: case.axes[name] for name in case.swept}

@@ -63,7 +63,8 @@ def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator
 
 def _unread(m: Measurement) -> bool:
     """Whether a program ended, and its steps or metrics could not be read."""
-    return m.outcome is Outcome.UNSUPPORTED and bool(m.evidence) and m.evidence.steps is not None
+    read = m.evidence.steps if m.evidence else None
+    return m.outcome is Outcome.UNSUPPORTED and read is not None
 
 
 def _checked(run: Run) -> str:

@@ -33,12 +33,11 @@ def readings(output: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     often = True
     steps = [p for p in _patterns(_STEPS, r"\d+", lines) if _rises(_values(p, lines))]
-    for pattern, unit in _patterns(_TIMES, _NUMBER, lines).items():
-        if not _rises(_values(pattern, lines)):
-            scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
-            found["metrics"] = {"step_s": {"line": pattern, **scale}}
-            often = len(_values(pattern, lines)) >= MIN_STEPS
-            break
+    times = _patterns(_TIMES, _NUMBER, lines).items()
+    for pattern, unit in [(p, u) for p, u in times if not _rises(_values(p, lines))][:1]:
+        scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
+        found["metrics"] = {"step_s": {"line": pattern, **scale}}
+        often = len(_values(pattern, lines)) >= MIN_STEPS
     if steps:
         until = "sampled" if often else "exit"
         most = max(steps, key=lambda pattern: len(_values(pattern, lines)))  # not evaluations
@@ -46,13 +45,11 @@ def readings(output: str) -> Mapping[str, Any]:
     return found
 
 
-def place(pattern: str, output: str) -> tuple[str, str, str]:
-    """The last number in the output that a pattern of `readings` finds, and the text before and
-    after it that the pattern needs."""
+def last(pattern: str, output: str) -> re.Match[str]:
+    """What a pattern of `readings` finds in the last line that it fits."""
     lines = (line[:MAX_LINE] for line in output.splitlines())
     *_, found = filter(None, (re.search(pattern, line) for line in lines))
-    start, end = found.span(1)
-    return found.string[found.start() : start], found[1], found.string[end : found.end()]
+    return found
 
 
 def _patterns(ways: Sequence[str], number: str, lines: Sequence[str]) -> Mapping[str, str | None]:

@@ -61,7 +61,7 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
 
     assert made.returncode == 0, made.stderr
     assert "bench/program: 1 ms; limit 2 ms" in made.stdout
-    assert "\n  step time: the number after `took`, in ms (last: 1.00)\n" in made.stdout
+    assert "\n  step time: 1.00 ms in the line `step   8 of 8 took 1.00 ms`\n" in made.stdout
     assert max(map(len, made.stdout.splitlines())) <= 100
     assert first.returncode == 0, first.stdout + first.stderr
     assert "there is no file 'bench.py'" in first.stdout
@@ -238,6 +238,12 @@ def test_a_case_without_a_speed_is_named(
         init(CPU, measure)
 
 
+def test_options_without_a_suite_name_no_file(theirs: Path) -> None:
+    said = harness("init", "--command", "./b {rows}", cwd=theirs).stderr
+
+    assert said.startswith("error: no suite for these options: 'rows' is not an axis here\n  Give")
+
+
 def test_ci_installs_the_commit_that_pip_installed_here(
     monkeypatch: pytest.MonkeyPatch, init: Callable[..., FirstGate]
 ) -> None:
@@ -284,8 +290,8 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
             "\n".join(f"{line}, loss: -2.5 took 7 ms" for line in STEPS),
             [
                 "Recognised in the output of the program:",
-                "  end of a step: a line with a number after `step` (last: 4)",
-                "  step time: the number after `took`, in ms (last: 7)",
+                "  end of a step: a line such as `[step   4/9] time 4.5 s, loss: -2.5 took 7 ms`",
+                "  step time: 7 ms in the line `[step   4/9] time 4.5 s, loss: -2.5 took 7 ms`",
                 "  The program is stopped as soon as enough steps are timed.",
                 "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
             ],
@@ -294,7 +300,7 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
             "\n".join(f"iter {i}: {900 + i} tokens/s" for i in range(5)),
             [
                 "Recognised in the output of the program:",
-                "  end of a step: a line with a number after `iter` (last: 4)",
+                "  end of a step: a line such as `iter 4: 904 tokens/s`",
                 "  step time: the time from one such line to the next",
                 "  The program is stopped as soon as enough steps are timed.",
                 "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
@@ -311,7 +317,7 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
             '{"step_us": 310}',
             [
                 "Recognised in the output of the program:",
-                """  step time: the number after `step_us":`, in µs (last: 310)""",
+                """  step time: 310 µs in the line `{"step_us": 310}`""",
                 "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
             ],
         ),

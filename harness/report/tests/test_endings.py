@@ -73,8 +73,9 @@ def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
 
 @pytest.mark.parametrize("unread", [False, True])
 def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> None:
-    why = {"outcome": Outcome.UNSUPPORTED, "evidence": Evidence(steps=0)} if unread else {}
-    recorded = run(CASES[:1], lambda c: [replace(m, **why) for m in ended(c, Outcome.CRASH)])
+    how = Outcome.UNSUPPORTED if unread else Outcome.CRASH
+    seen = Evidence(steps=0)
+    recorded = run(CASES[:1], lambda c: [replace(m, evidence=seen) for m in ended(c, how)])
     cases, verdict = gate.of_run(recorded)
 
     (said,) = (text for _, text in verdict_lines(recorded, verdict))
