@@ -1,70 +1,26 @@
-"""The commands `calibrate` and `baseline`: how noisy a node is, and what a gate compares with."""
+"""The command `baseline`: what a gate compares with."""
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.text import Text
 
-from harness import units
 from harness.cli import options
 from harness.cli.console import table
 from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
-from harness.gate import aa, baselines, calibration, counters, files, policy, records
+from harness.gate import baselines, counters, files, policy, records
 from harness.gate.plan import Request
 from harness.gate.records import Mode
 from harness.gate.session import count
 from harness.git.repository import try_git
 from harness.store import reader
-from harness.suite import load as suites
 
 baseline = typer.Typer(
     name="baseline",
     help="Manage the stored baselines that a gate compares with.",
     no_args_is_help=True,
 )
-
-
-def calibrate(
-    suite: options.SuiteArgument,
-    only: options.FilterOption = None,
-    pairs: Annotated[
-        int, typer.Option(metavar="COUNT", min=calibration.MIN_PAIRS, help="A/A pairs per case.")
-    ] = 12,
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-    baseline_folder: options.BaselinesOption = files.FOLDER,
-    wait_for_gpu: options.WaitOption = 0.0,
-) -> None:
-    """Measure this machine's noise with A/A pairs (same commit twice); a gate uses the result.
-
-    \b
-    harness calibrate suites/gate.yaml
-
-    Exit status: 0 calibrated; 3 two runs of the same code differ.
-    """
-    with GateProgress() as progress:
-        stored = aa.calibrate(
-            suites.load(suite, filters=only or ()),
-            progress,
-            say,
-            wanted=pairs,
-            store=store_root,
-            baselines=baseline_folder,
-            command=command(),
-            wait_for_gpu_s=wait_for_gpu,
-        )
-    if as_json:
-        document(asdict(stored))
-    else:
-        out.print(_calibration(stored))
-        kept = files.path_of(baseline_folder, stored.model, stored.suite, calibration.KIND)
-        say(f"Calibration: {kept}")
-    raise typer.Exit(3 if stored.answer.biased else 0)
 
 
 @baseline.command("set")
@@ -91,7 +47,7 @@ def set_(
 def show_(
     as_json: options.JsonOption = False, baseline_folder: options.BaselinesOption = files.FOLDER
 ) -> None:
-    """List the stored baselines and calibrations, and how old they are.
+    """List the stored baselines, and how old they are.
 
     \b
     harness baseline show
@@ -142,36 +98,12 @@ def counters_(
     show(f"{counters.path_of(baseline_folder)}: {cases} cases, torch {made.torch}")
 
 
-def _calibration(stored: calibration.Stored) -> RenderableType:
-    answer = stored.answer
-    rows = table("case", "noise", "variation between processes", "A/A ratio")
-    for case in answer.cases:
-        variation, ratio = units.percent(case.process_cv), units.change(case.ratio)
-        rows.add_row(escape(case.case_id), case.noise, variation, ratio)
-    limits = calibration.THRESHOLDS[answer.noise]
-    lines = [
-        f"{stored.device_name} ({stored.device}) is {answer.noise}: processes of the same code "
-        f"vary by {units.percent(answer.process_cv)}",
-        f"A gate here screens with {limits.screen_pairs} pairs, confirms with "
-        f"{limits.confirm_pairs}, and passes changes proven to be below "
-        f"{units.percent(limits.tolerance)}",
-        f"Builds: {stored.builds}",
-        *(
-            f"{c}: two runs of the same code differ; this machine is too noisy"
-            for c in answer.biased
-        ),
-    ]
-    return Group(rows, *map(Text, lines))
-
-
-Kept = baselines.Baseline | calibration.Stored | counters.CounterBaseline
+Kept = baselines.Baseline | counters.CounterBaseline
 
 
 def _read(path: Path) -> Kept | None:
     if path.name == counters.FILE:
         return counters.load(path.parent)
-    if path.name.endswith(f"{calibration.KIND}.json"):
-        return files.read(path, calibration.Stored, "Remove it, then: harness calibrate SUITE")
     return files.read(path, baselines.Baseline, "Remove it, then: harness baseline set RUN")
 
 
@@ -182,9 +114,6 @@ def _provenance(record: Kept) -> dict[str, object]:
             suite, name = " ".join(record.cases), f"{record.device}, torch {record.torch}"
             at, uncommitted = record.set_at, record.uncommitted
             cases = sum(map(len, record.cases.values()))
-        case calibration.Stored():
-            suite, name, run_id = record.suite, record.device_name, record.run_id
-            at, uncommitted, cases = record.at, record.uncommitted, len(record.answer.cases)
         case baselines.Baseline():
             suite, name, run_id = record.suite, record.environment.device_name, record.run_id
             at, cases, author = record.measured_at, len(record.cases), record.author

@@ -10,8 +10,8 @@ from harness.cli import console, options
 from harness.cli.options import command, document, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
-from harness.gate import calibration, files, policy, records
 from harness.gate import compare as comparing
+from harness.gate import policy, records
 from harness.gate.plan import Request
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.records import GateVerdict, Mode
@@ -47,7 +47,6 @@ def compare(
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     policy_file: options.PolicyOption = policy.DEFAULT,
-    baselines: options.BaselinesOption = files.FOLDER,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
 ) -> None:
@@ -70,16 +69,12 @@ def compare(
         case [Run() as first, Run() as second]:
             if suite:
                 raise HarnessError("--suite applies to commits only", "Remove --suite.")
-            first_id, second_id = (files.device_id(run.environment) for run in (first, second))
-            other = second.environment.gpu and first_id != second_id
             answer = comparing.runs(
                 first,
                 second,
                 filters=only or (),
                 counters=counters,
                 across=across,
-                calibrations=baselines,
-                cards=calibration.in_store(store_root, second.environment, say) if other else None,
             )
         case [None, None]:
             if across:
@@ -93,7 +88,6 @@ def compare(
                 given=_policy(policy_file, suite or (), only or ()),
                 every_case=True,
                 store=store_root,
-                baselines=baselines,
                 command=command(),
                 wait_for_gpu_s=wait_for_gpu,
                 self_test=self_test,
@@ -162,7 +156,7 @@ def _measured(request: Request) -> GateVerdict:
         clean = " (the working tree has no changes)" if mine else ""
         raise HarnessError(
             f"{request.base} and {request.head} are both commit {base[:10]}{clean}",
-            "To measure this machine's noise: harness calibrate SUITE",
+            "Name two commits that differ.",
         )
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)

@@ -102,7 +102,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "gate": gate.gate,
         "compare": compare.compare,
         "bisect": bisect.bisect,
-        "calibrate": baseline.calibrate,
     },
     "Stored runs": {
         "list": history.list_,

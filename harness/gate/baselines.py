@@ -13,8 +13,8 @@ from pathlib import Path
 from harness import units
 from harness.errors import StoreError
 from harness.gate import files
-from harness.gate.calibration import CARD_CV
 from harness.gate.files import Moment
+from harness.gate.noise import CARD_CV
 from harness.gate.unpaired import FEWEST, Process
 from harness.machine import drift, facts
 from harness.records import Case, Environment, Measurement, Outcome, Run, Thresholds
@@ -161,7 +161,7 @@ def load(folder: Path, here: Environment, suite: str) -> Baseline | None:
 def of_model(folder: Path, here: Environment) -> Iterator[Baseline | StoreError]:
     """The baselines of all suites for this GPU model; of a damaged file, why it cannot be read."""
     place = files.path_of(folder, files.model_id(here), "any").parent
-    for path in sorted(p for p in place.glob("*.json") if "." not in p.stem):  # as a calibration
+    for path in sorted(p for p in place.glob("*.json") if "." not in p.stem):
         try:
             found = files.read(path, Baseline, "Remove it, then: harness baseline set RUN")
             yield from [found] if found else ()

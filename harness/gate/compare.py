@@ -9,14 +9,13 @@ case of one side only, or one measured in another environment, is undecided.
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from harness.analysis import summary
 from harness.errors import HarnessError
-from harness.gate import baselines, calibration, decide, files
+from harness.gate import baselines, decide, files
 from harness.gate import counters as counting
-from harness.gate.calibration import BetweenCards
-from harness.gate.policy import CalibrationModel, Policy, PolicyForm
+from harness.gate.noise import CARD_CV, DAY_CV
+from harness.gate.policy import Policy, PolicyForm
 from harness.gate.records import (
     GateCase,
     GateVerdict,
@@ -28,7 +27,16 @@ from harness.gate.records import (
 )
 from harness.gate.unpaired import Process, compare_stored, too_few
 from harness.machine import drift
-from harness.records import Case, CaseSummary, Comparison, Decision, Finding, Outcome, Run
+from harness.records import (
+    Case,
+    CaseSummary,
+    Comparison,
+    Decision,
+    Finding,
+    Outcome,
+    Run,
+    Thresholds,
+)
 from harness.suite.choice import passes
 
 ENVIRONMENT = "environment"
@@ -44,8 +52,6 @@ def runs(
     filters: Sequence[str] = (),
     counters: bool = False,
     across: bool = False,
-    calibrations: Path | None,
-    cards: BetweenCards | None = None,
 ) -> GateVerdict:
     """Compare two stored runs.
 
@@ -53,8 +59,6 @@ def runs(
         filters: As of `harness run --filter`.
         counters: Compare counters per step instead of times.
         across: Judge even if the environments differ.
-        calibrations: Folder of the node's calibration; None to assume a typical node.
-        cards: Variation between cards of the model; by default the assumed one.
 
     Raises:
         HarnessError: They are the same run, or have no such case.
@@ -74,12 +78,9 @@ def runs(
     differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
     unlike, why = (differs, {}) if one_suite else ({}, differs)
     compared: Mapping[str, Comparison] = {}
-    findings: tuple[Finding, ...] = ()
     if not counters:
         paired = {i: (before[i], after[i]) for i in both if i not in why}
-        compared, few, findings = _times(
-            baseline, candidate, paired, calibrations, cards or BetweenCards()
-        )
+        compared, few = _times(baseline, candidate, paired)
         why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
     cases = [
@@ -105,7 +106,7 @@ def runs(
         replace(baseline.suite, cases=tuple(before[c] for c in both)),
         replace(candidate.suite, cases=tuple(after[c] for c in both)),
     )
-    decision, reason = decide.overall(cases, findings)
+    decision, reason = decide.overall(cases, ())
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -114,7 +115,6 @@ def runs(
         candidate=side_of(candidate, candidate.run_id),
         differences=(*around, *suites),
         cases=tuple(cases),
-        findings=findings,
         remedies=tuple(_remedies(baseline, candidate, cases)),
         subject=VerdictSubject.COMPARISON,
     )
@@ -191,19 +191,9 @@ def _renamed(run: Run, names: Mapping[str, str]) -> Run:
 
 
 def _times(
-    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], folder: Path | None, cards: BetweenCards
-) -> tuple[Mapping[str, Comparison], Mapping[str, str], tuple[Finding, ...]]:
-    """The comparisons of step times, why a case has none, and findings of the whole."""
-    stored, findings = None, tuple[Finding, ...]()
-    try:
-        if folder is not None:
-            stored = calibration.load(folder, b.environment, b.suite.path, CalibrationModel())
-    except HarnessError as error:
-        reason = f"not used: {str(error).splitlines()[0]}"
-        findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
-    if stored and stored.device != files.device_id(b.environment):
-        reason = stored.sentence(b.environment)
-        findings = (Finding(check="calibration", decision=Decision.GO, reason=reason),)
+    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]]
+) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
+    """The comparisons of step times, and why a case has none."""
     sides: dict[str, tuple[Sequence[Process], Sequence[Process]]] = {}
     why: dict[str, str] = {}
     for case_id, cases in alike.items():
@@ -213,19 +203,21 @@ def _times(
             why[case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
             sides[case_id] = before, after
-    builds = {"build_cv": 0.0} if _code(a) and _code(a) == _code(b) else {}
-    own = {c: calibration.thresholds(stored, c, builds) for c in sides}
-    day_cv = calibration.day_cv(stored)
+    one_build = _code(a) is not None and _code(a) == _code(b)
+    own = Thresholds(build_cv=0.0) if one_build else Thresholds()
     measured_on = [
         {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
     ]
     one = files.device_id(a.environment) == files.device_id(b.environment) and (
         measured_on[0] == measured_on[1]  # with several GPUs, also the same one for every case
     )
-    apart = None if one or b.environment.gpu is None else cards
-    day_cv = day_cv if one else max(day_cv, cards.cv)  # two hosts, if there is no card
-    found = compare_stored(sides, day_cv=day_cv, thresholds=own, cards=apart)
-    return {c.case_id: c for c in found}, why, findings
+    found = compare_stored(
+        sides,
+        day_cv=DAY_CV if one else max(DAY_CV, CARD_CV),  # two hosts, if there is no card
+        thresholds=dict.fromkeys(sides, own),
+        other_card=not one and b.environment.gpu is not None,
+    )
+    return {c.case_id: c for c in found}, why
 
 
 def _code(run: Run) -> tuple[str, str] | None:

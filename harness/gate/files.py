@@ -1,8 +1,7 @@
 """The JSON files of a gate: written atomically, validated when read.
 
-ci/baselines/NVIDIA_H200/gate.json              baseline: step times of one run
-ci/baselines/NVIDIA_H200/gate.calibration.json  noise of the node, from A/A pairs
-ci/baselines/counters.json                      counters per step, for any CPU
+ci/baselines/NVIDIA_H200/gate.json  baseline: step times of one run
+ci/baselines/counters.json          counters per step, for any CPU
 
 Each names the card it was measured on.
 """

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import CaseRefused, HarnessError, SuiteError
-from harness.gate import baselines, calibration, counters, files, policy, policy_suites
+from harness.gate import baselines, counters, files, policy, policy_suites
+from harness.gate.noise import by_scatter
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
@@ -78,7 +79,6 @@ class Plan:
     """The baseline first, if there is one; empty if there is nothing to measure."""
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
-    calibrations: Mapping[str, calibration.Stored | None] = field(default_factory=dict)
     began: str = ""
     say: Say = lambda _: None
 
@@ -87,13 +87,10 @@ class Plan:
         """Where the candidate is measured."""
         return self.sides[-1].environment
 
-    def thresholds(self, task: Task, *, pair_sd: float | None = None) -> Thresholds:
-        """Of a case; without a calibration by the standard deviation of its pairs, once known."""
-        stored, given = self.calibrations.get(task.suite), self.policy.given
-        found = calibration.thresholds(stored, task.case.case_id, given)
-        if stored is not None or pair_sd is None:
-            return found
-        return calibration.by_scatter(found, given, pair_sd / math.sqrt(2))
+    def thresholds(self, pair_sd: float = 0.0) -> Thresholds:
+        """Of a case whose pairs have this standard deviation."""
+        given = self.policy.given
+        return by_scatter(Thresholds(**given), given, pair_sd / math.sqrt(2))
 
     @property
     def sound(self) -> bool:
@@ -205,7 +202,7 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
     home = plan.sides[-1].roots[0]
     why = () if counting else unfitness(plan.here, store=request.store, home=home)
     findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, why))
-    plan = replace(plan, findings=findings, calibrations=_calibrations(plan, request))
+    plan = replace(plan, findings=findings)
     if plan.sound:
         _preflight(plan)
     return plan
@@ -401,15 +398,6 @@ def _device(plan: Plan) -> str:
             "A gate judges one device: split the suites into two policies.",
         )
     return next(iter(devices), "any")
-
-
-def _calibrations(plan: Plan, request: Request) -> Mapping[str, calibration.Stored | None]:
-    if request.mode not in (Mode.RELATIVE, Mode.BASELINE):
-        return {}
-    return {
-        suite: calibration.load(request.baselines, plan.here, suite, plan.policy.form.calibration)
-        for suite in dict.fromkeys(t.suite for t in plan.tasks)
-    }
 
 
 def unfitness(here: Environment, *, store: Path, home: Path) -> Iterator[str]:

@@ -137,15 +137,6 @@ class CompareModel(Form):
     """The same against a stored baseline."""
 
 
-class CalibrationModel(Form):
-    """Requirements for the calibration of the node (`harness calibrate`)."""
-
-    required: bool = False
-    """Refuse to judge times on a GPU without a calibration."""
-    max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
-    """Refuse an older calibration."""
-
-
 class BaselineModel(Form):
     """Requirements for a stored baseline (`harness baseline set`)."""
 
@@ -224,7 +215,6 @@ class PolicyForm(Form):
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""
     absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
-    calibration: CalibrationModel = CalibrationModel()
     baseline: BaselineModel = BaselineModel()
     exemptions: Annotated[list[Acknowledgement], Field(default_factory=list)]
     """Old place of the entries of acknowledged.yaml, beside the policy."""
@@ -259,7 +249,7 @@ class Policy:
 
     @property
     def given(self) -> Mapping[str, Any]:
-        """The thresholds that the file itself sets; a calibration changes only the others."""
+        """The thresholds that the file itself sets; the scatter of pairs changes only others."""
         found: dict[str, Any] = self.form.compare.model_dump(exclude_unset=True)
         pairs = {"most_pairs": found["confirm_pairs"]} if "confirm_pairs" in found else {}
         return pairs | found

@@ -156,9 +156,6 @@ class GateVerdict:
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Of the whole: preflight, expired acknowledgements, a change of the policy."""
-    calibration: str = ""
-    """Noise class and date of the calibration, and what is known of builds; empty if no times were
-    compared."""
     started_at: str = ""
     ended_at: str = ""
     """ISO 8601, UTC."""

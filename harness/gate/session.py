@@ -5,9 +5,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from harness import units
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import baselines, calibration, counters, decide, files
+from harness.gate import baselines, counters, decide, files
+from harness.gate.noise import CARD_CV, DAY_CV
 from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST, compare_stored, too_few
@@ -60,8 +62,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     ]
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
-    found = plan.calibrations.values()
-    known = [c.sentence(plan.here) if c else f"none; {calibration.ASSUMED}" for c in found]
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -76,7 +76,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         cases=tuple(cases),
         left_out=plan.left_out,
         findings=findings,
-        calibration="; ".join(dict.fromkeys(known)),
         started_at=plan.began,
         ended_at=now(),
         gpu_s=sum(c.gpu_s for c in cases),
@@ -125,10 +124,10 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
     if mode is Mode.COUNTERS:
         return counters.PROCESSES
     if mode is Mode.RELATIVE:
-        return plan.thresholds(task).screen_pairs
+        return plan.thresholds().screen_pairs
     asked = max(task.case.settings.processes, FEWEST)
     # On a noisy node two processes are not enough to bound a ratio.
-    return max(asked, plan.thresholds(task).screen_pairs) if mode is Mode.BASELINE else asked
+    return max(asked, plan.thresholds().screen_pairs) if mode is Mode.BASELINE else asked
 
 
 def _started(
@@ -183,7 +182,7 @@ class _Sampling:
         (found, _), now, share = self.pairs(), self.wanted, 1 - self.spent
         if len(found) > 2:
             sd = float(comparison.pair_sd(comparison.time_logs(found), comparison.swapped(found)))
-            self.thresholds = self.plan.thresholds(self.task, pair_sd=sd)
+            self.thresholds = self.plan.thresholds(sd)
             self.wanted = comparison.next_look(now, sd, cases, self.thresholds)
             share *= 1 if self.wanted == now else comparison.EARLY
         self.spent += share
@@ -200,8 +199,8 @@ def _take(bench: Bench, cases: Collection[_Sampling], stage: str) -> None:
 
 def _interleaved(plan: Plan, bench: Bench) -> _Answers:
     """Screen all cases, and look at those that stay open, by more pairs each time."""
-    own = ((task, plan.thresholds(task)) for task in plan.tasks)
-    cases = [_Sampling(task, plan, t, t.screen_pairs) for task, t in own]
+    first = plan.thresholds()
+    cases = [_Sampling(task, plan, first, first.screen_pairs) for task in plan.tasks]
     _take(bench, cases, "screen")
     screened = [case for case in cases if case.pairs()[0] and not case.failed]
     for case in screened:
@@ -237,7 +236,7 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
     answers: dict[Key, Comparison] = {}
     why: dict[Key, str] = {}
     doubts: list[Finding] = []
-    card, cards = files.device_id(plan.here), None
+    card = files.device_id(plan.here)
     for suite in dict.fromkeys(t.suite for t in plan.tasks):
         tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
         stored = baselines.load(request.baselines, plan.here, suite)
@@ -249,8 +248,8 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
         doubts += _notes("baseline", (f"{doubt}; {baselines.renewal(suite)}" for doubt in against))
         other = stored.device != card
         if other:
-            cards = cards or calibration.in_store(request.store, plan.here, plan.say)
-            text = f"{suite}: of card {stored.device[:12]}, not {card[:12]}; {cards.sentence}"
+            text = f"{suite}: of card {stored.device[:12]}, not {card[:12]}; "
+            text += f"cards of one model are assumed to vary by {units.percent(CARD_CV)}"
             doubts.append(noted("baseline", text))
         candidate = plan.sides[-1]
         sides = {}
@@ -264,9 +263,9 @@ def _against_stored(request: Request, plan: Plan) -> _Answers:
         found = compare_stored(
             sides,
             beside=len(plan.tasks) - len(tasks),
-            day_cv=calibration.day_cv(plan.calibrations.get(suite)),
-            thresholds={case_id: plan.thresholds(t) for case_id, t in tasks.items()},
-            cards=cards if other else None,
+            day_cv=DAY_CV,
+            thresholds=dict.fromkeys(tasks, plan.thresholds()),
+            other_card=other,
         )
         answers |= {(suite, c.case_id): c for c in found}
     return _Answers(answers, why, findings=tuple(doubts))

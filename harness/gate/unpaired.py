@@ -15,7 +15,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
-from harness.gate.calibration import BetweenCards
+from harness.gate.noise import CARD_CV
 from harness.records import ByCase, Change, Comparison, Thresholds
 
 FEWEST = 2
@@ -55,7 +55,7 @@ def compare_stored(
     beside: int = 0,
     day_cv: float,
     thresholds: ByCase,
-    cards: BetweenCards | None = None,
+    other_card: bool = False,
 ) -> tuple[Comparison, ...]:
     """Judge every case by its stored processes and its new ones.
 
@@ -67,21 +67,21 @@ def compare_stored(
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
         beside: Number of cases of other suites that the same gate shows.
-        day_cv: Variation of a case's level between days, from `calibration.day_cv`.
+        day_cv: Variation of a case's level between days; see noise.DAY_CV.
         thresholds: As for `comparison.judge`.
-        cards: Given if the two sides were measured on two cards.
+        other_card: The two sides were measured on two cards of one model.
     """
-    day_cv = max(day_cv, cards.cv) if cards else day_cv
+    day_cv = max(day_cv, CARD_CV) if other_card else day_cv
     wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
     measured = {c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}
     answers = judge(measured, wider, beside=beside)
     found = (_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
-    return tuple(_of_cards(c, cards, wider[c.case_id]) if cards else c for c in found)
+    return tuple(_of_cards(c, wider[c.case_id]) if other_card else c for c in found)
 
 
-def _of_cards(answer: Comparison, cards: BetweenCards, thresholds: Thresholds) -> Comparison:
+def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
     """Say how much of the interval two cards make by themselves."""
-    share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * cards.cv)
+    share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * CARD_CV)
     reason = f"{answer.reason}; of its interval the other card is ±{units.percent(share)}"
     return replace(answer, card=share, reason=reason)
 

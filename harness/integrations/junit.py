@@ -73,7 +73,6 @@ def _properties(element: ElementTree.Element, verdict: GateVerdict) -> None:
             "stage": str(verdict.stage),
             "blocks": "yes" if verdict.blocks else "no",
             "baseline": _side(verdict.baseline) if verdict.baseline else "",
-            "calibration": verdict.calibration,
             "policy": verdict.policy,
         }
     for name, value in values.items():

@@ -53,9 +53,9 @@ class Thresholds:
     stored_tolerance: float = 0.05
     """The same against a stored baseline: days differ by more than the processes of a pair."""
     build_cv: float = 0.001
-    """Standard deviation between builds that differ in nothing that matters; 0 for one build. Until
-    `harness calibrate` measures it: kernels replayed in a CUDA graph on an H200 had 0.00 to 0.09 %,
-    at most 0.25 % (reports/studies/README.md). Steps that wait for the host were not measured."""
+    """Standard deviation between builds that differ in nothing that matters; 0 for one build.
+    Kernels replayed in a CUDA graph on an H200 had 0.00 to 0.09 %, at most 0.25 %
+    (reports/studies/README.md). Steps that wait for the host were not measured."""
 
     def __post_init__(self) -> None:
         if self.screen_pairs < 2:

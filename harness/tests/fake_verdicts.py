@@ -59,8 +59,7 @@ def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
             "cases": cases,
             "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
             "started_at": "2026-11-21T07:30:12+00:00",
-            "calibration": "typical, 2026-11-20",
-            "remedies": ("harness calibrate suites/gate.yaml",),
+            "remedies": ("harness doctor --against RUN",),
             **changes,
         }
     )

@@ -4,11 +4,10 @@
     python -m reports.studies.gate_errors --others --gates 3000 --seed 1
     python -m reports.studies.gate_errors --clean --gates 20000 --seed 1
 
-The second command simulates noise of other kinds than ours, with and without a calibration; the
-third counts what gates of one commit call slower and faster. Every
-simulated gate draws the processes of all its cases, chooses each case's thresholds by A/A pairs as
-a calibration does, or by the scatter of its own pairs, screens, looks at the rest and is judged by
-the very functions that judge a real one. Each rate has a 95 % Clopper-Pearson interval, and a
+The second command simulates noise of other kinds than ours; the third counts what gates of one
+commit call slower and faster. Every simulated gate draws the processes of all its cases, screens,
+looks at the rest, widens the tolerance of a case whose pairs scatter far, and is judged by the
+functions that judge a real one. Each rate has a 95 % Clopper-Pearson interval, and a
 target is met when that whole interval is on its good side. README.md here has the tables.
 """
 
@@ -29,14 +28,7 @@ from harness import units
 from harness.analysis import comparison
 from harness.analysis.comparison import student_bounds
 from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann
-from harness.gate.calibration import (
-    THRESHOLDS,
-    UPPER_CV,
-    NoiseClass,
-    by_scatter,
-    classify,
-    process_cv,
-)
+from harness.gate.noise import NOISY_CV, by_scatter
 from harness.records import Change, Thresholds
 from harness.store import reader
 from reports.studies.noise import (
@@ -53,7 +45,6 @@ from reports.studies.noise import (
 
 CASES_AT_ONCE = 6000
 """Cases drawn together: about 200 MB."""
-CALIBRATION_PAIRS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +57,6 @@ class Setting:
     """Slowdown of the first case, as a fraction; None for a clean change."""
     planted_noise: Noise | None = None
     """Noise of the first case, where it is not that of the others."""
-    calibrated: bool = True
-    build_cv: float | None = None
-    """Luck of builds as a calibration measured it; None for the prior."""
     practical: float = Thresholds().practical
     """Changes below this are not called; 0 counts what the tests alone reject."""
 
@@ -88,7 +76,7 @@ class Tally:
     missed: int
     """Gates whose planted case passed, independent of the other cases."""
     pairs: int
-    """Pairs of processes that all gates ran together, calibration aside."""
+    """Pairs of processes that all gates ran together."""
     exact_low: int
     """Gates whose first case has a lower bound above the truth, by the exact interval of as many
     pairs as confirm a typical case. Every first case has one, independent of its screen."""
@@ -118,17 +106,12 @@ def simulate(setting: Setting, *, gates: int, rng: np.random.Generator) -> Tally
 def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """The counts of a Tally, in its order."""
     n = setting.cases
-    most = max(t.screen_pairs + t.most_pairs for t in THRESHOLDS.values())
-    order = np.arange(CALIBRATION_PAIRS + most) % 2 == 1
-    draw = CALIBRATION_PAIRS + most
+    own = Thresholds(practical=setting.practical)
+    draw = own.screen_pairs + own.most_pairs
+    order = np.arange(draw) % 2 == 1
     logs, cycles = _logs(setting.noise.draw(rng, gates * n, draw))
     if setting.planted_noise is not None:
         logs[::n], cycles[::n] = _logs(setting.planted_noise.draw(rng, gates, draw))
-    of_calibration = process_cv(logs[:, :CALIBRATION_PAIRS], order[:CALIBRATION_PAIRS])
-    noise = [classify(float(cv)) for cv in of_calibration]
-    if not setting.calibrated:
-        noise = [NoiseClass.TYPICAL] * len(noise)
-    logs, cycles = logs[:, CALIBRATION_PAIRS:], cycles[:, CALIBRATION_PAIRS:]
     truth = np.zeros(gates * n)
     if setting.planted is not None:
         truth[::n] = math.log1p(setting.planted)
@@ -136,25 +119,17 @@ def _chunk(setting: Setting, gates: int, rng: np.random.Generator) -> NDArray[np
 
     slower, faster = np.zeros((2, gates * n), dtype=bool)
     good = np.ones(gates * n, dtype=bool)  # as the screen leaves it
-    known = Thresholds().build_cv if setting.build_cv is None else setting.build_cv
-    least = setting.practical
-    own = [replace(THRESHOLDS[kind], build_cv=known, practical=least) for kind in noise]
-    screens = np.array([t.screen_pairs for t in own])
-    again = np.zeros(gates * n, dtype=bool)
-    for kind in set(noise):
-        of_kind = np.flatnonzero([x is kind for x in noise])
-        t = own[of_kind[0]]
-        done = comparison.screened_done(logs[of_kind, : t.screen_pairs], order[: t.screen_pairs], t)
-        again[of_kind] = ~done
+    screen = slice(own.screen_pairs)
+    again = ~comparison.screened_done(logs[:, screen], order[screen], own)
     answers, taken = _looked(setting, logs, cycles, own, again)
     for i, change in answers.items():
         slower[i], faster[i] = change is Change.SLOWER, change is Change.FASTER
         good[i] = change in (Change.SAME, Change.FASTER)
-    pairs = int(screens[~again].sum()) + taken
+    pairs = own.screen_pairs * int((~again).sum()) + taken
 
     slower, good = slower.reshape(gates, n), good.reshape(gates, n)
     called = (slower | faster.reshape(gates, n))[: gates // 2 * 2].reshape(-1, 2, n)
-    usual = replace(THRESHOLDS[NoiseClass.TYPICAL], build_cv=0.0)
+    usual = Thresholds(build_cv=0.0)
     last_pairs, first_pairs = slice(-usual.confirm_pairs, None), slice(usual.screen_pairs)
     exact = exact_bounds(logs[::n, last_pairs], order[last_pairs], usual.alpha)
     assert exact is not None
@@ -181,28 +156,27 @@ def _looked(
     setting: Setting,
     logs: Floats,
     cycles: Floats,
-    own: Sequence[Thresholds],
+    own: Thresholds,
     again: NDArray[np.bool_],
 ) -> tuple[dict[int, Change], int]:
     """What the looks find in cases that the screen leaves open, and the pairs of these cases."""
-    n, order, own = setting.cases, np.arange(logs.shape[1]) % 2 == 1, list(own)
+    n, order = setting.cases, np.arange(logs.shape[1]) % 2 == 1
     found: dict[int, Change] = {}
     looked = [int(i) for i in np.flatnonzero(again)]
-    taken = {i: comparison.next_look(0, math.nan, n, own[i]) for i in looked}
+    taken = {i: comparison.next_look(0, math.nan, n, own) for i in looked}
     spent = dict.fromkeys(looked, 0.0)
     while looked:
         alike: dict[tuple[int, float], list[int]] = {}
         after, limits, seen = {}, {}, {}
         for i in looked:
             sd = float(comparison.pair_sd(logs[i, : taken[i]], order[: taken[i]]))
-            wider = own[i] if setting.calibrated else by_scatter(own[i], {}, sd / math.sqrt(2))
+            wider = by_scatter(own, {}, sd / math.sqrt(2))
             after[i], limits[str(i)] = comparison.next_look(taken[i], sd, n, wider), wider
             share = (1 - spent[i]) * (comparison.EARLY if after[i] > taken[i] else 1)
             spent[i] += share
             alike.setdefault((taken[i], share), []).append(i)
         for (end, share), of in alike.items():
-            first = own[of[0]]  # of the thresholds only those matter here that all cases share
-            stats = comparison.array_statistics(logs[of, :end], order[:end], first, share)
+            stats = comparison.array_statistics(logs[of, :end], order[:end], own, share)
             in_cycles = hodges_lehmann(cycles[of, :end], order[:end])
             for i, s, c in zip(of, stats, in_cycles, strict=True):
                 seen[str(i)] = replace(s, cycles=float(c))
@@ -270,11 +244,9 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
         quiet_enough: Whether a planted slowdown has to be found in this noise.
     """
     setting = tally.setting
-    noise = setting.noise.name if setting.calibrated else f"{setting.noise.name}, uncalibrated"
+    noise = setting.noise.name
     if setting.planted_noise is not None:
         noise += f", planted at {setting.planted_noise.name}"
-    if setting.build_cv is not None:
-        noise += ", measured"
 
     def line(
         figure: str, hits: int, at_least: float | None = None, at_most: float | None = None
@@ -306,7 +278,7 @@ def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
 
 def settings(stored: RecordedNoise) -> Iterator[tuple[Setting, bool]]:
     """Every setting of the table, and whether planted slowdowns have to be found in it."""
-    calm = stored.no_noisier_than(UPPER_CV[NoiseClass.TYPICAL])
+    calm = stored.no_noisier_than(NOISY_CV)
     for cases in (12, 60):
         for noise in (QUIET, TYPICAL, NOISY, stored):
             yield Setting(noise=noise, cases=cases), True
@@ -317,24 +289,20 @@ def settings(stored: RecordedNoise) -> Iterator[tuple[Setting, bool]]:
                 anywhere = Setting(noise=noise, cases=cases, planted=planted)
                 yield anywhere, noise in (QUIET, TYPICAL) or (noise is NOISY and planted > 0.03)
     for noise in (QUIET, TYPICAL, NOISY):
-        yield Setting(noise=noise, cases=1, planted=0.15, calibrated=False), True
+        yield Setting(noise=noise, cases=1, planted=0.15), True
 
 
 def other_settings() -> Iterator[tuple[Setting, bool]]:
-    """Noise of other kinds, in which every goal is to be met without a calibration too."""
+    """Noise of other kinds, in which every goal is to be met too."""
     for noise in (*OTHERS, TYPICAL):
         for cases in (12, 60):
-            for calibrated in (True, False):
-                for planted in (None, 0.05):
-                    setting = Setting(
-                        noise=noise, cases=cases, planted=planted, calibrated=calibrated
-                    )
-                    yield setting, True
-    for sd, measured in ((0.001, None), (0.0025, None), (0.01, None), (0.01, 0.01)):
+            for planted in (None, 0.05):
+                yield Setting(noise=noise, cases=cases, planted=planted), True
+    for sd in (0.001, 0.0025, 0.01):
         lucky = BuildNoise(name=f"typical, builds {units.percent(sd)}", of=TYPICAL, sd=sd)
         for cases in (12, 60):
             for planted in (None, 0.05):
-                yield Setting(noise=lucky, cases=cases, planted=planted, build_cv=measured), True
+                yield Setting(noise=lucky, cases=cases, planted=planted), True
 
 
 def clean_table(gates: int, seed: int) -> str:
@@ -347,7 +315,7 @@ def clean_table(gates: int, seed: int) -> str:
         (f"from {units.percent(Thresholds().practical)} on, as in a gate", Thresholds().practical),
         ("however small the change", 0.0),
     ):
-        setting = Setting(noise=TYPICAL, cases=12, calibrated=False, practical=practical)
+        setting = Setting(noise=TYPICAL, cases=12, practical=practical)
         seen = simulate(setting, gates=gates, rng=np.random.default_rng(seed))
         rows.append(
             f"| {what} | {percent(seen.blocked, gates, 2)} "

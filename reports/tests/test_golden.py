@@ -33,7 +33,6 @@ from harness.analysis.summary import spreads
 from harness.analysis.verdict import judge
 from harness.errors import StoreError
 from harness.gate.baselines import of_run, processes
-from harness.gate.calibration import between_days, calibrate
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.unpaired import FEWEST, compare_stored
@@ -214,11 +213,10 @@ def _verdict(verdict: Verdict, run: Run) -> list[Values]:
 
 def of_two(a: Run, b: Run) -> dict[str, Values]:
     """Two runs compared: by time, by time across environments, by counters."""
-    nowhere = STORE / "calibrations"
     return {
-        "times": _compared(runs(a, b, calibrations=nowhere)),
-        "across": _compared(runs(a, b, across=True, calibrations=nowhere)),
-        "counters": _compared(runs(a, b, counters=True, across=True, calibrations=nowhere)),
+        "times": _compared(runs(a, b)),
+        "across": _compared(runs(a, b, across=True)),
+        "counters": _compared(runs(a, b, counters=True, across=True)),
         "noisier": _stored(a, b),
     }
 
@@ -301,22 +299,11 @@ def paired(run: Run) -> dict[str, Values]:
     own = dict.fromkeys(pairs, first)
     few = {c: p[: first.screen_pairs] for c, p in pairs.items()}
     more = {c: p[first.screen_pairs :] for c, p in pairs.items()}
-    noise = calibrate(pairs)
-    days = [calibrate({c: p[i::2] for c, p in pairs.items()}).levels() for i in range(2)]
     return {
         "screen": {c: screen(p, first) for c, p in few.items()},
         "screened": {c: _comparison(screened(c, p, first)) for c, p in few.items()},
         "confirmed": _looked(pairs, own),
         "few": _looked(more, own),
-        "noise": [noise.noise, noise.process_cv, noise.biased],
-        "noise by case": [
-            [c.case_id, c.noise, c.process_cv, c.level_s, c.ratio, c.p_value, c.pairs]
-            for c in noise.cases
-        ],
-        "days": [
-            between_days(days, noise.noise),
-            between_days([*days, noise.levels()], noise.noise),
-        ],
     }
 
 

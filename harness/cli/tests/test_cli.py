@@ -307,7 +307,6 @@ def measurements(record: Path) -> int:
         (["verify", "absent.md"], "cannot read absent.md: No such file or directory\n  Name"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "harness list runs"),
-        (["calibrate", "smoke", "--pairs", "3"], "Invalid value for '--pairs': "),
         (["export", "latest"], "Missing option '--format'"),
         (["gate", "--bse", "main"], "No such option: --bse (Possible options: --base"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),

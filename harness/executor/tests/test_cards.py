@@ -47,9 +47,7 @@ def test_effects_are_taken_on_one_gpu_only() -> None:
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     def card(a: Run, b: Run) -> list[float | None]:
-        return [
-            c.comparison.card for c in compare.runs(a, b, calibrations=None).cases if c.comparison
-        ]
+        return [c.comparison.card for c in compare.runs(a, b).cases if c.comparison]
 
     one = on("GPU-0", "GPU-1")
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
@@ -60,7 +58,7 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
     alone = replace(one, run_id="y", environment=HERE[0])
     assert all(card(one, alone))
-    found = compare.runs(one, alone, calibrations=None)
+    found = compare.runs(one, alone)
     assert [d.name for d in found.differences] == ["GPU UUID"]
 
 

@@ -60,7 +60,7 @@ def side(
 
 
 def compare(a: Run, b: Run, **options: Any) -> GateVerdict:
-    return comparing.runs(a, b, calibrations=Path("none"), **options)
+    return comparing.runs(a, b, **options)
 
 
 def of(compared: GateVerdict, case_id: str) -> tuple[Decision, State, str | None]:
@@ -157,7 +157,6 @@ def test_another_card_of_the_model_widens_the_interval(tmp_path: Path) -> None:
     assert (decision, round(found["card"], 4)) == (OPEN, 0.0756)
     assert "of its interval the other card is ±7.56 %" in found["reason"]
     assert judged(kept("b", 0.12))[0] == NO_GO
-    assert judged(kept("c", 0.12))[1]["card"] != found["card"], "three cards show what it is"
 
 
 def test_a_case_of_one_side_is_undecided() -> None:
@@ -356,6 +355,6 @@ def test_a_stored_comparison_counts_the_cases_of_every_suite(
     cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
     tasks = [Task(suite=name, case=case({"seq_len": n})) for name, n in cases]
 
-    session._against_stored(MagicMock(), MagicMock(tasks=tasks, calibrations={}))
+    session._against_stored(MagicMock(), MagicMock(tasks=tasks))
 
     assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]

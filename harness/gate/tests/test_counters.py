@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli.main import app
-from harness.gate import calibration, counters
-from harness.records import Counters, Decision, Measurement, Outcome, Pair
+from harness.gate import counters
+from harness.records import Counters, Decision, Measurement, Outcome
 from harness.runner import launcher
 from harness.suite import load as suites
 from harness.tests import fake_runs
@@ -20,7 +20,6 @@ from harness.tests import fake_runs
 SUITE = "suites/gate.yaml"
 CASE = fake_runs.case({"seq_len": 512})
 HERE = fake_runs.environment()
-PAIRS = [Pair(baseline_s=0.1, candidate_s=0.1, swapped=i % 2 == 1) for i in range(12)]
 
 
 @pytest.mark.parametrize(("changes", "shown"), [("", False), ("9" * 64, True)])
@@ -29,15 +28,14 @@ def test_a_record_of_uncommitted_code_is_marked(tmp_path: Path, changes: str, sh
     assert git is not None
     here = replace(HERE, git=replace(git, dirty_sha256=changes))
     counters.store(tmp_path, here, {SUITE: {CASE.case_id: {"host_syncs": 0}}})
-    calibration.store(tmp_path, here, SUITE, "a b", {CASE.case_id: PAIRS})
 
     def show(*options: str) -> str:
         asked = ["baseline", "show", "--baselines", str(tmp_path), *options]
         return CliRunner().invoke(app, asked, env={"COLUMNS": "300"}).output
 
-    assert [r["uncommitted"] for r in json.loads(show("--json"))] == [shown, shown]
+    assert [r["uncommitted"] for r in json.loads(show("--json"))] == [shown]
     text = " ".join(show().split())
-    assert text.count(f"{git.commit[:10]} with uncommitted changes") == 2 * shown
+    assert text.count(f"{git.commit[:10]} with uncommitted changes") == shown
 
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -92,7 +92,7 @@ def test_the_looks_spend_all_of_alpha_and_no_more(monkeypatch: pytest.MonkeyPatc
         (0.1, 70, Change.UNDECIDED, 0.05),
     ],
 )
-def test_a_case_without_calibration_is_judged_by_the_scatter_of_its_pairs(
+def test_a_case_is_judged_by_the_scatter_of_its_pairs(
     cv: float, pairs: int, change: Change, tolerance: float | None
 ) -> None:
     answers, key = compared_in_turns(None, cv)
@@ -141,7 +141,7 @@ def compared_in_turns(
                 ran = replace(ran, steady=i not in disturbed)
                 side.measured.setdefault(task.key, []).append(ran)
 
-    plan: Any = SimpleNamespace(sides=sides, tasks=tasks, calibrations={}, policy=PLAIN)
-    plan.thresholds = lambda *a, **k: thresholds or Plan.thresholds(plan, *a, **k)
+    plan: Any = SimpleNamespace(sides=sides, tasks=tasks, policy=PLAIN)
+    plan.thresholds = lambda *a: thresholds or Plan.thresholds(plan, *a)
     bench: Any = SimpleNamespace(rounds=rounds)
     return session._interleaved(plan, bench), tasks[0].key

@@ -133,7 +133,7 @@ def test_the_page_of_a_gate() -> None:
         remedies=(
             "if the difference is intended, accept it: harness baseline counters",
             "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
-            "harness calibrate suites/gate.yaml",
+            "harness doctor --against RUN",
         ),
     )
 
@@ -179,7 +179,7 @@ def test_a_page_fits_and_counts_omitted_cases(render: Any, limit: int, size: Any
     assert all(row.count(" | ") == 3 and row.endswith(" |") for row in rows), "no row is cut"
     assert f"\n{1501 - len(rows)} more cases" in text
     assert "forward/nsa" in rows[0], "the worst is never omitted"
-    assert "harness calibrate" in text, "what follows the table is kept"
+    assert "harness doctor" in text, "what follows the table is kept"
 
 
 def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
@@ -189,7 +189,6 @@ def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
         case,
         reason=NASTY,
         device=NASTY,
-        calibration=NASTY,
         remedies=(NASTY,),
         findings=(Finding(check=NASTY, decision=Decision.GO, reason=NASTY),),
         left_out=(LeftOut(case_id=NASTY, suite=NASTY, reason=NASTY),),

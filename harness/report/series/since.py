@@ -85,7 +85,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
         summaries: Of the later run, as its verdict.
     """
     sides = before, now
-    found, then = compare.runs(before, now, across=True, calibrations=None), summarise(before)
+    found, then = compare.runs(before, now, across=True), summarise(before)
     suite = replace(now.suite, cases=before.suite.cases)
     was = gate.judge(suite, before.environment, then, scaling.fit(then))
     name = {i: f"`{i}`" if name == i else name for i, name in case_names(now.suite).items()}

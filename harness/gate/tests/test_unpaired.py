@@ -1,0 +1,148 @@
+"""Comparisons with stored processes, and cases of different noise judged together."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.analysis.comparison import judge, statistics
+from harness.gate.noise import NOISY_TOLERANCE, by_scatter
+from harness.gate.unpaired import Process, compare_stored
+from harness.records import Change, Pair, Thresholds
+from reports.studies.noise import NOISY, TYPICAL, Noise
+
+
+def drawn(noise: Noise, n: int, *, seed: int, ratio: float = 1.0) -> list[Pair]:
+    draw = noise.draw(np.random.default_rng(seed), 1, n)
+    return [
+        Pair(
+            baseline_s=0.01 * math.exp(a),
+            candidate_s=0.01 * ratio * math.exp(b),
+            swapped=i % 2 == 1,
+        )
+        for i, (a, b) in enumerate(zip(draw.baseline[0], draw.candidate[0], strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "process_cv", "tolerance"),
+    [({}, 0.014, 0.03), ({}, 0.015, 0.05), ({"tolerance": 0.04}, 0.1, 0.04)],
+)
+def test_only_a_case_that_scatters_far_has_a_wider_tolerance(
+    given: Mapping[str, Any], process_cv: float, tolerance: float
+) -> None:
+    assert by_scatter(Thresholds(**given), given, process_cv).tolerance == tolerance
+
+
+def test_the_wider_tolerance_is_never_above_that_of_stored_times() -> None:
+    strict = Thresholds(stored_tolerance=0.04)
+
+    assert by_scatter(strict, {}, 0.1).tolerance == 0.04 < NOISY_TOLERANCE
+
+
+def test_cases_of_different_noise_are_judged_together() -> None:
+    """By Holm over all of them, each under its own tolerance."""
+    pairs = {"a": drawn(TYPICAL, 32, seed=1), "b": drawn(NOISY, 32, seed=3)}
+    own = {"a": Thresholds(), "b": by_scatter(Thresholds(), {}, 0.025)}
+
+    def changes(**own: Thresholds) -> list[Change]:
+        looked = {case_id: statistics(pairs[case_id], t) for case_id, t in own.items()}
+        return [answer.change for answer in judge(looked, own).values()]
+
+    assert changes(**own) == [Change.SAME, Change.SAME]
+    assert changes(a=own["a"], b=Thresholds()) == [Change.SAME, Change.UNDECIDED]
+
+
+# --- against a stored baseline -----------------------------------------------------------
+
+
+def processes(*levels: float, hz: float | None = None) -> list[Process]:
+    return [Process(samples_s=(0.01 * level,), hz=hz, wall_s=10.0) for level in levels]
+
+
+def drawn_levels(level: float, n: int, *, seed: int) -> list[float]:
+    return [level * math.exp(x) for x in np.random.default_rng(seed).normal(0, 0.005, size=n)]
+
+
+def stored(ratio: float, *, day_cv: float = 0.005, n: int = 10, hz: float | None = None):
+    before = processes(*drawn_levels(1.0, n, seed=1), hz=1.98e9 if hz else None)
+    now = processes(*drawn_levels(ratio, n, seed=2), hz=hz)
+    limits = {"a": Thresholds()}
+    return compare_stored({"a": (before, now)}, day_cv=day_cv, thresholds=limits)[0]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "day_cv", "change"),
+    [
+        pytest.param(1.00, 0.005, Change.SAME, id="unchanged"),
+        pytest.param(1.05, 0.005, Change.SLOWER, id="5 % slower"),
+        pytest.param(0.90, 0.005, Change.FASTER, id="10 % faster"),
+        pytest.param(1.05, 0.020, Change.UNDECIDED, id="days differ by as much"),
+        pytest.param(1.00, 0.020, Change.UNDECIDED, id="no change, and no way to know"),
+    ],
+)
+def test_a_stored_baseline_decides_within_the_variation_of_days(
+    ratio: float, day_cv: float, change: Change
+) -> None:
+    answer = stored(ratio, day_cv=day_cv)
+
+    assert answer.change is change
+    assert (answer.low or math.inf) < ratio < (answer.high or 0)
+    if change is Change.UNDECIDED:
+        assert answer.pairs_needed == 20
+        assert answer.minutes_needed == pytest.approx(20 * 20.0 / 60)
+
+
+def test_cases_of_other_suites_count_in_the_correction() -> None:
+    levels = [processes(*drawn_levels(ratio, 10, seed=1)) for ratio in (1.0, 1.03)]
+
+    p_values = [
+        compare_stored(
+            {"a": (levels[0], levels[1])}, beside=n, day_cv=0.005, thresholds={"a": Thresholds()}
+        )[0].p_value
+        for n in (0, 59)
+    ]
+
+    assert p_values[0]
+    assert p_values[1] == pytest.approx(60 * p_values[0])
+
+
+def test_two_noisy_processes_are_undecided() -> None:
+    """Student's quantile of one degree of freedom takes the bound out of all sense."""
+    wild, alike = processes(1.0, 3.0), processes(1.0, 1.1)
+    sides = {"a": (wild, wild), **{f"b{i}": (alike, alike) for i in range(5)}}
+
+    limits = dict.fromkeys(sides, Thresholds(alpha=1e-4))
+    (answer, *_) = compare_stored(sides, day_cv=0.01, thresholds=limits)
+
+    assert answer.change is Change.UNDECIDED
+    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
+    assert "unbounded" in answer.reason
+
+
+def test_more_processes_do_not_reduce_the_variation_between_days() -> None:
+    few, many = stored(1.0, n=10, day_cv=0.02), stored(1.0, n=1000, day_cv=0.02)
+
+    assert few.high is not None
+    assert many.high is not None
+    assert many.high - many.ratio > 0.9 * (few.high - few.ratio)
+
+
+def test_a_day_with_another_clock_is_undecided() -> None:
+    assert stored(1.05, hz=1.98e9 / 1.05).clock_explained
+    assert stored(1.05, hz=1.98e9).change is Change.SLOWER
+
+
+def test_the_interval_over_days_covers_the_true_ratio() -> None:
+    rng = np.random.default_rng(1)
+    inside = 0
+    for _ in range(400):
+        days = np.exp(rng.normal(0.0, 0.01, size=2))
+        before, now = (processes(*d * np.exp(rng.normal(0.0, 0.008, size=5))) for d in days)
+        sides, limits = {"a": (before, now)}, {"a": Thresholds()}
+        (answer,) = compare_stored(sides, day_cv=0.01, thresholds=limits)
+        inside += (answer.low or math.inf) < 1.0 < (answer.high or 0)
+
+    assert 0.97 < inside / 400 < 1.0
