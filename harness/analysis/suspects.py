@@ -15,18 +15,14 @@ from enum import StrEnum
 from itertools import combinations, product
 
 from harness.analysis.effects import (
-    OTHER,
-    OUTSIDE,
     axes_of,
     mean_ratio,
     per_token,
     ratio_ends,
     shared_levels,
-    stack_of,
     value_at,
     values_of,
 )
-from harness.analysis.roofline import clock_limit
 from harness.analysis.scaling import groups_along
 from harness.records import (
     METRICS,
@@ -36,7 +32,6 @@ from harness.records import (
     Gap,
     Match,
     Outcome,
-    Run,
     Scalar,
     Suite,
     Suspect,
@@ -51,8 +46,6 @@ RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
 FASTER_GPU = 4.0
 """Assumed: how many times as fast as the GPU of the gap another one may be."""
-ALIKE = 1.05
-"""Ratio of a part to the same one of another case up to which they take as long."""
 LARGE = 1.2
 """By more than this a case with two values of axes that act together differs from those without."""
 
@@ -186,80 +179,6 @@ def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
     if len(steps) == 1 or mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
-
-
-# --- what keeps a case from its limit ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """A part of a step against the time that the step must lose."""
-
-    name: str
-    most_s: float
-    """What it takes now: no change of it can save more."""
-    conclusion: Conclusion
-    faster: float | None = None
-    """How many times as fast it must be, if that is enough."""
-    share: float | None = None
-    """Of the time to lose that it can save at most, if it contributes."""
-
-
-def savings(step_s: float, limit_s: float, parts: Mapping[str, float]) -> tuple[Saving, ...]:
-    """Each part of a step, in seconds, against what the step exceeds its limit by; the largest
-    part first. Empty for a step within its limit."""
-    lose_s = step_s - limit_s
-    found = []
-    for name, most_s in sorted(parts.items(), key=lambda part: -part[1]) if lose_s > 0 else ():
-        conclusion, faster, share = Conclusion.CONTRIBUTES, None, None
-        if most_s > lose_s:
-            conclusion, faster = Conclusion.ENOUGH, most_s / (most_s - lose_s)
-        elif RULING_OUT * most_s < lose_s:
-            conclusion = Conclusion.RULED_OUT
-        else:
-            share = most_s / lose_s
-        found.append(
-            Saving(name=name, most_s=most_s, conclusion=conclusion, faster=faster, share=share)
-        )
-    return tuple(found)
-
-
-def parts_of(
-    run: Run, case: Case, beside: Case | None = None
-) -> tuple[float, Mapping[str, float]] | None:
-    """The step of a profiled case and its parts, in seconds, with what a clock limit costs: that
-    overlaps the others. None without two ranges.
-
-    Args:
-        beside: A case that this one is compared with. A part of both counts by what it takes longer
-            here, and not at all if that is little.
-    """
-    stack = stack_of(run, case)
-    if stack is None:
-        return None
-    theirs: dict[str, float] = {}
-    if beside is not None:
-        ranges = stack_of(run, beside)
-        theirs = {**(ranges.parts if ranges else {}), **_lost(run, beside)}
-        theirs.pop(OTHER, None)  # kernels without a range are not the same ones
-    parts = {**stack.parts, **_lost(run, case)}
-    return stack.step_s, {
-        name: t - theirs.get(name, 0.0)
-        for name, t in parts.items()
-        if name not in theirs or t > ALIKE * theirs[name]
-    }
-
-
-def _lost(run: Run, case: Case) -> dict[str, float]:
-    """What any profiled case loses outside its kernels and to a limit of its clock, in seconds."""
-    found = [m.breakdown for m in run.of(case.case_id) if m.breakdown and m.profile]
-    b = next((b for b in found if b.device_busy_s), None)
-    if b is None or b.device_busy_s is None:
-        return {}
-    gpu = run.environment.gpu
-    limit = clock_limit(run.of(case.case_id), gpu.max_sm_clock_hz if gpu else None)
-    clock = {f"{limit.by} limit": limit.lost * b.step_s} if limit else {}
-    return {OUTSIDE: max(0.0, b.step_s - b.device_busy_s), **clock}
 
 
 # --- two axes that act only together ------------------------------------------------------

@@ -168,12 +168,11 @@ def build(
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
-    over = remedies.excess(verdict, run)
     parts = stacks(
         run,
         summaries,
         [s.case.case_id for s in _judged(run, summaries)],
-        first=(over.case_id, over.partner) if over else (),
+        first=remedies.slowest(verdict),
     )
     pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]
@@ -221,20 +220,15 @@ def build(
             *(text.crossover_brief(of, suite.axis) for of in ahead),
             *text.overhead_bullet(run),
             *remedies.sentences(
-                [
-                    c
-                    for c in remedies.relevant(found, verdict)
-                    if c.share is None or not (over or diagnoses)
-                ],
+                [c for c in remedies.relevant(found, verdict) if c.share is None or not diagnoses],
                 short,
             ),
         ),
         "next_steps": (
-            *remedies.next_steps(verdict, run, failed, diagnoses, found, over),
+            *remedies.next_steps(verdict, run, failed, diagnoses, found),
             *filter(None, [changed.step if changed else ""]),
         )[: remedies.MAX_STEPS],
         "causes": remedies.table(found, short),
-        "savings": remedies.savings_table(over, short),
         "suspects": answer.suspects_table(diagnoses, suite),
         "trust": "; ".join(steadiness.trust(run, summaries, verdict, found)),
         "rules": tables.rules(briefly, suite.parts),

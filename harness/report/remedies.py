@@ -4,11 +4,10 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.suspects import Conclusion, Diagnosis, Saving, parts_of, savings
+from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     OVER_STEPS,
     WORST_FIRST,
@@ -134,83 +133,7 @@ def _where(c: Cause, names: Mapping[str, str]) -> str:
     return f"{names[c.cases[0]]}{more}"
 
 
-# --- what keeps a case from its rule -----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Excess:
-    """A case that misses its rule, and what each part of its step can save."""
-
-    rule: str
-    case_id: str
-    partner: str
-    """The case that it is compared with, if the rule is a ratio."""
-    beyond: str
-    """The provider of that case."""
-    step_s: float
-    lose_s: float
-    parts: tuple[Saving, ...]
-
-
-def excess(v: Verdict, run: Run) -> Excess | None:
-    """The case that misses its rule farthest, of those with a profile. Against another case, a part
-    that both have counts by what it takes longer here."""
-    missed = [
-        (times, r.rule, f.subject, f.partner)
-        for r in v.rules
-        if r.applies and r.counts and r.stated and r.decision is not Decision.GO
-        for f in r.findings
-        if (times := times_due(r.stated, f)) > 1
-    ]
-    cases = {c.case_id: c for c in run.suite.cases}
-    for times, rule, case_id, partner in sorted(missed, reverse=True):
-        beside = cases.get(partner)
-        found = parts_of(run, cases[case_id], beside) if case_id in cases else None
-        if found and found[1]:
-            step_s, parts = found
-            limit_s = step_s / times
-            return Excess(
-                rule=rule,
-                case_id=case_id,
-                partner=partner,
-                beyond=beside.provider if beside else "",
-                step_s=step_s,
-                lose_s=step_s - limit_s,
-                parts=savings(step_s, limit_s, parts),
-            )
-    return None
-
-
-def savings_table(found: Excess | None, names: Mapping[str, str]) -> Table | None:
-    """What keeps the case from its rule; None without one."""
-    if found is None:
-        return None
-    out = [s for s in found.parts if s.conclusion is Conclusion.RULED_OUT]
-    left = [s for s in found.parts if s not in out]
-    rows = [(s.name, units.duration(s.most_s), _saves(s)) for s in left[: MAX_ROWS - 1]]
-    if out:
-        most = units.duration(max(s.most_s for s in out))
-        each = f"at most {most} each" if len(out) > 1 else most
-        rows.append((listed([s.name for s in out]), each, str(Conclusion.RULED_OUT)))
-    over = f"{units.duration(found.lose_s)} of {units.duration(found.step_s)}"
-    head = f"what keeps {names[found.case_id]} from “{found.rule}” ({over} too slow)"
-    most = f">most it can save{f' beyond {found.beyond}' if found.beyond else ''}"
-    return Table(columns=(head, most, "conclusion"), rows=tuple(rows))
-
-
-def speed_up(found: Excess, run: Run) -> str:
-    """`Speed up select: `...``; the table beside it has the case and the times."""
-    again = AGAIN.format(suite=shlex.quote(run.suite.path), case=shlex.quote(found.case_id))
-    again += f" -f {shlex.quote(found.partner)}" if found.partner else ""
-    return f"Speed up {found.parts[0].name}: `{again}`"
-
-
-def _saves(s: Saving) -> str:
-    if s.faster:
-        return f"enough if {units.factor(s.faster)} faster"
-    if s.share:
-        return f"contributes, at most {units.percent(s.share)}"
-    return str(s.conclusion)
+# --- next steps ---------------------------------------------------------------------------
 
 
 def times_due(rule: Rule | None, f: Finding) -> float:
@@ -233,19 +156,22 @@ def slow_of(r: RuleResult) -> dict[Finding, float]:
     return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
 
 
+def slowest(v: Verdict) -> tuple[str, ...]:
+    """The case that misses a rule about speed farthest, and the one that it is compared with."""
+    missed = [r for r in v.rules if r.applies and r.stated and r.decision is not Decision.GO]
+    due = {f: times for r in missed for f, times in slow_of(r).items()}
+    worst = max(due, key=lambda f: due[f], default=None)
+    return (worst.subject, worst.partner) if worst else ()
+
+
 def next_steps(
     v: Verdict,
     run: Run,
     failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
-    over: Excess | None = None,
 ) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
-
-    Args:
-        over: The case that misses its rule farthest.
-    """
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
@@ -264,9 +190,6 @@ def next_steps(
     if remedies:
         steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    if over and over.parts[0].conclusion is not Conclusion.RULED_OUT:
-        steps[speed_up(over, run)] = None
-        later = [c for c in later if c.kind is not CauseKind.STEEP]
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"

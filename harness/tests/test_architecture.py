@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
-    "harness/analysis": 5_430,
+    "harness/analysis": 5_350,
     "harness/bisect": 2_010,
     "harness/cli": 2_600,
     "harness/executor": 1_170,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_690,
     "harness/program": 2_020,
     "harness/records": 1_940,
-    "harness/report": 4_760,
+    "harness/report": 4_680,
     "harness/runner": 2_450,
     "harness/store": 1_340,
     "harness/suite": 2_270,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 25_950, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 25_900, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

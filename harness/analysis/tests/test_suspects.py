@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.summary import summarise
-from harness.analysis.suspects import Conclusion, Diagnosis, diagnose, savings
+from harness.analysis.suspects import Conclusion, Diagnosis, diagnose
 from harness.records import Case, Gap, Match, Measurement, Outcome, Suspect, Suspects
 from harness.tests.fake_runs import ended, run, sweep, timed, to
 
@@ -128,22 +128,3 @@ def test_a_gap_in_time_is_above_what_was_expected() -> None:
 
     assert late.factor == pytest.approx(10)
     assert [found[n].conclusion for n in ("loop", "gc", "base")] == [ENOUGH, RULED_OUT, RULED_OUT]
-
-
-# --- what keeps a case from its limit ----------------------------------------------------
-
-
-def test_a_part_is_enough_contributes_or_is_ruled_out() -> None:
-    """134 ms, of which 34 are too many."""
-    parts = {"gate": 0.008, "window": 0.017, "select": 0.059}
-
-    found = {s.name: s for s in savings(0.134, 0.100, parts)}
-
-    assert [*found] == ["select", "window", "gate"]
-    assert (found["select"].conclusion, found["gate"].conclusion) == (ENOUGH, RULED_OUT)
-    assert found["select"].faster == pytest.approx(59 / 25)
-    assert found["window"].conclusion is CONTRIBUTES
-    assert found["window"].share == pytest.approx(0.5)
-    assert savings(0.09, 0.1, parts) == ()
-    (whole,) = savings(2.0, 1.0, {"all": 1.0})  # it would have to vanish
-    assert (whole.conclusion, whole.faster, whole.share) == (CONTRIBUTES, None, 1.0)
