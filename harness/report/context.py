@@ -168,11 +168,12 @@ def build(
     suite, env = run.suite, run.environment
     verdict = gate.judge(suite, env, summaries, fits)
     against = versus(summaries)
+    slow = remedies.slowest(verdict)
     parts = stacks(
         run,
         summaries,
         [s.case.case_id for s in _judged(run, summaries)],
-        first=remedies.slowest(verdict),
+        first=slow,
     )
     pictures = _pictures(run, summaries, fits, against, parts)
     names = [p.name for p in pictures]
@@ -220,7 +221,11 @@ def build(
             *(text.crossover_brief(of, suite.axis) for of in ahead),
             *text.overhead_bullet(run),
             *remedies.sentences(
-                [c for c in remedies.relevant(found, verdict) if c.share is None or not diagnoses],
+                [
+                    c
+                    for c in remedies.relevant(found, verdict)
+                    if c.share is None or not (slow or diagnoses)
+                ],
                 short,
             ),
         ),
