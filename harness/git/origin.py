@@ -1,14 +1,15 @@
 """Child side: which files the code under test was loaded from.
 
-Two working trees of one project use the same module names. Only a module's file shows that a
-worker imported it from the other tree, or from a third such as an editable install of the user.
+One rule: a module that exists in the tree under test must come from there. Two working trees of one
+project use the same module names, and so may an installed package; only a module's file shows that
+a worker imported another one.
 """
 
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,139 +18,68 @@ from harness.git import repository
 
 OURS = "harness"
 """The package that measures: the same for baseline and candidate, so from neither tree."""
-REMEDY = "name the folder it is imported from under `roots` in the policy (--root of a bisection)"
-SHADOW_REMEDY = (
-    "uninstall that package, take it off PYTHONPATH, rename one of the two, or name its folder "
-    "with --root"
+REMEDY = (
+    "uninstall or rename the other one, take it off PYTHONPATH, or name the folder to import from "
+    "under `roots` in the policy (--root of a bisection)"
 )
-LAYOUTS = ("src", "python", "lib")
-"""Folders of a tree in which projects keep their packages."""
 
 # Python's messages about a module that it cannot find.
 _NOT_FOUND = re.compile(
     r"No module named '?(?P<module>[\w.]+)"
     r"|cannot import name '(?P<name>\w+)' from '(?P<package>[\w.]+)'"
 )
-_HARNESS = str(Path(__file__).resolve().parents[1])
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
-_INSTALLED = ("stdlib", "platstdlib", "purelib", "platlib")
 
 
-def loaded(
-    factory_module: str, roots: Sequence[str], elsewhere: Sequence[str] = ()
-) -> tuple[Mapping[str, str], tuple[str, ...]]:
-    """The loaded packages under test, and which modules came from a wrong place.
+def loaded() -> dict[str, str]:
+    """The loaded modules that have a file: name -> file.
 
-    Under test are the package of the factory, every package in the roots, and whatever was loaded
-    from another working tree of the repository.
+    Read from `__dict__`, because attribute access would load a lazy module.
+    """
+    known = {name: getattr(m, "__dict__", {}) for name, m in [*sys.modules.items()]}
+    files = {name: attributes.get("__file__") for name, attributes in known.items()}
+    return {name: file for name, file in files.items() if isinstance(file, str)}
+
+
+def misplaced(
+    modules: Mapping[str, str], folders: Sequence[str], elsewhere: Sequence[str] = ()
+) -> str:
+    """The modules that the tree under test has, but that came from another place, with the remedy;
+    empty if there are none.
 
     Args:
-        factory_module: Dotted name of the module with the case's factory.
-        roots: Folders that the code under test must come from; nothing is checked without any.
-        elsewhere: Working trees of the repository that it must not come from.
-
-    Returns:
-        Package -> file, of those under test and all others that are not installed; and one
-        sentence per module from a wrong place.
+        modules: Name -> file of what was loaded.
+        folders: Of the tree under test, as searched for modules.
+        elsewhere: Other working trees of the repository. A file there is in the tree if the tree
+            has a file of the same path.
     """
-    code = own_packages()
-    tested = {_top(factory_module)} - {"", OURS, *sys.stdlib_module_names}
-    code |= {n: place for n in tested & {*sys.modules} for place in _places(sys.modules[n])}
-    if not roots:
-        return code, ()
-    tested |= packages_in(roots)
-    found, others = [], []
-    for name, module in sorted(sys.modules.items()):
-        if _top(name) not in tested:
-            if elsewhere and (file := _file(module)):
-                others.append((name, file))
-            continue
-        places = _places(module)
-        if name == _top(name) and places:
-            code[name] = places[0]
-        found += [(name, place) for place in places]
-    return code, (*outside(found, roots), *from_other_trees(others, roots, elsewhere))
-
-
-def outside(places: Iterable[tuple[str, str]], roots: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per module whose file is not in the roots."""
-    inside = tuple(map(os.path.realpath, roots))
-    return tuple(f"{name} is {place}" for name, place in places if not _is_in(_real(place), inside))
-
-
-def from_other_trees(
-    places: Iterable[tuple[str, str]], roots: Sequence[str], elsewhere: Sequence[str]
-) -> tuple[str, ...]:
-    """One sentence per module that is code of a working tree other than that of the roots.
-
-    The harness, installed packages and files that git ignores (a virtual environment may be in a
-    working tree) do not count.
-    """
-    if not (roots and elsewhere):
-        return ()
-    mine = os.path.realpath(repository.top(roots))
-    trees = {mine, *map(os.path.realpath, elsewhere)}
-    innermost_first = sorted(trees, key=len, reverse=True)
-    installed = {os.path.realpath(sysconfig.get_path(kind)) for kind in _INSTALLED} - trees
-    found: dict[str, dict[str, tuple[str, str]]] = {}
-    for name, place in places:
-        file = _real(place)
-        owner = next((tree for tree in innermost_first if _is_in(file, (tree,))), mine)
-        if owner != mine and _top(name) != OURS and not _is_in(file, (_HARNESS, *installed)):
-            found.setdefault(owner, {})[name] = (file, place)
-    return tuple(
-        f"{name} is {place}"
-        for owner, named in found.items()
-        for ignored in [_ignored(Path(owner), [file for file, _ in named.values()])]
-        for name, (file, place) in named.items()
-        if file not in ignored
-    )
-
-
-def _ignored(tree: Path, files: Sequence[str]) -> set[str]:
-    """The files that git ignores in their working tree."""
-    listed = repository.try_git(tree, "check-ignore", "--stdin", "-z", stdin="\0".join(files))
-    return {*(listed or "").split("\0")}
-
-
-def own_packages() -> dict[str, str]:
-    """The loaded top-level packages and modules that are not installed: name -> file."""
-    left_out = {OURS, "__main__", "sitecustomize", *sys.stdlib_module_names}
-    names = {name for name in sys.modules if "." not in name} - left_out
-    places = {name: _places(sys.modules[name]) for name in sorted(names)}
-    return {name: p[0] for name, p in places.items() if p and not _is_installed(p[0])}
-
-
-def _is_installed(file: str) -> bool:
-    """Whether a file belongs to this Python, or was installed there."""
-    place = _real(file)
-    parts = {"site-packages", "dist-packages"} & {*Path(place).parts}
-    return bool(parts) or _is_in(place, (_STDLIB,))
-
-
-def shadowed(folders: Sequence[str]) -> tuple[str, ...]:
-    """One sentence per loaded package with a module that a folder contains too, but that is from
-    none of them."""
+    mine = os.path.realpath(repository.top(folders))
+    trees = sorted({mine, *map(os.path.realpath, elsewhere)}, key=len, reverse=True)
+    inside = tuple(map(os.path.realpath, folders))
+    own = {path.stem for folder in folders for path in Path(folder).iterdir()}
+    own -= {OURS, *sys.stdlib_module_names}
     found: dict[str, str] = {}
-    places = (Path(folder, name) for folder in folders for name in LAYOUTS)
-    nested = [str(place) for place in places if place.is_dir()]
-    for folder in (*folders, *nested):
-        own = {path.stem for path in Path(folder).iterdir()} - {OURS, *sys.stdlib_module_names}
-        for name in sorted(name for name in [*sys.modules] if _top(name) in own):
-            file, wanted = _file(sys.modules.get(name)), _module_file(folder, name)
-            if not wanted or not file or _real(file) == _real(str(wanted)):
-                continue
-            if _is_installed(file) or outside([(name, file)], folders):
-                found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
-    return tuple(found.values())
+    for name, file in sorted(modules.items()):
+        place, wanted = _real(file), None
+        if _top(name) in own:
+            files = (_module_file(folder, name) for folder in folders)
+            wanted = next(filter(None, files), None)
+        owner = next((tree for tree in trees if _is_in(place, (tree,))), mine)  # the innermost
+        if owner != mine and _top(name) != OURS:
+            twin = Path(mine, Path(place).relative_to(owner))
+            wanted = wanted or (twin if twin.is_file() else None)
+        if wanted is None or place == _real(str(wanted)):
+            continue
+        if owner != mine or _is_installed(place) or not _is_in(place, inside):
+            found.setdefault(_top(name), f"{name} is {file}, not {wanted}")
+    return "; ".join([*found.values(), REMEDY]) if found else ""
 
 
-def why_shadowed(message: str, folders: Sequence[str]) -> str:
-    """Which package was imported instead of the one in the folders; empty if none was.
+def hidden(message: str, folders: Sequence[str]) -> str:
+    """The module of the folders that another package hides, with the remedy; empty if none does.
 
     Args:
         message: Python's message of an import that failed.
-        folders: Where the module may be.
     """
     for failed in _NOT_FOUND.finditer(message):
         name = failed["module"] or f"{failed['package']}.{failed['name']}"
@@ -157,12 +87,35 @@ def why_shadowed(message: str, folders: Sequence[str]) -> str:
         spec = find_spec(top) if "." in name and top not in (OURS, "__main__") else None
         if spec is None or spec.origin is None:  # not installed, or a namespace package
             continue
-        for folder in folders:
+        for folder in map(os.path.realpath, folders):
             package = Path(folder, *name.split("."))
             wanted = _module_file(folder, name) or (package if package.is_dir() else None)
-            if wanted and not Path(spec.origin).resolve().is_relative_to(Path(folder).resolve()):
-                return f"{name} is in {wanted}, but {top} was imported from {spec.origin}"
+            if wanted and not _is_in(_real(spec.origin), (folder,)):
+                return f"{name} is in {wanted}, but {top} is {spec.origin}; {REMEDY}"
     return ""
+
+
+def own_packages() -> dict[str, str]:
+    """The loaded top-level packages and modules that are not installed: name -> file, or the first
+    folder of a namespace package."""
+    left_out = {OURS, "__main__", "sitecustomize", *sys.stdlib_module_names}
+    names = {name for name in sys.modules if "." not in name} - left_out
+    places = {name: place_of(name) for name in sorted(names)}
+    return {name: place for name, place in places.items() if place and not _is_installed(place)}
+
+
+def place_of(name: str) -> str:
+    """The file of a loaded module, or the first folder of a namespace package; empty if unknown."""
+    module = sys.modules.get(name)
+    folders = [str(folder) for folder in getattr(module, "__path__", ())]
+    return getattr(module, "__file__", None) or next(iter(folders), "")
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to this Python, or was installed there."""
+    place = _real(file)
+    parts = {"site-packages", "dist-packages"} & {*Path(place).parts}
+    return bool(parts) or _is_in(place, (_STDLIB,))
 
 
 def packages_in(roots: Sequence[str]) -> set[str]:
@@ -181,18 +134,6 @@ def _module_file(folder: str, name: str) -> Path | None:
     place = Path(folder, *name.split("."))
     places = (place / "__init__.py", place.with_name(f"{place.name}.py"))
     return next((path for path in places if path.is_file()), None)
-
-
-def _file(module: object) -> str | None:
-    """A module's file; read from `__dict__`, because attribute access would load a lazy module."""
-    file = getattr(module, "__dict__", {}).get("__file__")
-    return file if isinstance(file, str) else None
-
-
-def _places(module: object) -> list[str]:
-    """A module's file; the first folder of a namespace package."""
-    file = getattr(module, "__file__", None)
-    return [file] if file else [str(folder) for folder in getattr(module, "__path__", ())][:1]
 
 
 @cache

@@ -8,7 +8,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,8 +21,6 @@ PREFIX = "harness-gate-"
 """First part of the name of every folder with temporary worktrees."""
 HELD = ".held"
 """File in such a folder that its process keeps locked while it runs."""
-ELSEWHERE_S = 86_400.0
-"""Worktrees of a missing folder are kept this long: it may be on another machine."""
 
 
 @contextmanager
@@ -58,12 +55,11 @@ def workplace(repository: Repository) -> Iterator[Path]:
 
 
 def sweep(repository: Repository) -> None:
-    """Remove the temporary worktrees of processes that have ended."""
+    """Remove the temporary worktrees of processes that have ended. git forgets those whose folder
+    is missing by itself (`git worktree prune`)."""
     trees = _temporary(repository)
     dead = {folder for folder in {tree.parent for tree in trees} if _is_dead(folder)}
-    entries = repository.root / repository.ask("rev-parse", "--git-common-dir") / "worktrees"
-    gone = [t for t in trees if not t.parent.exists() and _is_old(entries, t)]
-    _clear(repository, [*(t for t in trees if t.parent in dead), *gone])
+    _clear(repository, [tree for tree in trees if tree.parent in dead])
     for folder in dead:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,17 +89,6 @@ def _is_dead(folder: Path) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def _is_old(entries: Path, tree: Path) -> bool:
-    """Whether git's entry of a worktree is older than ELSEWHERE_S."""
-    for entry in entries.glob("*/gitdir"):
-        try:
-            if Path(entry.read_text().strip()).parent == tree:
-                return time.time() - entry.stat().st_mtime > ELSEWHERE_S
-        except OSError:
-            continue
-    return False
 
 
 def check_out(repository: Repository, tree: Path, commit: str) -> None:

@@ -299,8 +299,8 @@ class _Session:
         early = "".join(f"; rank {o.rank} had ended{o.after_step()}" for o in left)
         detail = f"{how}{failed.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}{early}"
         places = [str(self.folder.resolve()), *self.order.first]
-        if instead := origin.why_shadowed(errors, places):
-            return self.failed(Outcome.PATH_MISMATCH, f"{instead}; {origin.SHADOW_REMEDY}")
+        if hidden := origin.hidden(errors, places):
+            return self.failed(Outcome.PATH_MISMATCH, hidden)
         if _OUT_OF_MEMORY.search(errors):
             return self.failed(Outcome.OUT_OF_MEMORY, detail)
         for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy

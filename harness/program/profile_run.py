@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from harness.git import origin
 from harness.measure import attestation
 from harness.measure.profile import (
     MORE_STEPS,
@@ -109,25 +108,11 @@ def attested(
         code={**measured.code, **answer["code"]},
         flags_read=answer["flags_read"],
     )
-    wrong = [attestation.mismatch(case, ran)]
-    if outside := _outside(answer["places"], order):
-        listed = "; ".join(outside)
-        wrong.append(f"not from the tree under test: {listed}; {origin.REMEDY}")
-    if answer["shadowed"]:
-        wrong.append("; ".join((*answer["shadowed"], origin.SHADOW_REMEDY)))
-    if problem := "; ".join(filter(None, wrong)):
+    if problem := "; ".join(filter(None, (attestation.mismatch(case, ran), answer["misplaced"]))):
         bare = measured.without_samples(Outcome.PATH_MISMATCH, problem)
         bare = replace(bare, clock=None, warmup_s=(), steady=None)
         return replace(bare, peak_memory_bytes=None, readings={})
     return measured
-
-
-def _outside(places: Mapping[str, str], order: MeasureOrder) -> tuple[str, ...]:
-    """One sentence for each module that was loaded from outside the tree under test."""
-    roots, tested = order.roots, origin.packages_in(order.roots)
-    found = [item for item in places.items() if item[0].partition(".")[0] in tested]
-    others = [item for item in places.items() if item not in found]
-    return (*origin.outside(found, roots), *origin.from_other_trees(others, roots, order.elsewhere))
 
 
 class _HookedRun:
@@ -170,9 +155,8 @@ class _HookedRun:
                 profile_s=self.profile_s,
                 more_steps=self.more_steps,
                 ends_at=self.ends_at,
-                packages=tuple(sorted(origin.packages_in(self.order.roots))),
-                folders=self.order.elsewhere,
-                home=self.order.home,
+                folders=self.order.first,
+                elsewhere=self.order.elsewhere,
                 variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
                 options=tuple(self.program.carried.values()),
                 trace=self.order.trace,

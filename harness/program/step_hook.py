@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,12 +57,10 @@ class HookOrder:
     """Steps that may be counted beyond two."""
     ends_at: float
     """time.monotonic after which the answer is not used."""
-    packages: tuple[str, ...] = ()
-    """Packages whose modules' files the answer lists."""
     folders: tuple[str, ...] = ()
-    """Folders from which the answer lists every module."""
-    home: tuple[str, ...] = ()
-    """Folders that contain the code under test, for modules that shadow it."""
+    """Of the tree under test."""
+    elsewhere: tuple[str, ...] = ()
+    """Other working trees of the repository."""
     variables: tuple[str, ...] = ()
     """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
     options: tuple[str, ...] = ()
@@ -193,13 +191,16 @@ class StepHook:
             "pid": os.getpid(),
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
-            "places": _places(self._asked.packages, self._asked.folders),
             "code": origin.own_packages(),
-            "shadowed": origin.shadowed(self._asked.home),
+            "misplaced": self._misplaced(),
         }
         draft = self._folder / f"{ANSWER}.{os.getpid()}"
         draft.write_text(json.dumps(answer), encoding="utf-8")
         draft.replace(self._folder / ANSWER)
+
+    def _misplaced(self) -> str:
+        folders = self._asked.folders
+        return origin.misplaced(origin.loaded(), folders, self._asked.elsewhere) if folders else ""
 
 
 def _listen(stream: Any, heard: Callable[[str], None]) -> None:
@@ -229,18 +230,3 @@ def _is_running(claim: Path) -> bool:
     except FileNotFoundError:
         return False
     return state.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def _places(packages: Sequence[str], folders: Sequence[str]) -> dict[str, str]:
-    """Files of the loaded modules of these packages and folders, by module name."""
-    inside = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118
-    found = {name: getattr(module, "__file__", None) for name, module in [*sys.modules.items()]}
-    return {
-        name: file
-        for name, file in found.items()
-        if isinstance(file, str)
-        and (
-            name.partition(".")[0] in packages
-            or (inside and os.path.realpath(file).startswith(inside))
-        )
-    }

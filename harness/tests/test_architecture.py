@@ -71,11 +71,11 @@ MOST_LINES = {
     "harness/cli": 2_600,
     "harness/executor": 1_170,
     "harness/gate": 2_980,
-    "harness/git": 620,
+    "harness/git": 540,
     "harness/integrations": 1_030,
     "harness/machine": 1_650,
     "harness/measure": 2_690,
-    "harness/program": 2_020,
+    "harness/program": 2_000,
     "harness/records": 1_940,
     "harness/report": 4_680,
     "harness/runner": 2_450,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 25_900, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 25_800, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -348,7 +348,6 @@ def test_no_module_measures_by_the_wall_clock() -> None:
     assert readers == {
         "harness/measure/host_stacks.py",  # finds its looks among a profile's events
         "harness/machine/nvml.py",  # NVML dates what it has seen of a process
-        "harness/git/worktrees.py",  # compares with the date of a folder
     }
 
 

@@ -172,13 +172,8 @@ def _repeated(
 
 def _require_code(order: MeasureOrder) -> Mapping[str, str]:
     """Files that the code under test was loaded from; PathMismatch if a wrong file was loaded."""
-    module = order.case.factory.partition(":")[0]
-    code, strangers = origin.loaded(module, order.roots, order.elsewhere)
-    if strangers:
-        first, *others = strangers
-        more = f" and {len(others)} more" if others else ""
-        problem = f"not from the tree under test: {first}{more}; {origin.REMEDY}"
-        raise attestation.PathMismatch(problem)
-    if instead := origin.shadowed(order.first or [str(Path.cwd())]):
-        raise attestation.PathMismatch("; ".join((*instead, origin.SHADOW_REMEDY)))
-    return code
+    folders = order.first or [str(Path.cwd())]
+    if wrong := origin.misplaced(origin.loaded(), folders, order.elsewhere):
+        raise attestation.PathMismatch(wrong)
+    package = order.case.factory.partition(":")[0].partition(".")[0]
+    return {package: origin.place_of(package), **origin.own_packages()}

@@ -51,9 +51,8 @@ def load_factory(name: str) -> Factory:
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
-        if instead := origin.shadowed([str(Path.cwd())]):
-            problem = "; ".join((*instead, origin.SHADOW_REMEDY))
-            raise attestation.PathMismatch(problem) from error
+        if wrong := origin.misplaced(origin.loaded(), [str(Path.cwd())]):
+            raise attestation.PathMismatch(wrong) from error
         missing = f"{module_name} has no {function!r}"
         raise NoFactory(name, missing, _suggestion(function, module)) from error
     if not callable(factory):
@@ -82,8 +81,7 @@ def _suggestion(function: str, module: ModuleType) -> str:
 
 def hides(error: ImportError) -> str:
     """Which package hides the module that was not found, and the remedy; empty if none does."""
-    instead = origin.why_shadowed(str(error), [str(Path.cwd()), *sys.path])
-    return f"{instead}; {origin.SHADOW_REMEDY}" if instead else ""
+    return origin.hidden(str(error), [str(Path.cwd()), *sys.path])
 
 
 def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:

@@ -1,17 +1,15 @@
 """Repositories: what they answer, and worktrees that leave nothing behind."""
 
 import os
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from harness.errors import HarnessError
 from harness.git.repository import Repository, read_git
-from harness.git.worktrees import PREFIX, checked_out, sweep
+from harness.git.worktrees import checked_out
 from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
 from reports.studies.planted_history import fingerprint
 
@@ -161,19 +159,3 @@ def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -
             assert mine.is_dir()
 
     assert fingerprint(toys) == before
-
-
-@pytest.mark.parametrize(("age_s", "left"), [(60.0, True), (2 * 86_400.0, False)])
-def test_worktrees_of_a_missing_folder_are_kept_for_a_day(
-    age_s: float, left: bool, toys: Path, tmp_path: Path
-) -> None:
-    """The folder may be on another machine that shares the repository."""
-    tree = tmp_path / f"{PREFIX}x/base"
-    git(toys, "worktree", "add", "--quiet", "--detach", str(tree), "main")
-    shutil.rmtree(tree.parent)
-    (entry,) = (toys / ".git/worktrees").glob("*/gitdir")
-    os.utime(entry, (time.time() - age_s,) * 2)
-
-    sweep(Repository(toys))
-
-    assert (str(tree) in git(toys, "worktree", "list")) is left

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness.messages import ASK_FOR_STACKS, MeasureOrder
-from harness.program import process, profile_run, step_hook
+from harness.program import process, profile_run
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import reads, sitecustomize
 from harness.program.step_hook import CLAIM, HookOrder
@@ -31,6 +31,7 @@ from harness.records import (
     Program,
 )
 from harness.tests.commands import STEPS, suite_of
+from harness.tests.gate_repositories import write
 
 TIMED = TimedProgram(setup_s=50.0, step_s=0.001, steps=8, setup_steps=1, by_lines=True)
 """Of a program with the fewest steps that can be counted."""
@@ -124,11 +125,11 @@ def reason_of(m: Measurement) -> str:
 def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     """The program starts a child, forks others, and has a sitecustomize."""
     site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text("import usual_start\nusual_start.ran += 1\n")
-    (site / "usual_start.py").write_text("ran = 0\n")
+    start = "import usual_start\nusual_start.ran += 1\n"
+    write(site, {"src/sitecustomize.py": start, "src/usual_start.py": "ran = 0\n"})
+    write(tmp_path, {"src/usual_start.py": ""})  # which nothing imports
     rule = "operators: {must: ['aten::addmm']}"
-    env = f"env: {{PYTHONPATH: {site}, NSA_X: 1}}"
+    env = f"env: {{PYTHONPATH: {site}/src, NSA_X: 1}}"
     subprocess.run(["git", "init", "--quiet", site], check=True)  # another working tree
     case = case_of(tmp_path, env, rule, program=TRAINING)
 
@@ -146,7 +147,7 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     assert measured.flags_read == {"NSA_X": False}, "PYTHONPATH may be read unseen"
     assert measured.effective["counted_by"] == LINES
     assert measured.effective["torch"] == torch.__version__
-    assert f"tree under test: usual_start is {site}" in measured.detail
+    assert f"usual_start is {site}/src/usual_start.py, not {tmp_path}" in measured.detail
     assert {"aten::addmm", "aten::mm"} <= {use.name for use in measured.profile.operators}
 
 
@@ -350,9 +351,8 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "by": OPTIMIZER,
         "torch": "2.11",
         "device": "cuda",
-        "places": {},
         "code": {},
-        "shadowed": [],
+        "misplaced": "",
         "flags_read": {},
     }
     monkeypatch.setattr(profile_run._HookedRun, "answer", lambda *_: answer)
@@ -370,43 +370,13 @@ def test_a_broken_rule_about_kernels_leaves_no_samples(
     assert counters_of(measured).dispatched_ops == 3
 
 
-def test_a_module_from_outside_the_tree_is_a_path_mismatch(
-    answering: dict[str, Any], tmp_path: Path
-) -> None:
-    """If a package of the roots, or another working tree of the repository, contains it."""
-    tree, mine = tmp_path / "tree", tmp_path / "mine"
-    (tree / "model").mkdir(parents=True)
-    (tree / "model" / "__init__.py").touch()
-    subprocess.run(["git", "init", "--quiet", mine], check=True)
-    own, other = str(tree / "model" / "__init__.py"), str(mine / "src" / "kern.py")
-    case, roots = case_of(tmp_path), (str(tree),)
-
-    answering["places"] = {"model": own, "kern": other}
-    assert attested(case, roots=roots).outcome is Outcome.OK
-    of_other_tree = attested(case, roots=roots, elsewhere=(str(mine),))
-    answering["places"] = {"model": own, "model.layers": "/home/me/model/layers.py"}
-    of_package = attested(case, roots=roots)
-
-    assert of_other_tree.outcome is of_package.outcome is Outcome.PATH_MISMATCH
-    assert f"kern is {other}" in of_other_tree.detail
-    assert "model.layers is /home/me/model/layers.py" in of_package.detail
-
-
 def test_a_module_that_shadows_the_code_under_test_is_a_path_mismatch(
     answering: dict[str, Any], tmp_path: Path
 ) -> None:
-    answering |= {"code": {"nsa": "/site/nsa.py"}, "shadowed": ["nsa is /site/nsa.py, not /me/nsa"]}
+    answering |= {"code": {"nsa": "/site/nsa.py"}, "misplaced": "nsa is /site/nsa.py, not /me/nsa"}
 
     measured = attested(case_of(tmp_path))
 
     assert measured.code["nsa"] == "/site/nsa.py"
     assert measured.outcome is Outcome.PATH_MISMATCH
     assert "nsa is /site/nsa.py" in measured.detail
-
-
-def test_modules_are_found_by_their_package_or_their_folder() -> None:
-    here = Path(__file__).parent
-
-    assert step_hook._places(("json",), ()).keys() >= {"json", "json.decoder"}
-    assert __name__ not in step_hook._places(("json",), ())
-    assert __name__ in step_hook._places((), (str(here),))
