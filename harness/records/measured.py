@@ -177,7 +177,7 @@ class EvidenceFile:
     """One file of evidence of a failure, or why there is none."""
 
     name: str
-    """python stacks, native stacks, traceback, telemetry or reproduce."""
+    """python stacks, native stacks, traceback or telemetry."""
     path: str = ""
     """Relative to the run folder; empty if there is no file."""
     note: str = ""

@@ -230,7 +230,7 @@ def build(
             ),
         ),
         "next_steps": (
-            *remedies.next_steps(verdict, run, failed, diagnoses, found),
+            *remedies.next_steps(verdict, run, diagnoses, found),
             *filter(None, [changed.step if changed else ""]),
         )[: remedies.MAX_STEPS],
         "causes": remedies.table(found, short),

@@ -11,7 +11,7 @@ from harness.analysis.suspects import together
 from harness.records import CaseSummary, Decision, Measurement, Outcome, Run, Suite, Verdict
 from harness.report.answer import named
 from harness.report.failures import FAILED
-from harness.report.text import case_names, command_text, plural, together_sentences
+from harness.report.text import alone_command, case_names, command_text, plural, together_sentences
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
@@ -51,8 +51,7 @@ def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator
     steps = [text.format(harness=harness, run=run.run_id) for text in texts]
     if bad := next((m for m in run.measurements if m.outcome in FAILED or _unread(m)), None):
         steps = [f"Read its output: {run.folder}/{bad.log}"] if bad.log else []
-        only = f"--filter {shlex.quote(bad.case_id)} --set measure.processes=1"
-        steps.append(f"Repeat it alone: {harness} run {shlex.quote(run.suite.path)} {only}")
+        steps.append(f"Repeat it alone: {alone_command(run, bad.case_id, harness)}")
         if _unread(bad):
             case = next(s.case for s in cases if s.case.case_id == bad.case_id)
             way = f"{harness} init --command {shlex.quote(command_text(case))}"

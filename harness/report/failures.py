@@ -1,9 +1,8 @@
 """Sections "Failures", with the evidence and how to run a case again, and "What did not run"."""
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from harness.records import (
     CaseSummary,
@@ -16,7 +15,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name
+from harness.report.text import alone_command, case_names, listed, outcome_name
 
 FAILED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
 MAX_DETAIL, MAX_CASES = 240, 4
@@ -35,7 +34,7 @@ class Failure:
     facts: tuple[str, ...]
     """What the evidence adds to the detail."""
     command: str
-    """Runs the case alone; empty without a script on this machine."""
+    """Runs the case alone; empty if the suite allows the outcome."""
     files: str
     """The other files of evidence on this machine, and those never written, with the reason."""
 
@@ -53,16 +52,16 @@ def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
 def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     evidence = m.evidence or Evidence()
     files = [f for f in evidence.files if not f.path or Path(run.folder, f.path).is_file()]
-    script = next((f.path for f in files if f.name == "reproduce"), "")
+    allowed = s.case.allow.get(m.outcome, "")
     log = m.log if m.log and Path(run.folder, m.log).is_file() else ""
     return Failure(
         case_id=s.case.case_id,
         outcome=outcome_name(m.outcome),
         detail=m.detail.partition("\n")[0],
-        allowed=s.case.allow.get(m.outcome, ""),
+        allowed=allowed,
         facts=tuple(_facts(evidence)),
-        command=f"python {shlex.quote(str(Path(run.folder, script)))}" if script else "",
-        files=_files(files, log, beside=str(PurePath(script).parent) if script else ""),
+        command="" if allowed else alone_command(run, s.case.case_id),
+        files=_files(files, log),
     )
 
 
@@ -86,15 +85,9 @@ def _origin(o: NonFiniteOrigin) -> str:
     return f"{text}; {o.note}" if o.note else text
 
 
-def _files(files: Sequence[EvidenceFile], log: str, *, beside: str) -> str:
-    """The files, by name if they are beside the script; those never written; the log."""
-    parts = []
-    for file in files:
-        path = PurePath(file.path)
-        if not file.path:
-            parts.append(f"no {file.name} ({file.note})")
-        elif file.name != "reproduce":
-            parts.append(f"`{path.name if str(path.parent) == beside else path}`")
+def _files(files: Sequence[EvidenceFile], log: str) -> str:
+    """The files in the run's folder, those never written, and the log."""
+    parts = [f"`{f.path}`" if f.path else f"no {f.name} ({f.note})" for f in files]
     return ", ".join([*parts, *([f"log `{log}`"] if log else [])])
 
 

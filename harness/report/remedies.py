@@ -21,9 +21,15 @@ from harness.records import (
     Run,
     Verdict,
 )
-from harness.report.failures import Failure
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name, plural, rest_command
+from harness.report.text import (
+    alone_command,
+    case_names,
+    listed,
+    outcome_name,
+    plural,
+    rest_command,
+)
 from harness.report.verdict_text import misses
 
 MAX_STEPS, MAX_ROWS = 3, 8
@@ -167,13 +173,11 @@ def slowest(v: Verdict) -> tuple[str, ...]:
 def next_steps(
     v: Verdict,
     run: Run,
-    failed: Sequence[Failure],
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
 ) -> tuple[str, ...]:
     """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
-    commands = {f.case_id: f.command for f in failed if f.command}
     suite = shlex.quote(run.suite.path)
     if not run.ended_at:
         return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
@@ -184,7 +188,7 @@ def next_steps(
         steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
-    for step in _steps([f for r in left for f in r.findings], cases, short, commands, run):
+    for step in _steps([f for r in left for f in r.findings], cases, short, run):
         steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
     if remedies:
@@ -201,22 +205,20 @@ def _steps(
     found: Sequence[Finding],
     cases: Mapping[str, Case],
     short: Mapping[str, str],
-    commands: Mapping[str, str],
     run: Run,
 ) -> Iterator[str]:
     again = f"harness run {shlex.quote(run.suite.path)}"
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
-        alone = commands.get(f.subject) or f"{again} {_only([f.subject], cases)}"
+        alone = alone_command(run, f.subject)
         yield f"Reproduce {short.get(f.subject)} ({outcome_name(f.outcome)}): `{alone}`"
     if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
         ids = [f.partner for f in lacking]
         providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
         theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
-        script = next((commands[i] for i in ids if i in commands), "")
         install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
         first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
-        yield f"{first}: `{script or f'{again} {_only(ids, cases)}'}`"
+        yield f"{first}: `{again} {_only(ids, cases)}`"
     few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner) if i in cases]
     if any(cases[i].settings.processes < 2 for i in few):  # a rule compares cases of one run
         yield f"Measure in three processes: `{again} {_only(few, cases)} -s measure.processes=3`"

@@ -5,12 +5,11 @@ If a file cannot be written, the measurement is still stored and states why.
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
-from harness.runner import reproduce, stacks
+from harness.records import Evidence, EvidenceFile, Measurement, Outcome, Telemetry
+from harness.runner import stacks
 
 FOLDER = "evidence"
 LOG_HEAD_BYTES = 4 * 2**20
@@ -20,8 +19,6 @@ LOG_TAIL_BYTES = 4 * 2**20
 LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
 TAIL_S = 30.0
 """The last seconds of telemetry that go into a file."""
-REPRODUCED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED, Outcome.INVALID_ENVIRONMENT}
-"""Outcomes that get a script to reproduce the case."""
 
 _TRACEBACK = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 _LOG_TAIL_BYTES = 2**16
@@ -30,9 +27,8 @@ _LOG_TAIL_BYTES = 2**16
 class Folder:
     """The folder for the evidence of one process; created with its first file."""
 
-    def __init__(self, run_folder: Path, log: Path, first: Sequence[str] = ()) -> None:
-        """`log` is the log of the process, inside the run's folder; it searches `first` first."""
-        self.first = first
+    def __init__(self, run_folder: Path, log: Path) -> None:
+        """`log` is the log of the process, inside the run's folder."""
         self.log = log
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
@@ -62,7 +58,7 @@ def cut_log(log: Path) -> None:
             file.write(LEFT_OUT + tail)
 
 
-def complete(measurement: Measurement, case: Case, folder: Folder) -> Measurement:
+def complete(measurement: Measurement, folder: Folder) -> Measurement:
     """Write the files of the evidence; the measurement with all of it."""
     if measurement.outcome is Outcome.OK:
         return measurement
@@ -75,9 +71,6 @@ def complete(measurement: Measurement, case: Case, folder: Folder) -> Measuremen
     if measurement.telemetry and measurement.telemetry.t_s:
         text, kept = _tail(measurement.telemetry), EvidenceFile(name="telemetry")
         files.append(folder.write("telemetry.csv", text, kept))
-    if measurement.outcome in REPRODUCED:
-        text = reproduce.script(case, measurement, folder.path, folder.first)
-        files.append(folder.write(reproduce.NAME, text, EvidenceFile(name="reproduce")))
     return replace(measurement, evidence=replace(found, files=tuple(files)))
 
 

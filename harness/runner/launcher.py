@@ -91,8 +91,6 @@ class Worker:
     launched_at: float
     """time.monotonic at the fork, after the start of the forkserver."""
     cold: bool
-    first: Sequence[str]
-    """Folders that it searches first for modules."""
     closed_pipe: bool = False
     exit_code: int | None = None
     """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
@@ -424,7 +422,6 @@ class _ForkserverHandle:
             answers=answers,
             launched_at=launched_at,
             cold=cold,
-            first=order.first,
         )
 
     def preload(self, modules: Sequence[str]) -> str:

@@ -119,7 +119,7 @@ def watch(
     probes = of_case(probes, case)
     sampler = Sampler(worker, case, probes)
     story = Story(worker.launched_at, case, process, sampler.take, observer)
-    folder = evidence.Folder(run_folder, log, worker.first)
+    folder = evidence.Folder(run_folder, log)
     try:
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
         ending = _see_through(worker, case, story, recorder, folder, sampler)
@@ -145,7 +145,7 @@ def watch(
         wall_s=ended_at - worker.launched_at,
         log=str(log.relative_to(run_folder)),
     )
-    return evidence.complete(ranks.completed(found, probes), case, folder)
+    return evidence.complete(ranks.completed(found, probes), folder)
 
 
 def _see_through(

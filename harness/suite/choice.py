@@ -1,6 +1,6 @@
 """What the command line changes in a suite: `--set` its axes and settings, `--filter` its cases."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -94,7 +94,8 @@ def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) ->
     """The cases that filters keep; SuiteError if none is left."""
     if any(not f.removeprefix("!") for f in filters):
         raise SuiteError(path, "an empty filter matches every case", "Omit it to run all cases.")
-    kept = tuple(case for case in cases if passes(case.case_id, filters))
+    whole = frozenset(case.case_id for case in cases)
+    kept = tuple(case for case in cases if passes(case.case_id, filters, whole))
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
     if not kept:
@@ -108,10 +109,15 @@ def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) ->
     return kept
 
 
-def passes(case_id: str, filters: Sequence[str]) -> bool:
-    """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`."""
-    kept = [fits(case_id, f) for f in filters if not f.startswith("!")]
-    dropped = any(fits(case_id, f[1:]) for f in filters if f.startswith("!"))
+def passes(case_id: str, filters: Sequence[str], ids: Collection[str] = ()) -> bool:
+    """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`.
+    A filter that is one of the `ids` matches that case only."""
+
+    def matches(pattern: str) -> bool:
+        return case_id == pattern if pattern in ids else fits(case_id, pattern)
+
+    kept = [matches(f) for f in filters if not f.startswith("!")]
+    dropped = any(matches(f[1:]) for f in filters if f.startswith("!"))
     return not dropped and (any(kept) or not kept)
 
 

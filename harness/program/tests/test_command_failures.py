@@ -1,16 +1,14 @@
 """A program that fails, cannot start, or runs code that is not under test."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.errors import SuiteError
 from harness.program.process import Read, Tail
-from harness.records import Case, Measurement, Outcome, Suite
-from harness.runner import reproduce, watchdog
+from harness.records import Case, Outcome, Suite
+from harness.runner import watchdog
 from harness.runner.interleave import verified
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
@@ -48,7 +46,6 @@ wait_for_a_peer()
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
     stacks = tmp_path / file_of(m, "python stacks").path
     assert "in wait_for_a_peer" in stacks.read_text()
-    assert file_of(m, "reproduce").path
 
 
 def test_a_line_that_matches_alive_is_a_sign_of_life(warm: Launcher, tmp_path: Path) -> None:
@@ -189,24 +186,6 @@ broken()
     assert seen.frame.startswith("broken (program.py:")
     assert (seen.steps, seen.last_step) == (2, 1002)
     assert "exited with 1, after its step 1002:" in m.detail
-    command = [sys.executable, str(tmp_path / file_of(m, "reproduce").path)]
-    again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.stderr.endswith("ValueError: no data\n")
-    assert again.returncode == 1
-
-
-def test_the_script_of_a_program_imports_from_where_its_process_did(tmp_path: Path) -> None:
-    tree, script = tmp_path / "tree", tmp_path / reproduce.NAME
-    tree.mkdir()
-    (tree / "of_the_tree.py").write_text("print('mine')")
-    (case,) = suite_of("import of_the_tree", tmp_path).cases
-    crashed = Measurement(case_id=case.case_id, process=0, outcome=Outcome.CRASH)
-
-    script.write_text(reproduce.script(case, crashed, tmp_path, [str(tree)]))
-
-    answer = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert answer.stdout == "mine\n", answer.stderr
-    assert f"{sys.executable} {reproduce.NAME}" in script.read_text()
 
 
 def test_a_file_of_an_earlier_run_is_not_read(warm: Launcher, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from harness.report.failures import failures
 from harness.tests.fake_runs import ended, run, sweep
 
 
-def test_a_failure_shows_its_facts_and_the_files_and_the_command_that_are_there(
+def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(
     tmp_path: Path,
 ) -> None:
     (case,) = sweep(seq_len=[512])
@@ -18,7 +18,6 @@ def test_a_failure_shows_its_facts_and_the_files_and_the_command_that_are_there(
         files=(
             EvidenceFile(name="python stacks", path="evidence/x.0/python-stacks.txt"),
             EvidenceFile(name="native stacks", note="py-spy is not installed"),
-            EvidenceFile(name="reproduce", path="evidence/x.0/reproduce.py"),
         ),
     )
     said = "no progress for 30.2 s\na second line"
@@ -30,19 +29,20 @@ def test_a_failure_shows_its_facts_and_the_files_and_the_command_that_are_there(
 
     (elsewhere,) = failures(summary.summarise(recorded), recorded)
     (tmp_path / "evidence/x.0").mkdir(parents=True)
-    for name in ("x.log", "evidence/x.0/python-stacks.txt", "evidence/x.0/reproduce.py"):
+    for name in ("x.log", "evidence/x.0/python-stacks.txt"):
         (tmp_path / name).touch()
     (found,) = failures(summary.summarise(recorded), recorded)
 
     assert elsewhere.files == "no native stacks (py-spy is not installed)"
-    assert elsewhere.command == ""
-
     assert found.outcome == "hang"
     assert found.detail == "no progress for 30.2 s"
     assert "a kernel does not end" in found.facts[0]
-    assert found.files.startswith("`python-stacks.txt`, no native stacks (py-spy is not installed)")
+    assert found.files.startswith(
+        "`evidence/x.0/python-stacks.txt`, no native stacks (py-spy is not installed)"
+    )
     assert "log `x.log`" in found.files
-    assert found.command == f"python {recorded.folder}/evidence/x.0/reproduce.py"
+    only = f"--filter {case.case_id} --set measure.processes=1"
+    assert found.command == f"harness run {recorded.suite.path} {only}"
 
 
 def test_the_origin_of_a_nan_is_named_for_each_computation() -> None:

@@ -1,9 +1,7 @@
 """A hang is not a slow case; its stacks are kept, and the next case runs."""
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +45,7 @@ def hang(
 
 
 @with_stacks
-def test_a_hang_at_step_5_is_seen_its_stacks_are_kept_and_its_script_repeats_it(
+def test_a_hang_at_step_5_is_seen_and_its_stacks_are_kept(
     warm: Launcher, tmp_path: Path, clock: LeapingClock
 ) -> None:
     m = hang(warm, tmp_path, "hangs_at_5", clock, env={"NSA_TEST_FLAG": "a 'quoted' value"})
@@ -65,18 +63,6 @@ def test_a_hang_at_step_5_is_seen_its_stacks_are_kept_and_its_script_repeats_it(
     assert "wait_for_godot" in (tmp_path / file_of(m, "python stacks").path).read_text()
     assert "nanosleep" in (tmp_path / file_of(m, "native stacks").path).read_text()
     assert file_of(m, "native stacks").note
-
-    script = tmp_path / file_of(m, "reproduce").path
-    script.write_text(re.sub("STALL_S = .*", "STALL_S = 2.0", script.read_text(), count=1))
-    bare = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    again = subprocess.run(
-        [sys.executable, script], cwd="/", env=bare, capture_output=True, text=True, check=False
-    )
-
-    assert again.returncode == 1, again.stderr
-    assert "run 4:" in again.stdout
-    assert "run 5" not in again.stdout
-    assert "in wait_for_godot" in again.stderr
 
 
 def test_a_process_in_which_triton_has_compiled_writes_its_stacks(

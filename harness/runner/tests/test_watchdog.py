@@ -244,7 +244,7 @@ def watched(
         Channel(end).send(message)
     os.close(end)
     worker = SimpleNamespace(
-        pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True, first=(),
+        pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True,
         exit_code=0, wait=lambda **_: None, hung_up=lambda: None, end=lambda: survivors,
     )  # fmt: skip
     (folder / "x.log").touch()
@@ -334,7 +334,7 @@ def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) 
     evidence.cut_log(tmp_path / "gone/x.log")
     folder = evidence.Folder(tmp_path / "gone", tmp_path / "gone/x.log")
 
-    m = evidence.complete(replace(FAILED, outcome=Outcome.CRASH), make_case("good"), folder)
+    m = evidence.complete(replace(FAILED, outcome=Outcome.CRASH), folder)
 
     assert m.evidence
 
@@ -348,7 +348,6 @@ def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) 
     assert m.evidence
     assert [(f.name, f.path, f.note) for f in m.evidence.files] == [
         ("telemetry", "", "not written: Not a directory"),
-        ("reproduce", "", "not written: Not a directory"),
     ]
 
 

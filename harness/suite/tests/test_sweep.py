@@ -234,6 +234,18 @@ def test_filters_choose_cases(tmp_path: Path, filters: list[str], count: int) ->
     assert len(suites.load(write_suite(tmp_path), filters=filters).cases) == count
 
 
+def test_the_id_of_a_case_chooses_that_case_alone(tmp_path: Path) -> None:
+    path = write_suite(tmp_path)
+    path.write_text(path.read_text().replace("512", "1280"))
+    (first, *_) = suites.load(path).cases
+    longer = first.case_id.replace("seq_len=128", "seq_len=1280")
+
+    ids = [c.case_id for c in suites.load(path, filters=[first.case_id]).cases]
+
+    assert ids == [first.case_id]
+    assert longer in [c.case_id for c in suites.load(path).cases]
+
+
 @pytest.mark.parametrize("empty", ["", "!"])
 def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
     """An unset shell variable must not start the whole suite."""

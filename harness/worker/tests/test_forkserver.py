@@ -34,9 +34,7 @@ def test_only_a_measured_workload_needs_the_preparation(
 def test_a_worker_that_closed_its_pipe_wakes_the_forkserver_once() -> None:
     """The worker may have stopped it."""
     handle = Mock()
-    worker = launcher.Worker(
-        forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False, first=()
-    )
+    worker = launcher.Worker(forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False)
 
     worker.hung_up()
     worker.hung_up()
