@@ -313,8 +313,6 @@ class Versus:
     """Ours at the first point: it names the group."""
     points: tuple[tuple[float, Estimate], ...]
     """Value of the axis, ascending, and the ratio."""
-    roofline: tuple[tuple[float, float], ...] = ()
-    """The ratio that ours would have at the roofline, where it is known."""
 
     @property
     def crossover(self) -> tuple[float, float] | None:
@@ -341,13 +339,10 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
             for group in groups_along(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
                 points: list[tuple[float, Estimate]] = []
-                roofline: list[tuple[float, float]] = []
                 for s in ascending:
                     step, other = s.metrics["step_s"], partner[s.case.case_id].metrics["step_s"]
                     ratio = times_better(step, other, higher_is_better=False)
                     points.append((positive(s, axis), ratio))
-                    if share := s.metrics.get("roofline_share"):
-                        roofline.append((positive(s, axis), ratio.value / share.value))
                 found.append(
                     Versus(
                         workload=workload,
@@ -356,7 +351,6 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                         axis=axis,
                         first=ascending[0],
                         points=tuple(points),
-                        roofline=tuple(roofline),
                     )
                 )
     return tuple(found)

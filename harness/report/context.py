@@ -175,7 +175,7 @@ def build(
         [s.case.case_id for s in _judged(run, summaries)],
         first=slow,
     )
-    pictures = _pictures(run, summaries, fits, against, parts)
+    pictures = _pictures(run, summaries, fits, parts)
     names = [p.name for p in pictures]
     assessments = assess(suite, env, summaries)
     targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
@@ -189,7 +189,7 @@ def build(
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
     sections = {
-        workload: _section(run, workload, members, axis_effects, acting, against, names)
+        workload: _section(run, workload, members, axis_effects, acting, against)
         for workload, members in groups.items()
     }
     ratios = [r for r in suite.rules if r.against]
@@ -299,16 +299,10 @@ def _pictures(
     run: Run,
     summaries: Sequence[CaseSummary],
     fits: Sequence[ScalingFit],
-    against: Sequence[Versus],
     parts: Sequence[Stack],
 ) -> tuple[Picture, ...]:
     short = text.case_names(run.suite)
     drawn = [figures.where(parts, short)]
-    for workload, members in _by_workload(summaries).items():
-        compared = [v for v in against if v.workload == workload]
-        named = _group_names(run, members, compared)
-        worded = [replace(v, axis=run.suite.axis(v.axis)) for v in compared]
-        drawn.append(figures.versus(workload, worded, named))
     for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
         group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
         group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
@@ -393,7 +387,6 @@ def _section(
     axis_effects: Sequence[Effect],
     acting: Sequence[Together],
     against: Sequence[Versus],
-    pictures: Sequence[str],
 ) -> dict[str, Any]:
     """The results of one workload."""
     cases = [s.case for s in members]
@@ -404,7 +397,6 @@ def _section(
         for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
         if name not in moving and all(c.get(name) == value for c in cases)
     )
-    picture = f"speed-{figures.slug(workload)}"
     common, effective = tables.effective(members)
     ids, where = _essential(members)
     page = [s for s in members if s.case.case_id in ids]
@@ -424,7 +416,6 @@ def _section(
     return {
         "title": workload,
         "fixed": fixed,
-        "picture": picture if picture in pictures else "",
         "table": shown,
         "full": full if some else None,
         "crossovers": [

@@ -9,7 +9,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack, Versus
+from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack
 from harness.analysis.overhead import course, speeds_of
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.statistics import LAG_S, readings
@@ -29,7 +28,6 @@ from harness.records import (
 )
 from harness.report.markdown import clipped
 from harness.report.tables import growth
-from harness.report.text import MAX_NAMES, listed, span_of_speeds
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -50,9 +48,6 @@ LONG_ROW = 50
 """Letters from which the name of a row is folded."""
 
 
-Point = tuple[float, float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
     """One figure: the end of its file name, its alternative text, what is drawn."""
@@ -66,85 +61,6 @@ class Picture:
         out, plain = io.BytesIO(), {"Software": None}
         self.figure.savefig(out, format="png", dpi=DPI, facecolor="white", metadata=plain)
         return out.getvalue()
-
-
-def versus(workload: str, found: Sequence[Versus], names: Mapping[str, str]) -> Picture | None:
-    """Times as fast as another provider along an axis: one panel a configuration, 1 is dashed, and
-    the roofline dotted.
-
-    Args:
-        names: Id of a group's first case -> `panel, curve`.
-    """
-    drawn = [v for v in found if len(v.points) > 1]
-    split = [names[v.first.case.case_id].partition(", ")[::2] for v in drawn]
-    panels = list(dict.fromkeys(panel for panel, _ in split))[:MAX_PANELS]
-    if not panels:
-        return None
-    theirs = list(dict.fromkeys(v.theirs for v in drawn))
-    curves = [(c, t) for c in dict.fromkeys(c for _, c in split) for t in theirs]
-    across = min(5, len(panels))
-    down = -(-len(panels) // across)
-    figure = Figure(figsize=(WIDTH_IN, min(HEIGHT_IN, 1.4 + 2 * down)), layout="constrained")
-    grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    xs = sorted({x for v in drawn for x, _ in v.points})
-    for axes, panel in zip(grid.flat, panels, strict=False):
-        _plain(axes)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.axhline(1.0, color=INK, lw=1, ls="--")
-        axes.set_title(panel, fontsize=9, color=INK, loc="left")
-        for v, (own, curve) in zip(drawn, split, strict=True):
-            if own != panel:
-                continue
-            i = curves.index((curve, v.theirs))
-            colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
-            axes.plot(*zip(*((x, r.value) for x, r in v.points), strict=True), color=colour, lw=1.2)
-            for x, r in v.points:
-                several = r.processes > 1 and r.low is not None and r.high is not None
-                if several:
-                    axes.plot([x, x], [r.low, r.high], color=colour, lw=2, alpha=0.4)
-                face = colour if several else "white"
-                axes.plot(x, r.value, marker, color=colour, ms=4.5, mfc=face)
-            if v.roofline:
-                axes.plot(*zip(*v.roofline, strict=True), color=colour, lw=1, ls=":")
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
-        _lengths(axes, xs[:: -(-len(xs) // 6)])
-    low, high = grid.flat[0].get_ylim()
-    steps = [b * 10.0**e for e in range(-3, 5) for b in (1, 2, 5)]
-    low, high = max(y for y in steps if y <= low), min(y for y in steps if y >= high)
-    for axes in grid.flat:
-        axes.set_ylim(low / 1.05, high * 1.05)
-        axes.yaxis.set_major_locator(FixedLocator([y for y in steps if low <= y <= high]))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.number(y) + "x"))
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
-    grid[-1][0].set_xlabel(drawn[0].axis, fontsize=9, color=MUTED)
-    grid[0][0].set_ylabel("times as fast", fontsize=9, color=MUTED)
-    texts = [f"{c}, against {t}" if c else f"{drawn[0].ours} against {t}" for c, t in curves]
-    handles = [
-        Line2D([], [], color=COLOURS[i % len(COLOURS)], marker=MARKERS[i % len(MARKERS)], ms=5)
-        for i in range(len(curves))
-    ]
-    if any(v.roofline for v in drawn):
-        handles.append(Line2D([], [], color=MUTED, lw=1, ls=":"))
-        texts.append(f"with {drawn[0].ours} at its roofline")
-    _legend(figure, handles, texts, 3)
-    said = [
-        f"{drawn[0].ours} is {span_of_speeds(ends)} {t} at {drawn[0].axis} {xs[-1]:,g}"
-        for t in theirs
-        if (ends := [r.value for v in drawn if v.theirs == t for x, r in v.points if x == xs[-1]])
-    ]
-    alone = [
-        f"{names[v.first.case.case_id]}, {v.axis} {x:,g}: {span_of_speeds([r.value])} {v.theirs}"
-        for v in found
-        if v not in drawn
-        for x, r in v.points
-    ]
-    if alone:
-        said.append(f"not drawn: {listed(alone, MAX_NAMES)}")
-    return _picture(f"speed-{slug(workload)}", figure, *said)
 
 
 def scaling(fits: Sequence[ScalingFit], labels: Mapping[str, str], axis: str) -> Picture | None:
@@ -178,13 +94,10 @@ def scaling(fits: Sequence[ScalingFit], labels: Mapping[str, str], axis: str) ->
     _log_ticks(axes.yaxis, axes.get_ylim())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: units.plain("step_s", y)))
     late = "   (arrow: timed out, at least this long)" if any(f.censored for f in drawn) else ""
-    axes.set_xlabel(f"{axis}; on the lines: exponent{late}", color=MUTED)
+    axes.set_xlabel(f"{axis}; in parentheses: exponent of each part{late}", color=MUTED)
     axes.set_ylabel("step time", color=MUTED)
-    names = _folded(labels[f.group] for f in drawn)
+    names = _folded(f"{labels[f.group]}{_exponents(f)}" for f in drawn)
     _legend(figure, handles, names, 2)
-    figure.suptitle("two\nlines", fontsize=10)
-    figure.draw_without_rendering()  # the layout is then as it will be
-    _exponents(figure, axes, drawn)
     first = next(f for f in drawn if f.segments)
     said = f"exponent of {axis}: {growth(first)}"
     name = f"scaling-{slug(first.workload)}-{slug(first.axis)}"
@@ -334,7 +247,6 @@ _PANELS = (
     ("gpu_power_w", "GPU power, W", 1.0, None),
 )
 """Channel, title, unit in SI, top of the axis."""
-MAX_PANELS = 10
 
 
 def _legend(
@@ -411,48 +323,10 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
         )
 
 
-def _exponents(figure: Figure, axes: Axes, drawn: Sequence[ScalingFit]) -> None:
-    """Write the exponent of every segment beside it, where neither a curve nor another one is.
-
-    Axes have their limits and layout already: places are in pixels.
-    """
-
-    def pixels(x: float, y: float) -> Point:
-        return tuple(axes.transData.transform((x, y)))
-
-    point = figure.dpi / 72
-    filled: list[Point] = []
-    for f in drawn:
-        for a, b in pairwise(pixels(p.x, _time(p)) for p in f.points if p.step_s):
-            filled += [_between(a, b, i / 40) for i in range(41)]
-    for f, colour in zip(drawn, COLOURS, strict=False):
-        for piece in f.segments:
-            text = "flat" if piece.flat else units.number(piece.exponent.value, 2)
-            a, b = (pixels(p.x, _time(p)) for p in (piece.begin, piece.end))
-            half = 3.5 * len(text) * point, 6 * point
-            places = [
-                (x, y + side * 10 * point)
-                for part in (0.5, 0.35, 0.65, 0.2, 0.8)
-                for x, y in (_between(a, b, part),)
-                for side in (1, -1)
-            ]
-            x, y = min(places, key=lambda at: _inside(filled, at, half))
-            filled += [
-                (x + i / 4 * half[0], y + j / 4 * half[1])
-                for i in range(-4, 5)
-                for j in range(-4, 5)
-            ]
-            right, up = axes.transData.inverted().transform((x, y))
-            axes.text(right, up, text, ha="center", va="center", fontsize=8, color=colour)
-
-
-def _between(a: Point, b: Point, part: float) -> Point:
-    return a[0] + part * (b[0] - a[0]), a[1] + part * (b[1] - a[1])
-
-
-def _inside(points: Sequence[Point], middle: Point, half: Point) -> int:
-    """How many points are in a box."""
-    return sum(abs(x - middle[0]) < half[0] and abs(y - middle[1]) < half[1] for x, y in points)
+def _exponents(fit: ScalingFit) -> str:
+    """` (flat, 0.39, 0.55)`: of each segment of a curve."""
+    each = ["flat" if s.flat else units.number(s.exponent.value, 2) for s in fit.segments]
+    return f" ({', '.join(each)})" if each else ""
 
 
 def _time(point: ScalingPoint) -> float:

@@ -322,16 +322,6 @@ def _range(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.10g} and {ends[1]:.10g}"
 
 
-def span_of_speeds(ratios: Sequence[float]) -> str:
-    """From the least to the greatest: `2.8x to 4.6x faster than`, `1.1x slower than`; both ways:
-    `0.52x to 1.2x as fast as`."""
-    low, high = min(ratios), max(ratios)
-    word = "faster than" if low >= 1 else "slower than" if high < 1 else "as fast as"
-    ends = (1 / high, 1 / low) if high < 1 else (low, high)
-    texts = dict.fromkeys(units.factor(end) for end in ends)
-    return f"{' to '.join(texts)} {word}"
-
-
 def _span(e: Effect) -> str:
     """`28 % to 60 % slower`, `4.4x faster to 21 % slower`: the ends of the range of the pairs."""
     (low, one), (high, other) = _end(e.smallest), _end(e.largest)

@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_690,
     "harness/program": 2_000,
     "harness/records": 1_940,
-    "harness/report": 4_680,
+    "harness/report": 4_540,
     "harness/runner": 2_280,
     "harness/store": 1_340,
     "harness/suite": 2_280,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 25_800, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 25_700, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

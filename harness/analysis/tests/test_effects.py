@@ -16,7 +16,6 @@ from harness.analysis.effects import (
     Stack,
     effects,
     stacks,
-    versus,
 )
 from harness.analysis.summary import summarise
 from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
@@ -392,15 +391,3 @@ def test_parts_left_out_add_what_the_step_is_longer_by_with_them() -> None:
     assert stacks(few, summarise(few)) == ()
     loose = run(cases, lambda c: timed(c, planted[str(c.axes["PARTS"])], cv=0.2))
     assert not [s for s in stacks(loose, summarise(loose)) if s.added]
-
-
-def test_the_speed_up_at_the_roofline_is_that_of_ours_without_its_distance() -> None:
-    cases = [case({"seq_len": n}, provider=p) for p in ("ours", "dense") for n in (0, 512, 2048)]
-    summaries = summarise(run(cases, lambda c: timed(c, 0.1 if c.provider == "ours" else 0.3)))
-    share = replace(summaries[0].metrics["step_s"], value=0.5)
-    shared = [replace(s, metrics={**s.metrics, "roofline_share": share}) for s in summaries]
-
-    (found,) = versus(shared)
-
-    assert [x for x, _ in found.points] == [512, 2048]  # 0 has no place on a logarithmic axis
-    assert [y for _, y in found.roofline] == pytest.approx([2 * r.value for _, r in found.points])

@@ -3,16 +3,12 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from harness.analysis import scaling
 from harness.analysis.effects import OUTSIDE, REST, Stack
 from harness.analysis.statistics import less
-from harness.analysis.summary import summarise
 from harness.records import SAME_STEP, Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
 from harness.report.figures import Picture
@@ -38,35 +34,15 @@ def measured(cases: Sequence[Case], **channels: float) -> Run:
 def test_a_figure_fits_on_a_screen() -> None:
     cases = [
         case({"shape": f"heads of {h}", "seq_len": n}, provider=provider)
-        for h in range(6)
-        for n in (8192, 65536)
+        for h in range(3)
+        for n in (8192, 32768, 65536)
         for provider in ("nsa", "dense")
     ]
 
     shown = pictures(measured(cases, gpu_utilisation=0.9, cpu_utilisation=1, gpu_power_w=500))
 
-    assert {"speed-train", "utilisation"} <= shown.keys()
+    assert {"scaling-train-seq-len", "utilisation"} <= shown.keys()
     assert all(a <= b for p in shown.values() for a, b in zip(size(p), SCREEN, strict=True))
-
-
-def test_exponents_on_the_lines_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four curves that cross, or lie close to each other."""
-    steps = {1: (20, 21, 21, 23), 2: (18, 26, 38, 60), 3: (30, 38, 52, 76), 4: (31, 39, 54, 80)}
-    kept = []
-    monkeypatch.setattr(figures, "_picture", lambda name, figure, *_: kept.append(figure))
-    cases = sweep(batch=[*steps], context=[8192, 16384, 32768, 65536])
-    order = dict(zip([8192, 16384, 32768, 65536], range(4), strict=True))
-    recorded = run(
-        cases, lambda c: timed(c, 1e-6 * steps[int(c.axes["batch"])][order[int(c.axes["context"])]])
-    )
-    fits = [f for f in scaling.fit(summarise(recorded)) if f.axis == "context"]
-    figures.scaling(fits, {f.group: f.group for f in fits}, "context")
-
-    (figure,) = kept
-    figure.draw_without_rendering()
-    boxes = [t.get_window_extent() for t in figure.axes[0].texts]
-    assert len(boxes) > 5
-    assert not [1 for a, b in combinations(boxes, 2) if a.overlaps(b)]
 
 
 def test_curves_that_do_not_fit_are_left_to_the_table() -> None:
@@ -74,41 +50,6 @@ def test_curves_that_do_not_fit_are_left_to_the_table() -> None:
 
     assert "scaling-train-seq-len" in pictures(few)
     assert "scaling-train-seq-len" not in pictures(many)
-
-
-@pytest.mark.parametrize(
-    ("dense_s", "message"),
-    [
-        ({512: 0.4, 2048: 0.3}, "nsa is 3.0x faster than dense at seq_len 2,048"),
-        ({512: 0.1, 2048: 0.05}, "nsa is 2.0x slower than dense at seq_len 2,048"),
-    ],
-)
-def test_the_message_of_a_figure_is_what_it_shows(dense_s: dict[Any, float], message: str) -> None:
-    cases = [case({"seq_len": n}, provider=p) for p in ("nsa", "dense") for n in dense_s]
-
-    def measure(c: Case) -> list[Measurement]:
-        step_s = 0.1 if c.provider == "nsa" else dense_s[c.axes["seq_len"]]
-        return timed(c, step_s, samples_s=(step_s,) * 20)
-
-    assert pictures(run(cases, measure))["speed-train"].alt == message
-
-
-def test_a_pair_that_no_curve_shows_is_in_the_message_with_its_ratio() -> None:
-    """It may say the opposite of the curve."""
-    sizes = [(512, 1), (512, 4), (2048, 2)]
-    cases = [
-        case({"seq_len": n, "batch": b}, provider=p) for p in ("nsa", "dense") for n, b in sizes
-    ]
-
-    def measure(c: Case) -> list[Measurement]:
-        dense_s = 0.05 if c.axes["seq_len"] == 512 else 0.3
-        step_s = 0.1 if c.provider == "nsa" else dense_s
-        return timed(c, step_s, samples_s=(step_s,) * 20)
-
-    assert pictures(run(cases, measure))["speed-train"].alt == (
-        "nsa is 2.0x slower than dense at batch 4; "
-        "not drawn: seq_len=2048, batch 2: 3.0x faster than dense"
-    )
 
 
 @pytest.mark.parametrize(
