@@ -1,4 +1,4 @@
-"""The commands `list`, `history` and `index`: which runs are stored, answered by their index."""
+"""The commands `list`, `show`, `history` and `index`: what is stored, mostly by the index."""
 
 import difflib
 from collections.abc import Sequence
@@ -15,12 +15,13 @@ from rich.text import Text
 
 from harness import units
 from harness.cli import console, options
+from harness.cli import report as pages
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS, Outcome
-from harness.report.pivots import require_metric
+from harness.report import pivots
 from harness.report.text import plural
-from harness.store import index
+from harness.store import index, reader
 from harness.store.index import HistoryPoint, Index, RunFilter
 from harness.store.reader import RunHeader
 from harness.suite import load as suites
@@ -119,7 +120,7 @@ def history(
 
     case_id, points = index.ask(store_root, question, say)
     if metric not in METRICS:
-        require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
+        pivots.require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
     if as_json:
         every_point = [asdict(p) for p in points]
         document({"case": case_id, "metric": metric, "points": every_point})
@@ -238,3 +239,38 @@ def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
         shown = difflib.get_close_matches(wanted, known, 3, 0.3) or list(known[:3])
         problem, lead = f"{root} has no case {wanted!r}", "The closest are:"
     raise HarnessError(problem, "\n    ".join((lead, *shown)))
+
+
+def show_(
+    run_ids: options.RunsArgument = None,
+    rules: options.RulesOption = None,
+    rows: options.RowsOption = "",
+    cols: options.ColsOption = "",
+    only: options.FilterOption = None,
+    metric: options.MetricOption = "",
+    as_json: options.JsonOption = False,
+    store_root: options.StoreOption = options.STORE,
+) -> None:
+    """Show a recorded run: its cases, and the verdict by its suite's rules; or a table of runs.
+
+    \b
+    harness show latest
+    harness show 20261121-0730 --rules a100-retest
+    harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
+    harness show RUN RUN --cols gpu    # platforms side by side
+
+    A pivot table takes any axis, also workload, provider, gpu, commit and run. Axes in which cases
+    differ and that are not columns are rows.
+    """
+    asked = bool(rows or cols)
+    options.require_pivot(
+        asked, {"--filter": only, "--metric": metric}, {"--rules": rules, "--json": as_json}
+    )
+    named = (reader.load(store_root, name) for name in run_ids or ["latest"])
+    runs = [*{run.run_id: run for run in named}.values()]
+    if not asked:
+        if len(runs) > 1:
+            raise HarnessError("several runs need a pivot table", "Add --cols run.")
+        pages.conclude(pages.judged_by(rules, runs[0]), None, as_json)
+    named_axes = options.axes(rows), options.axes(cols)
+    show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))

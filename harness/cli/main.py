@@ -91,7 +91,7 @@ app = typer.Typer(
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
         "run": run.run,
-        "show": run.show_,
+        "show": history.show_,
         "report": report.report_,
         "verify": report.verify,
         "doctor": doctor.doctor_,

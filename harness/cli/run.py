@@ -1,4 +1,4 @@
-"""The commands `run`, `overhead` and `show`: measure a suite, show what was recorded."""
+"""The commands `run` and `overhead`: measure a suite, and what measuring costs."""
 
 import time
 from collections.abc import Sequence
@@ -19,14 +19,12 @@ from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
-from harness.executor import coordinator, slurm
-from harness.executor import hosts as executors
-from harness.executor.coordinator import Coordinator, Dealt
-from harness.executor.jobs import SET, Executor
+from harness.executor import driver
+from harness.executor.task import UnitCommand
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
-from harness.records import Check, Decision, Environment, Stop, Suite
-from harness.report import pivots, render, text
+from harness.records import Check, Decision, Environment, Run, Stop, Suite
+from harness.report import render, text
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
@@ -41,77 +39,73 @@ MOST_RUNS = 3
 
 
 class ExecutorName(StrEnum):
-    """What starts the processes of a run on several GPUs."""
+    """What places the units of a suite on several GPUs."""
 
-    LOCAL = "local"
-    SSH = "ssh"
-    SLURM = "slurm"
+    RAY = "ray"
+
+
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Continue an interrupted run: its id, or latest."),
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Show the plan with its expected minutes, and stop; starts no workload."
+    ),
+]
+BudgetOption = Annotated[
+    float | None,
+    typer.Option(
+        "--budget",
+        metavar="MINUTES",
+        min=0.1,
+        help="Measure first what decides, and stop before MINUTES are over.",
+    ),
+]
+AbortOption = Annotated[
+    bool,
+    typer.Option(
+        "--abort/--no-abort",
+        help="Stop as soon as a rule with abort_early is NO-GO, or measure every case.",
+    ),
+]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
+]
+TraceOption = Annotated[
+    bool,
+    typer.Option(
+        "--trace",
+        help="Keep the Chrome trace of one profile per case, at most 256 MiB uncompressed.",
+    ),
+]
+ExecutorOption = Annotated[
+    ExecutorName | None,
+    typer.Option(help="Measure on several GPUs at once: all of this node, or those of a cluster."),
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Of a running Ray cluster, or auto; default: this node alone.")
+]
 
 
 def run(
     suite: options.OptionalSuite = None,
     only: options.FilterOption = None,
     overrides: options.SetOption = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Continue an interrupted run: its id, or latest."),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Show the plan with its expected minutes, and stop; starts no workload.",
-        ),
-    ] = False,
-    budget_min: Annotated[
-        float | None,
-        typer.Option(
-            "--budget",
-            metavar="MINUTES",
-            min=0.1,
-            help="Measure first what decides, and stop before MINUTES are over.",
-        ),
-    ] = None,
-    abort: Annotated[
-        bool,
-        typer.Option(
-            "--abort/--no-abort",
-            help="Stop as soon as a rule with abort_early is NO-GO, or measure every case.",
-        ),
-    ] = True,
+    resume: ResumeOption = None,
+    dry_run: DryRunOption = False,
+    budget_min: BudgetOption = None,
+    abort: AbortOption = True,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
-    report: Annotated[
-        bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
-    ] = True,
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace",
-            help="Keep the Chrome trace of one profile per case, at most 256 MiB uncompressed.",
-        ),
-    ] = False,
+    report: ReportOption = True,
+    trace: TraceOption = False,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
-    executor: Annotated[
-        ExecutorName | None,
-        typer.Option(help="Measure on several GPUs at once: all of this node, or those of hosts."),
-    ] = None,
-    hosts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="For ssh: a host a line; see harness/executor/README.md."
-        ),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile-file",
-            metavar="FILE",
-            help="For slurm: partition, limits, gres; see harness/executor/README.md.",
-        ),
-    ] = None,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
 ) -> None:
     """Measure a suite, store every sample, write a report and give the suite's verdict.
 
@@ -119,128 +113,97 @@ def run(
     harness run suites/smoke.yaml
     harness run a100-retest --filter 'train/*' --set seq_len=512
     harness run --resume latest
-    harness run attention --executor local
+    harness run attention --executor ray
     """
     began = time.monotonic()
-    if suite is None and resume is None:
-        raise HarnessError(
-            "a run needs either a suite or --resume RUN",
-            "For example: harness run suites/smoke.yaml",
-        )
-    if suite is not None and resume is not None:
-        raise HarnessError(
-            f"--resume {resume} continues that run with its own suite",
-            f"Remove {suite}, or remove --resume to start a new run.",
-        )
+    if (suite is None) == (resume is None):
+        raise _one_of(suite, resume)
     if dry_run and budget_min:
         raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
-    files = {ExecutorName.SSH: ("--hosts", hosts), ExecutorName.SLURM: ("--profile-file", profile)}
-    for name, (option, file) in files.items():
-        if file and executor is not name:
-            raise HarnessError(
-                f"{option} applies to --executor {name} only",
-                f"Remove it, or use --executor {name}.",
-            )
     if resume is not None and (only or overrides or dry_run or executor):
         raise HarnessError(
             "--resume continues the recorded plan; --filter, --set, --executor and --dry-run do "
             "not apply",
             "Remove them, or start a new run.",
         )
-    before = None
+    how = None
     if suite is not None:
+        before = None
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
-        if dry_run:
-            expected = _expected(chosen, store_root, _device(chosen))
-            state = _requirements(chosen)
-            if as_json:
-                cases, times = [asdict(c) for c in chosen.cases], [asdict(e) for e in expected]
-                needs = [asdict(c) for c in state]
-                document(
-                    {"suite": chosen.name, "cases": cases, "expected": times, "requirements": needs}
-                )
-            else:
-                out.print(console.plan(chosen, expected, state))
-            return
-    elif resume is not None:
-        before = reader.load(store_root, resume)
-        chosen = before.suite
-        if before.stopped and before.stopped.rule and abort:
-            raise HarnessError(
-                f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
-                f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
-            )
+        if executor:
+            words = tuple(f"--set={value}" for value in overrides or ())
+            how = UnitCommand(suite=suite, folder=str(Path.cwd()), options=words)
+    else:
+        before = _unfinished(store_root, resume or "", abort)
+        chosen, how = before.suite, driver.command_of(before)
+    if dry_run:
+        _show_plan(chosen, store_root, as_json)
+        return
     if report:
         render.check_writable(reports)
-    how = coordinator.dealt(before) if before else None
-    if budget_min and (executor or how):
-        raise HarnessError("--budget does not apply to a run with --executor", "Remove it.")
-    given = [*["--trace"][:trace], *["--no-self-test"][self_test:]]
-    given += [f"--wait-for-gpu={wait_for_gpu}"] if wait_for_gpu else []
-    if how is not None:
-        how = replace(how, options=(*how.options, *given))
-    elif executor and suite:
-        given += [f"{SET}{value}" for value in overrides or ()]
-        named = str(file.resolve()) if (file := hosts or profile) else ""
-        how = Dealt(executor=executor, file=named, suite=suite, options=tuple(given))
-    if how is not None:
-        device = ""
-        gpus: Executor = (
-            slurm.of(how.file, say)
-            if how.executor == ExecutorName.SLURM
-            else executors.of(how.executor, how.file, chosen.device)
-        )
-        if how.executor == ExecutorName.LOCAL:
-            device = _device(chosen)
-        expected = _expected(chosen, store_root, device)
-        means_s = {e.case_id: (e.low_s + e.high_s) / 2 for e in expected}
-        with coordinator.begin(chosen, before, how, store_root, command()) as writer:
-            try:
-                one = Coordinator(
-                    writer, gpus, how, expected_s=means_s, device=device, abort=abort, say=say
-                )
-                one.run()
-            except KeyboardInterrupt:
-                raise _interrupted(writer.folder) from None
-        _finish(writer.folder, one.stop, store_root, reports if report else None, as_json)
-    with ExitStack() as held:
-        rig, launcher, here = take(
-            held, chosen, command=command(), wait_s=wait_for_gpu, say=say, store=store_root
-        )
-        launcher.traces = trace
-        if before is not None:
-            drift.require_alike(before, here)
-        work = launcher.preflight(chosen)
-        if launcher.not_preloaded:
-            say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
-        for target in roofline.modest(chosen, here, work):
-            say(f"warning: {text.target_text(target)}")
-        if before is None:
-            writer = store_writer.create(store_root, chosen, here)
+    if how:
+        if budget_min:
+            raise HarnessError("--budget does not apply to a run with --executor", "Remove it.")
+        given = {"--trace": trace, "--no-self-test": not self_test}
+        given[f"--wait-for-gpu={wait_for_gpu}"] = wait_for_gpu > 0
+        words = tuple(word for word, is_given in given.items() if is_given)
+        how = replace(how, options=(*how.options, *words))
+        if before:
+            writing, _ = store_writer.resume(store_root, before.folder)
         else:
-            writer, before = store_writer.resume(
-                store_root,
-                before.folder,
-                notes=[str(d) for d in drift.differences(before.environment, here)],
-            )
-        budget = None
-        if total_s := (budget_min or 0.0) * units.MINUTE_S:
-            known = _expected(chosen, store_root, here.device_name)
-            alike_s = {e.case_id: e.high_s for e in known if e.run_id}
-            budget = Budget(total_s=total_s, ends_at=began + total_s, expected_s=alike_s)
-        agenda = Agenda(
+            writing = driver.begin(chosen, how, store_root, command())
+        folder, stop = _on_several_gpus(writing, how, address, abort)
+    else:
+        if address:
+            raise HarnessError("--address applies to --executor ray only", "Remove it.")
+        folder, stop = _on_one_gpu(
             chosen,
-            recorded=before.measurements if before else (),
-            device=here.device_name,
-            decide=(lambda: gate.of_run(reader.read(writer.folder)[0])[-1]) if abort else None,
-            budget=budget,
+            before,
+            began,
+            store_root,
+            budget_s=(budget_min or 0.0) * units.MINUTE_S,
+            abort=abort,
+            trace=trace,
+            wait_s=wait_for_gpu,
+            self_test=self_test,
         )
-        rig.measures(writer.run_id)
-        with writer:
-            if _carry_out(agenda, rig, launcher, here, writer, self_test=self_test):
-                wall_s = time.monotonic() - began if before is None else None
-                writer.finish(wall_s=wall_s, stopped=agenda.stop)
-    _finish(writer.folder, agenda.stop, store_root, reports if report else None, as_json)
+    _finish(folder, stop, store_root, reports if report else None, as_json)
+
+
+def _one_of(suite: str | None, resume: str | None) -> HarnessError:
+    """The error of a command that names both a suite and a run, or neither."""
+    if suite is None:
+        return HarnessError(
+            "a run needs either a suite or --resume RUN",
+            "For example: harness run suites/smoke.yaml",
+        )
+    return HarnessError(
+        f"--resume {resume} continues that run with its own suite",
+        f"Remove {suite}, or remove --resume to start a new run.",
+    )
+
+
+def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
+    """The run to go on with."""
+    before = reader.load(store_root, name)
+    if before.stopped and before.stopped.rule and abort:
+        raise HarnessError(
+            f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
+            f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
+        )
+    return before
+
+
+def _show_plan(chosen: Suite, store_root: Path, as_json: bool) -> None:
+    """Show the cases of a suite with their expected times, and what it requires."""
+    expected = _expected(chosen, store_root, _device(chosen))
+    state = _requirements(chosen)
+    if as_json:
+        cases, times = [asdict(c) for c in chosen.cases], [asdict(e) for e in expected]
+        needs = [asdict(c) for c in state]
+        document({"suite": chosen.name, "cases": cases, "expected": times, "requirements": needs})
+    else:
+        out.print(console.plan(chosen, expected, state))
 
 
 def _finish(
@@ -255,6 +218,68 @@ def _finish(
     recorded = reader.load(store_root, folder)
     page = pages.written(recorded, reports) if reports else None
     pages.conclude(recorded, page, as_json, whole=False)
+
+
+def _on_several_gpus(
+    writing: store_writer.RunWriter, how: UnitCommand, address: str | None, abort: bool
+) -> tuple[Path, Stop | None]:
+    """The folder of the run, and why cases are left."""
+    with writing:
+        try:
+            measuring = driver.RayRun(writing, abort=abort, say=say)
+            return writing.folder, measuring.measure(how, address)
+        except KeyboardInterrupt:
+            raise _interrupted(writing.folder) from None
+
+
+def _on_one_gpu(
+    chosen: Suite,
+    before: Run | None,
+    began: float,
+    store: Path,
+    *,
+    budget_s: float,
+    abort: bool,
+    trace: bool,
+    wait_s: float,
+    self_test: bool,
+) -> tuple[Path, Stop | None]:
+    """The folder of the run, and why cases are left."""
+    with ExitStack() as held:
+        rig, launcher, here = take(
+            held, chosen, command=command(), wait_s=wait_s, say=say, store=store
+        )
+        launcher.traces = trace
+        if before is not None:
+            drift.require_alike(before, here)
+        work = launcher.preflight(chosen)
+        if launcher.not_preloaded:
+            say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
+        for target in roofline.modest(chosen, here, work):
+            say(f"warning: {text.target_text(target)}")
+        if before is None:
+            writer = store_writer.create(store, chosen, here)
+        else:
+            notes = [str(d) for d in drift.differences(before.environment, here)]
+            writer, before = store_writer.resume(store, before.folder, notes=notes)
+        budget = None
+        if budget_s:
+            known = _expected(chosen, store, here.device_name)
+            alike_s = {e.case_id: e.high_s for e in known if e.run_id}
+            budget = Budget(total_s=budget_s, ends_at=began + budget_s, expected_s=alike_s)
+        agenda = Agenda(
+            chosen,
+            recorded=before.measurements if before else (),
+            device=here.device_name,
+            decide=(lambda: gate.of_run(reader.read(writer.folder)[0])[-1]) if abort else None,
+            budget=budget,
+        )
+        rig.measures(writer.run_id)
+        with writer:
+            if _carry_out(agenda, rig, launcher, here, writer, self_test=self_test):
+                wall_s = time.monotonic() - began if before is None else None
+                writer.finish(wall_s=wall_s, stopped=agenda.stop)
+    return writer.folder, agenda.stop
 
 
 def _carry_out(
@@ -370,38 +395,3 @@ def overhead(
         show(text.overhead_sentence(found, sampling.LIMIT) if found else none)
         show(f"Run: {recorded.folder}")
     raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])
-
-
-def show_(
-    run_ids: options.RunsArgument = None,
-    rules: options.RulesOption = None,
-    rows: options.RowsOption = "",
-    cols: options.ColsOption = "",
-    only: options.FilterOption = None,
-    metric: options.MetricOption = "",
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-) -> None:
-    """Show a recorded run: its cases, and the verdict by its suite's rules; or a table of runs.
-
-    \b
-    harness show latest
-    harness show 20261121-0730 --rules a100-retest
-    harness show latest --rows seq_len --cols provider --metric peak_memory_bytes
-    harness show RUN RUN --cols gpu    # platforms side by side
-
-    A pivot table takes any axis, also workload, provider, gpu, commit and run. Axes in which cases
-    differ and that are not columns are rows.
-    """
-    asked = bool(rows or cols)
-    options.require_pivot(
-        asked, {"--filter": only, "--metric": metric}, {"--rules": rules, "--json": as_json}
-    )
-    named = (reader.load(store_root, name) for name in run_ids or ["latest"])
-    runs = [*{run.run_id: run for run in named}.values()]
-    if not asked:
-        if len(runs) > 1:
-            raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        pages.conclude(pages.judged_by(rules, runs[0]), None, as_json)
-    named_axes = options.axes(rows), options.axes(cols)
-    show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))

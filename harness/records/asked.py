@@ -42,9 +42,6 @@ class MeasureSettings:
     """Read the probes while the worker runs; off only to measure what that costs."""
     profile: bool = True
     """Profile a few steps after the last sample. For a program also: count, in one more process."""
-    exclusive: bool = False
-    """Measure nothing else on the node meanwhile, where an executor uses all of its GPUs; so is a
-    program of several GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -418,7 +418,7 @@ class Run:
     judged_by: str = ""
     """The suite file whose rules judge it here; empty for its own. It is not stored."""
     environments: tuple[Environment, ...] = ()
-    """Of each GPU, if an executor measured the run; `environment` is then all of them in one."""
+    """Of each GPU, if `--executor` measured the run; `environment` is then all of them in one."""
 
     @property
     def self_test(self) -> SelfTest | None:

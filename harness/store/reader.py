@@ -3,8 +3,8 @@
     reports/runs/20261121-073012-smoke-h200-3f2a/
         run.jsonl       {"kind": "run", ...} with the whole suite and the environment,
                         {"kind": "self_test", ...} after the self-test,
-                        {"kind": "environment", ...} before the measurements of each GPU, if an
-                        executor used several,
+                        {"kind": "environment", ...} before the measurements of each GPU, if Ray
+                        used several,
                         {"kind": "measurement", ...} as each worker process ends,
                         {"kind": "resumed", ...} when an interrupted run is resumed,
                         {"kind": "end", ...} when everything is measured, or the run is stopped
@@ -137,7 +137,7 @@ def read(folder: Path) -> tuple[Run, int]:
         data = path.read_bytes()
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
-    return _parse(data, folder, path)
+    return parse(data, folder, path)
 
 
 def read_limited(path: Path) -> bytes:
@@ -156,7 +156,7 @@ def read_limited(path: Path) -> bytes:
     return data
 
 
-def _parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
+def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
     """The run that lines describe, and how many bytes are whole lines.
 
     Args:

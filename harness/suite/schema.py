@@ -78,9 +78,6 @@ class MeasureModel(Form):
     profile: bool | None = None
     """Profile a few steps after the last sample: which kernels ran, and for how long. A program
     needs one more process for it, which also counts. Default true."""
-    exclusive: bool | None = None
-    """Measure nothing else on the node meanwhile, where `--executor` uses all its GPUs: for cases
-    that the host bounds. Default false."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are present, as fields of MeasureSettings."""

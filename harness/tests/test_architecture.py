@@ -68,8 +68,8 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_350,
     "harness/bisect": 2_010,
-    "harness/cli": 2_600,
-    "harness/executor": 1_170,
+    "harness/cli": 2_630,
+    "harness/executor": 360,
     "harness/gate": 2_980,
     "harness/git": 540,
     "harness/integrations": 1_030,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 25_700, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 25_000, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -296,8 +296,6 @@ def measurements(record: Path) -> int:
         (["run", "smok"], "Did you mean 'smoke'"),
         (["run"], "either a suite or --resume"),
         (["run", "smoke", "--resume", "latest"], "Remove smoke, or remove --resume"),
-        (["run", "smoke", "--hosts", "h"], "or use --executor ssh"),
-        (["run", "smoke", "--executor", "ssh", "--hosts", "h"], "h: No such file or"),
         (["run", "smoke", "--budget", "0"], "'--budget': must be"),
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
         (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),

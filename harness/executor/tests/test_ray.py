@@ -1,0 +1,237 @@
+"""Several nodes with pretended GPUs on this machine: what is measured where, and what is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.errors import HarnessError
+from harness.executor import driver
+from harness.executor.task import UnitCommand
+from harness.executor.tests import fake_harness
+from harness.records import Match, Outcome, Rule, Run, Stop
+from harness.store import reader, writer
+from harness.tests.command_line import harness
+
+MEMORY = 80 * 2**20
+SUITE = """schema: 1
+title: Units
+subject: Units
+question: Who measures what?
+device: cpu
+measure: {processes: 1, min_samples: 3}
+workloads:
+  - {name: w, factory: "harness.tests.fake_workloads:good", providers: [x], axes: {n: [1, 2]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A node that places tasks, and one with two GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": MEMORY}
+        made = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+        made.add_node(num_cpus=1, num_gpus=2, object_store_memory=MEMORY)
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Callable[..., Path]:
+    """Starts a run of these workloads; its folder."""
+
+    def begin(workloads: str, **changes: Any) -> Path:
+        suite = replace(fake_harness.suite(workloads), **changes)
+        how = UnitCommand(suite="s", folder=str(tmp_path), module=fake_harness.__name__)
+        with driver.begin(suite, how, tmp_path / "runs", ["harness", "run", "s"]) as writing:
+            return writing.folder
+
+    return begin
+
+
+def go_on(folder: Path, cluster: Any) -> Stop | None:
+    how = driver.command_of(run := reader.read(folder)[0])
+    assert how
+    writing, _ = writer.resume(Path(run.folder).parent, folder)
+    with writing:
+        measuring = driver.RayRun(writing, abort=True, say=lambda _: None)
+        return measuring.measure(how, cluster.address)
+
+
+def wait_for(done: Callable[[], object]) -> None:
+    ends = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def complete(folder: Path) -> Run:
+    """The run, which has every process once, and each unit from one GPU."""
+    lines = [json.loads(line) for line in (folder / reader.RUN_FILE).read_bytes().splitlines()]
+    found = [(m["case_id"], m["process"]) for m in lines if m["kind"] == "measurement"]
+    run, _ = reader.read(folder)
+    expected = [(c.case_id, n) for c in run.suite.cases for n in range(fake_harness.PROCESSES)]
+    assert sorted(found) == sorted(expected)
+    assert run.ended_at
+    assert all(m.outcome is Outcome.OK for m in run.measurements)
+    cards = {m.case_id.partition("/")[0]: m.card for m in run.measurements}
+    for m in run.measurements:
+        assert m.card == cards[m.case_id.partition("/")[0]]
+        assert (folder / m.log).read_text() == m.card
+    return run
+
+
+def test_a_task_that_dies_is_tried_again_and_given_up_at_last(
+    cluster: Any, begun: Any, tmp_path: Path
+) -> None:
+    folder = begun("abc")
+    (tmp_path / "kill-b").write_text("1")
+    (tmp_path / "kill-c").write_text(str(driver.RETRIES + 1))
+    go_on(folder, cluster)
+    run, _ = reader.read(folder)
+    lost = [m for m in run.measurements if m.outcome is not Outcome.OK]
+    assert [(m.case_id, m.outcome) for m in lost] == [
+        (f"c/{provider}", Outcome.INVALID_ENVIRONMENT) for provider in ("nsa", "dense")
+    ]
+    assert "WorkerCrashedError" in lost[0].detail
+    assert Counter((tmp_path / "started").read_text()) == {"a": 1, "b": 2, "c": 3}
+    assert len(run.measurements) == len(lost) + 4 * fake_harness.PROCESSES
+
+
+def test_units_of_a_killed_node_are_measured_on_another(
+    cluster: Any, begun: Any, tmp_path: Path
+) -> None:
+    folder = begun("abcd")
+    for name in "abcd":
+        (tmp_path / f"hold-{name}").touch()
+    doomed = cluster.add_node(num_cpus=0, num_gpus=2, object_store_memory=MEMORY)
+    measuring = threading.Thread(target=go_on, args=(folder, cluster))
+    measuring.start()
+    wait_for(lambda: len([*tmp_path.glob("running-*")]) == 4)
+    cluster.remove_node(doomed, allow_graceful=False)
+    for name in "abcd":
+        (tmp_path / f"hold-{name}").unlink()
+    measuring.join()
+    complete(folder)
+    assert len((tmp_path / "started").read_text()) == 6
+
+
+def test_a_killed_driver_is_resumed_and_ctrl_c_ends_what_it_started(
+    cluster: Any, begun: Any, tmp_path: Path
+) -> None:
+    folder = begun("abc")
+    (tmp_path / "hold-c").touch()
+
+    def resumed() -> subprocess.Popen[bytes]:
+        words = ["run", "--resume", str(folder), "--no-report", "--address", cluster.address]
+        return subprocess.Popen([sys.executable, "-m", "harness", *words], stderr=subprocess.PIPE)
+
+    for end, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 3)):
+        command = resumed()
+        wait_for((tmp_path / "running-c").exists)
+        wait_for(lambda: len(reader.read(folder)[0].measurements) == 4 * fake_harness.PROCESSES)
+        command.send_signal(end)
+        _, said = command.communicate()
+        assert command.returncode == status, said
+        wait_for(lambda: not fakes())
+        (tmp_path / "running-c").unlink()
+    assert b"--resume" in said
+    (tmp_path / "hold-c").unlink()
+    go_on(folder, cluster)
+    complete(folder)
+    assert Counter((tmp_path / "started").read_text()) == {"a": 1, "b": 1, "c": 3}
+
+
+def fakes() -> list[psutil.Process]:
+    """The commands that measure a unit."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.cmdline()[1:3] == ["-m", fake_harness.__name__]:
+                found.append(process)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("refuse", "no such suite"), ("other-driver", "driver")]
+)
+def test_a_node_that_refuses_or_differs_ends_the_run_with_all_before_kept(
+    cluster: Any, begun: Any, tmp_path: Path, fault: str, said: str
+) -> None:
+    folder = begun("ab")
+    (tmp_path / fault).touch()
+    (tmp_path / "hold-b").touch()
+
+    def release_b() -> None:
+        wait_for(lambda: fault == "refuse" or reader.read(folder)[0].measurements)
+        (tmp_path / "hold-b").unlink()
+
+    release = threading.Thread(target=release_b)
+    release.start()
+    with pytest.raises(HarnessError, match=said):
+        go_on(folder, cluster)
+    release.join()
+    (tmp_path / fault).unlink()
+    go_on(folder, cluster)
+    complete(folder)
+
+
+def test_a_case_that_fits_on_no_node_is_refused(cluster: Any, begun: Any) -> None:
+    folder = begun("a")
+    record = folder / reader.RUN_FILE
+    program = json.dumps({"argv": ["x"], "gpus": 4})
+    record.write_text(record.read_text().replace('"program": null', f'"program": {program}'))
+    with pytest.raises(HarnessError, match="the largest node has 2"):
+        go_on(folder, cluster)
+
+
+def test_a_rule_with_abort_early_ends_the_run(cluster: Any, begun: Any, tmp_path: Path) -> None:
+    of_a = Match(criteria={"workload": ("a",)})
+    rule = Rule(name="floor", metric="tokens_per_s", match=of_a, go=1e9, abort_early=True)
+    folder = begun("ab", rules=(rule,))
+    (tmp_path / "hold-b").touch()
+    assert go_on(folder, cluster) == Stop(rule="floor")
+    assert not fakes()
+    assert {m.case_id[0] for m in reader.read(folder)[0].measurements} == {"a"}
+
+
+def test_the_command_measures_on_this_node_by_an_ordinary_run(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(SUITE)
+    options = ("--no-self-test", "--set", "n=2", "--no-report", "--store", "runs")
+    done = harness("run", "s.yaml", "--executor", "ray", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = reader.load(tmp_path / "runs", "latest")
+    assert sorted(m.case_id for m in run.measurements) == ["w/x/n=2"]
+    assert run.environment.command[1:3] == ("run", "s.yaml")
+    assert "OMP_NUM_THREADS" not in {*run.environment.variables} - {*os.environ}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--executor ray --budget 1", "--budget does not apply"),
+        ("--address auto", "--executor ray only"),
+        ("--executor ray --address 127.0.0.1:1", "ray start --head"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(tmp_path: Path, words: str, said: str) -> None:
+    (tmp_path / "s.yaml").write_text(SUITE)
+    done = harness("run", "s.yaml", *words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr

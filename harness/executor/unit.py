@@ -1,0 +1,48 @@
+"""Units of a suite: the cases that one GPU must measure, since they are compared with each other.
+
+These are the pairs of a ratio rule, the curve of a rule on scaling, the cases without and with a
+suspect, and the providers of one case. Comparisons that only the report makes are left out between
+two GPUs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from harness.analysis.suspects import sides
+from harness.records import Case, Suite
+
+
+def units(suite: Suite) -> list[tuple[Case, ...]]:
+    """The cases in groups that one GPU must measure: first those of rules with `abort_early`, else
+    in the order of the suite."""
+    group = {c.case_id: [c] for c in suite.cases}
+    for linked in _links(suite):
+        for case in linked[1:]:
+            ours, theirs = group[linked[0].case_id], group[case.case_id]
+            if ours is not theirs:
+                ours += theirs
+                group.update((c.case_id, ours) for c in theirs)
+    place = {c.case_id: i for i, c in enumerate(suite.cases)}
+    once = {id(members): members for members in group.values()}.values()
+    early = {c.case_id for r in suite.rules if r.abort_early for c in r.needs(suite.cases)}
+    found = [tuple(sorted(members, key=lambda c: place[c.case_id])) for members in once]
+    return sorted(found, key=lambda members: not any(c.case_id in early for c in members))
+
+
+def _links(suite: Suite) -> Iterator[Sequence[Case]]:
+    """Cases that are compared with each other."""
+    yield from _alike(suite.cases, "provider")
+    for rule in suite.rules:
+        yield from rule.pairs(suite.cases)
+        if rule.metric == "scaling_exponent" and rule.axis:
+            yield from _alike(filter(rule.match.accepts, suite.cases), rule.axis)
+    if suite.suspects:
+        for suspect in suite.suspects.tested:
+            yield from sides(suspect, suite.suspects.gap.where, suite.cases)
+
+
+def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:
+    """Groups of cases that are equal in all but one axis."""
+    groups: dict[object, list[Case]] = {}
+    for c in cases:
+        groups.setdefault(c.apart_from(axis), []).append(c)
+    return groups.values()

@@ -1,0 +1,56 @@
+"""A run of several GPUs: what is not compared, and what its record says."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.effects import effects
+from harness.analysis.summary import summarise
+from harness.gate import compare
+from harness.records import Case, Measurement, Run, joined
+from harness.tests.fake_runs import H200, environment, run, sweep, timed
+
+HERE = [environment(gpu=replace(H200, uuid=f"GPU-{n}")) for n in range(6)]
+
+
+def on(*uuids: str) -> Run:
+    """Two cases, gc off and on, on these GPUs."""
+    cases = sweep(gc=["off", "on"])
+    card = {c.case_id: uuid for c, uuid in zip(cases, uuids, strict=True)}
+
+    def measure(c: Case) -> list[Measurement]:
+        return [replace(m, card=card[c.case_id]) for m in timed(c, 0.1, cv=0.001)]
+
+    return run(cases, measure, env=joined(HERE[:2]), run_id="-".join(uuids))
+
+
+def test_effects_are_taken_on_one_gpu_only() -> None:
+    assert len(effects(summarise(on("GPU-0", "GPU-0")))) == 1
+    assert effects(summarise(on("GPU-0", "GPU-1"))) == ()
+
+
+def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
+    def card(a: Run, b: Run) -> list[float | None]:
+        return [c.comparison.card for c in compare.runs(a, b).cases if c.comparison]
+
+    one = on("GPU-0", "GPU-1")
+    same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
+    assert card(one, same) == [None, None]
+    assert all(card(one, swapped))
+    here = replace(on("GPU-0", "GPU-0"), environment=HERE[0])  # by an executor, with one slot
+    plain = [replace(m, card="") for m in here.measurements]
+    assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
+    alone = replace(one, run_id="y", environment=HERE[0])
+    assert all(card(one, alone))
+    found = compare.runs(one, alone)
+    assert [d.name for d in found.differences] == ["GPU UUID"]
+
+
+def test_several_machines_are_never_taken_for_one_of_them() -> None:
+    limited = replace(HERE[1], hostname="b", gpu=replace(H200, uuid="GPU-1", power_limit_w=500.0))
+    both = joined([HERE[0], limited])
+    assert (both.card, both.hostname) == ("GPU-0, GPU-1", "b, node-7")
+    assert both.gpu
+    assert both.gpu.power_limit_share == pytest.approx(5 / 7)  # what the report states
+    assert joined(HERE).card == "6 in all"
+    assert joined(HERE[:1]) == HERE[0]
