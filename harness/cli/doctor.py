@@ -1,6 +1,6 @@
 """The commands `doctor` (is this machine fit to measure on?) and `schema` (of suite files)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -8,12 +8,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from harness.cli import console, options
-from harness.cli.options import command, document, out, say
-from harness.errors import StoreError, SuiteError
-from harness.gate import baselines, files
+from harness.cli.options import command, document, out
+from harness.errors import SuiteError
 from harness.git import repository
 from harness.machine import doctor, drift, environment
-from harness.records import Check, Decision, Environment, Grade, Run
+from harness.records import Decision, Environment, Run
 from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.suite import load as suites
@@ -30,7 +29,6 @@ def doctor_(
     ] = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
-    baseline_folder: options.BaselinesOption = files.FOLDER,
 ) -> None:
     """Describe this machine and check whether it is fit to measure on.
 
@@ -56,7 +54,6 @@ def doctor_(
         _show_drift(recorded, here, as_json)
     here = doctor.examined(here, store=store_root, constraints=environment.pins_of(home))
     found = here.vitals.checks if here.vitals else ()
-    found += tuple(_baselines(baseline_folder, here, store_root))
     if as_json:
         document(
             {
@@ -68,16 +65,6 @@ def doctor_(
     else:
         out.print(console.doctor(here, found))
     raise typer.Exit(doctor.exit_status(found))
-
-
-def _baselines(folder: Path, here: Environment, store: Path) -> Iterator[Check]:
-    """A warning for each doubt about a stored baseline of this GPU model."""
-    for stored in baselines.of_model(folder, here):
-        if isinstance(stored, StoreError):
-            yield Check("baseline", Grade.WARN, *str(stored).split("\n  ", 1))
-            continue
-        for doubt in baselines.doubts(stored, here, store, say):
-            yield Check("baseline", Grade.WARN, doubt, baselines.renewal(stored.suite))
 
 
 def _show_drift(recorded: Run, here: Environment, as_json: bool) -> NoReturn:

@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from harness.cli import console, options
-from harness.cli.options import command, document, out, say
+from harness.cli.options import command, document, out, say, show
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
-from harness.gate import files, policy, records
+from harness.gate import policy, records
+from harness.gate.counters import FILE
 from harness.gate.plan import Request
 from harness.gate.records import Mode
-from harness.gate.session import carry_out
+from harness.gate.session import carry_out, count
 from harness.git.repository import WORKING_TREE
 
 
@@ -24,10 +25,15 @@ def gate(
     head: Annotated[
         str, typer.Option(metavar="REF", help="The candidate; . is the working tree.")
     ] = WORKING_TREE,
-    against_baseline: Annotated[
-        bool, typer.Option("--baseline", help="Compare with the stored baseline of this GPU.")
-    ] = False,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RUN", help="Compare with this stored run. Repeatable: one a suite."),
+    ] = None,
     counters: options.CountersOption = False,
+    record: Annotated[
+        bool,
+        typer.Option("--record", help="With --counters: store the counts, to accept a change."),
+    ] = False,
     policy_file: options.PolicyOption = policy.DEFAULT,
     every_case: Annotated[
         bool, typer.Option("--all", help="Also judge cases that the change does not concern.")
@@ -41,7 +47,6 @@ def gate(
     ] = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
-    baseline_folder: options.BaselinesOption = files.FOLDER,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
 ) -> None:
@@ -49,18 +54,21 @@ def gate(
 
     \b
     harness gate --base origin/main    # candidate and merge base, interleaved processes
-    harness gate --baseline            # against the stored baseline of this GPU
+    harness gate --baseline RUN        # against a stored run
     harness gate                       # only the policy's absolute limits
     harness gate --counters            # exact counts per step, on any machine
+    harness gate --counters --record   # store them; commit ci/baselines/counters.json
 
     Exit status: 0 GO; 1 NO-GO; 2 the request could not be carried out; 3 INCONCLUSIVE.
     """
-    if against_baseline and (counters or base):
+    if baseline and (counters or base):
         raise HarnessError(
             "--baseline, --base and --counters choose different comparisons",
             "Give --baseline alone, or remove it.",
         )
-    mode = Mode.RELATIVE if base else Mode.BASELINE if against_baseline else Mode.ABSOLUTE
+    if record and (base or not counters):
+        raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
+    mode = Mode.RELATIVE if base else Mode.BASELINE if baseline else Mode.ABSOLUTE
     request = Request(
         mode=Mode.COUNTERS if counters else mode,
         policy=policy_file,
@@ -68,13 +76,18 @@ def gate(
         head=head,
         every_case=every_case,
         store=store_root,
-        baselines=baseline_folder,
+        runs=baseline or (),
         command=command(),
         wait_for_gpu_s=wait_for_gpu,
         self_test=self_test,
     )
     if verdict_file is not None:
         _require_writable(verdict_file)
+    if record:
+        with GateProgress() as progress:
+            made = count(request, progress, say)
+        show(f"{FILE}: {sum(map(len, made.cases.values()))} cases, torch {made.torch}")
+        return
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)
     if verdict_file is not None:

@@ -17,7 +17,7 @@ import typer
 import typer.core
 
 from harness import __version__
-from harness.cli import baseline, bisect, compare, doctor, exchange, gate, history, report, run
+from harness.cli import bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.init import init
 from harness.cli.options import out, say
@@ -113,7 +113,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for panel, commands in _PANELS.items():
     for name, function in commands.items():
         app.command(name, rich_help_panel=panel)(function)
-app.add_typer(baseline.baseline, rich_help_panel="Compare")
 app.add_typer(history.index_app, rich_help_panel="Stored runs")
 
 

@@ -30,7 +30,6 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
 RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=_RUN)]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the recorded runs.")]
 ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder of the dated reports.")]
-BaselinesOption = Annotated[Path, typer.Option("--baselines", help="Folder of baselines.")]
 PolicyOption = Annotated[
     Path, typer.Option("--policy", help="Policy file: what a gate measures and requires.")
 ]

@@ -1,4 +1,4 @@
 """Judges a change: a policy and two commits in, one verdict out. The candidate is compared with the
-baseline commit in interleaved processes, with a stored baseline, or by exact counters. It also
+baseline commit in interleaved processes, with a stored run, or by exact counters. It also
 compares two stored runs.
 """

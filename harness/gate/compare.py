@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from harness.analysis import summary
 from harness.errors import HarnessError
-from harness.gate import baselines, decide, files
 from harness.gate import counters as counting
+from harness.gate import decide
 from harness.gate.noise import CARD_CV, DAY_CV
 from harness.gate.policy import Policy, PolicyForm
 from harness.gate.records import (
@@ -25,8 +25,8 @@ from harness.gate.records import (
     VerdictSubject,
     side_of,
 )
-from harness.gate.unpaired import Process, compare_stored, too_few
-from harness.machine import drift
+from harness.gate.unpaired import Process, compare_stored, processes, too_few
+from harness.machine import drift, facts
 from harness.records import (
     Case,
     CaseSummary,
@@ -35,10 +35,14 @@ from harness.records import (
     Finding,
     Outcome,
     Run,
-    Thresholds,
 )
 from harness.suite.choice import passes
 
+EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)
+"""Differences that are allowed: the code under test, where this Python and the checkout are, and
+the name of a container. A CPU is identified by its host name in any case."""
+CARD = "GPU UUID"
+"""The difference of two cards of one model: allowed, and part of the interval."""
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""
 PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[]))
@@ -52,6 +56,8 @@ def runs(
     filters: Sequence[str] = (),
     counters: bool = False,
     across: bool = False,
+    policy: Policy = PLAIN,
+    beside: int = 0,
 ) -> GateVerdict:
     """Compare two stored runs.
 
@@ -59,6 +65,8 @@ def runs(
         filters: As of `harness run --filter`.
         counters: Compare counters per step instead of times.
         across: Judge even if the environments differ.
+        policy: Of a gate, whose thresholds and acknowledgements apply.
+        beside: Number of cases of other suites that the same gate judges.
 
     Raises:
         HarnessError: They are the same run, or have no such case.
@@ -75,12 +83,12 @@ def runs(
     one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))
-    differs = {i: text for i in both if (text := baselines.differs(before[i], after[i]))}
+    differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
     unlike, why = (differs, {}) if one_suite else ({}, differs)
     compared: Mapping[str, Comparison] = {}
     if not counters:
         paired = {i: (before[i], after[i]) for i in both if i not in why}
-        compared, few = _times(baseline, candidate, paired)
+        compared, few = _times(baseline, candidate, paired, policy, beside)
         why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
     cases = [
@@ -91,17 +99,19 @@ def runs(
             comparison=compared.get(case_id),
             why=why.get(case_id, ""),
             counters=counters,
+            policy=policy,
         )
         for case_id in both
     ]
-    allowed = (*baselines.EXPECTED, baselines.CARD)
-    foreign = [d for d in around if d.name not in allowed]
+    foreign = [d for d in around if d.name not in (*EXPECTED, CARD)]
     if foreign and not across:
         cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
     if not across:
         cases = [_across(c, unlike[c.case_id]) if c.case_id in unlike else c for c in cases]
-    cases += [_one_side(candidate, c, State.NEW) for i, c in after.items() if i not in before]
-    cases += [_one_side(baseline, c, State.MISSING) for i, c in before.items() if i not in after]
+    new = [c for i, c in after.items() if i not in before]
+    gone = [c for i, c in before.items() if i not in after]
+    cases += [_one_side(candidate, c, State.NEW, policy) for c in new]
+    cases += [_one_side(candidate, c, State.MISSING, policy) for c in gone]
     suites = drift.configuration(
         replace(baseline.suite, cases=tuple(before[c] for c in both)),
         replace(candidate.suite, cases=tuple(after[c] for c in both)),
@@ -190,29 +200,38 @@ def _renamed(run: Run, names: Mapping[str, str]) -> Run:
 # --- two runs ----------------------------------------------------------------------------
 
 
+def _differs(baseline: Case, candidate: Case) -> str:
+    """Why two cases of one id are not the same: axes, code, or how samples are taken."""
+    for name, (a, b) in drift.measured(baseline, candidate).items():
+        return f"the case has changed: {name} is {a} in the baseline, {b} in the candidate"
+    return ""
+
+
 def _times(
-    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]]
+    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], policy: Policy, beside: int
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
     """The comparisons of step times, and why a case has none."""
     sides: dict[str, tuple[Sequence[Process], Sequence[Process]]] = {}
     why: dict[str, str] = {}
     for case_id, cases in alike.items():
         measured = a.of(case_id), b.of(case_id)
-        before, after = map(baselines.processes, measured, cases)
+        before, after = map(processes, measured, cases)
         if problem := too_few(before, after):
             why[case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
             sides[case_id] = before, after
     one_build = _code(a) is not None and _code(a) == _code(b)
-    own = Thresholds(build_cv=0.0) if one_build else Thresholds()
+    own = policy.thresholds()
+    own = replace(own, build_cv=0.0) if one_build else own
     measured_on = [
         {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
     ]
-    one = files.device_id(a.environment) == files.device_id(b.environment) and (
+    one = a.environment.card == b.environment.card and (
         measured_on[0] == measured_on[1]  # with several GPUs, also the same one for every case
     )
     found = compare_stored(
         sides,
+        beside=beside,
         day_cv=DAY_CV if one else max(DAY_CV, CARD_CV),  # two hosts, if there is no card
         thresholds=dict.fromkeys(sides, own),
         other_card=not one and b.environment.gpu is not None,
@@ -227,7 +246,14 @@ def _code(run: Run) -> tuple[str, str] | None:
 
 
 def _judged(
-    a: Run, b: Run, summed: CaseSummary, *, comparison: Comparison | None, why: str, counters: bool
+    a: Run,
+    b: Run,
+    summed: CaseSummary,
+    *,
+    comparison: Comparison | None,
+    why: str,
+    counters: bool,
+    policy: Policy,
 ) -> GateCase:
     case_id = summed.case.case_id
     counted = counting.compare(a.of(case_id), b.of(case_id))
@@ -243,7 +269,7 @@ def _judged(
             folder=b.folder,
             counted=counted if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
-            policy=PLAIN,
+            policy=policy,
             environment=b.environment,
             today=datetime.date.today(),
         )
@@ -280,10 +306,10 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
     )
 
 
-def _one_side(run: Run, case: Case, state: State) -> GateCase:
+def _one_side(run: Run, case: Case, state: State, policy: Policy) -> GateCase:
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
     gone = LeftOut(suite=run.suite.path, case_id=case.case_id, reason=reason)
-    return replace(decide.judge_gone(gone, PLAIN, datetime.date.today()), state=state)
+    return replace(decide.judge_gone(gone, policy, datetime.date.today()), state=state)
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:

@@ -6,17 +6,17 @@ A change that intends a difference renews ci/baselines/counters.json. On a CPU t
 the version of torch and on nothing else about the machine.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from statistics import median
 
 from harness.analysis.counters import by_step, exact_counters
-from harness.gate import files
-from harness.gate.files import Moment
-from harness.gate.records import CounterChange
+from harness.errors import StoreError
+from harness.gate.records import CounterChange, parse
 from harness.records import (
     COUNTERS,
     WORST_FIRST,
@@ -29,9 +29,10 @@ from harness.records import (
 )
 from harness.store.writer import now
 
-FILE = "counters.json"
+FILE = Path("ci/baselines/counters.json")
+SCHEMA_VERSION = 1
 CHECK = "counters per step"
-RENEW = "harness baseline counters"
+RENEW = "harness gate --counters --record"
 PROCESSES = 1
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 """Nothing is timed, and waiting threads would only load the machine."""
@@ -54,7 +55,8 @@ class CounterBaseline:
     torch: str
     """Version without its build: 2.13.0."""
     commit: str
-    set_at: Moment
+    set_at: str
+    """ISO 8601, UTC."""
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
     uncommitted: bool = False
@@ -77,30 +79,29 @@ def without_times(case: Case) -> Case:
     return replace(case, settings=short)
 
 
-def path_of(folder: Path) -> Path:
-    return folder / FILE
-
-
-def load(folder: Path) -> CounterBaseline | None:
-    """The recorded counters, or None.
+def load() -> CounterBaseline | None:
+    """The recorded counters of the current folder, or None.
 
     Raises:
         StoreError: The file is damaged.
     """
-    return files.read(path_of(folder), CounterBaseline, f"Replace it: {RENEW}")
+    if not FILE.exists():
+        return None
+    try:
+        return parse(FILE.read_bytes(), CounterBaseline, SCHEMA_VERSION)
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{FILE}: {error}", f"Replace it: {RENEW}") from None
 
 
-def parse(text: str | None) -> CounterBaseline | None:
+def of_text(text: str | None) -> CounterBaseline | None:
     """The file's text as another commit has it; None if it is absent or damaged."""
     with suppress(ValueError):
-        return files.parse(text or "", CounterBaseline)
+        return parse(text or "", CounterBaseline, SCHEMA_VERSION)
     return None
 
 
-def store(
-    folder: Path, environment: Environment, counted: Mapping[str, Mapping[str, Counts]]
-) -> CounterBaseline:
-    """Record counts.
+def store(environment: Environment, counted: Mapping[str, Mapping[str, Counts]]) -> CounterBaseline:
+    """Record counts in the current folder.
 
     Raises:
         StoreError: The file cannot be written.
@@ -113,7 +114,12 @@ def store(
         set_at=now(),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )
-    files.write(path_of(folder), made)
+    text = json.dumps({"schema": SCHEMA_VERSION, **asdict(made)}, indent=1)
+    try:
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        FILE.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {FILE}: {error.strerror}") from error
     return made
 
 
@@ -122,15 +128,14 @@ def torch_of(environment: Environment) -> str:
     return (environment.versions.get("torch") or "").partition("+")[0]
 
 
-def unfit(baseline: CounterBaseline | None, folder: Path, here: Environment) -> str:
+def unfit(baseline: CounterBaseline | None, here: Environment) -> str:
     """Why the recorded counters cannot be compared with counts made here, or an empty string."""
-    path = path_of(folder)
     if baseline is None:
-        return f"{path} not found; record counters: {RENEW}"
+        return f"{FILE} not found; record counters: {RENEW}"
     if baseline.device != here.device_name:
-        return f"{path} was counted on {baseline.device}, but this is {here.device_name}"
+        return f"{FILE} was counted on {baseline.device}, but this is {here.device_name}"
     if baseline.torch != torch_of(here):
-        return f"{path} was counted with torch {baseline.torch}, but this is {torch_of(here)}"
+        return f"{FILE} was counted with torch {baseline.torch}, but this is {torch_of(here)}"
     return ""
 
 

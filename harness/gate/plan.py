@@ -4,15 +4,13 @@ A machine that is not fit is a finding of the whole gate, and then nothing is me
 """
 
 import datetime
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import CaseRefused, HarnessError, SuiteError
-from harness.gate import baselines, counters, files, policy, policy_suites
-from harness.gate.noise import by_scatter
+from harness.gate import counters, policy, policy_suites
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
@@ -27,8 +25,8 @@ from harness.records import (
     Finding,
     Grade,
     PathRule,
+    Run,
     Suite,
-    Thresholds,
     gpu_matches,
 )
 from harness.runner.interleave import Side, Task
@@ -50,12 +48,13 @@ class Request:
     """Of a comparison: replaces that file, and `base` itself is compared, not the merge base."""
     base: str = ""
     """The ref to compare with; empty for none."""
+    runs: Sequence[str] = ()
+    """The stored runs to compare with, one a suite."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     every_case: bool = False
     """Also measure suites that no changed file concerns."""
     store: Path = store.DEFAULT_ROOT
-    baselines: Path = files.FOLDER
     command: tuple[str, ...] = ()
     wait_for_gpu_s: float = 0.0
     self_test: bool = True
@@ -74,6 +73,8 @@ class Plan:
     tasks: tuple[Task, ...]
     gone: tuple[LeftOut, ...]
     """Cases of the baseline, or on record, that are not measured."""
+    stored: Mapping[str, Run] = field(default_factory=dict)
+    """Suite -> the stored run to compare with."""
     rig: Rig | None = None
     sides: tuple[Side, ...] = ()
     """The baseline first, if there is one; empty if there is nothing to measure."""
@@ -86,11 +87,6 @@ class Plan:
     def here(self) -> Environment:
         """Where the candidate is measured."""
         return self.sides[-1].environment
-
-    def thresholds(self, pair_sd: float = 0.0) -> Thresholds:
-        """Of a case whose pairs have this standard deviation."""
-        given = self.policy.given
-        return by_scatter(Thresholds(**given), given, pair_sd / math.sqrt(2))
 
     @property
     def sound(self) -> bool:
@@ -129,8 +125,12 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         raise SuiteError(
             loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
         )
-    kept = counters.load(request.baselines) if request.mode is Mode.COUNTERS else None
+    kept = counters.load() if request.mode is Mode.COUNTERS else None
     suites = {c.suite: require(trees.places, c, loaded) for c in asked}
+    stored = {}
+    if request.mode is Mode.BASELINE:
+        stored = _stored(request, loaded, suites)
+        suites = {path: suites[path] for path in stored}
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
@@ -151,6 +151,7 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         suites=suites,
         tasks=tuple(tasks),
         gone=gone,
+        stored=stored,
         findings=(
             *trees.findings,
             *(noted("acknowledged", n) for n in notes),
@@ -194,8 +195,6 @@ def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan
     held.enter_context(rig)
     plan = replace(plan, rig=rig, sides=_sides(request, plan, rig))
     plan = replace(plan, tasks=tuple(_as_measured(t, plan, request.mode) for t in plan.tasks))
-    if request.mode is Mode.BASELINE:
-        plan = replace(plan, gone=(*plan.gone, *_not_in_suite(request, plan)))
     for suite in plan.suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, plan.here, remedy)
@@ -277,13 +276,12 @@ def _trees(
     if request.given is None and before is not None and before != after:
         reason = f"this change modifies its own policy, {loaded.path}"
         trees = replace(trees, findings=(*trees.findings, noted("policy", reason)))
-    kept = counters.path_of(request.baselines)
     return replace(
         trees,
         baseline=GateSide(ref=request.base, commit=base),
         folders=folders,
         changed=repository.changed(base, judged),
-        base_counters=repository.text(base, _from_root(kept, root)),
+        base_counters=repository.text(base, _from_root(counters.FILE, root)),
         base_policy=before if request.given is None else None,
     )
 
@@ -320,15 +318,21 @@ def _gone(
                     yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
 
 
-def _not_in_suite(request: Request, plan: Plan) -> Iterator[LeftOut]:
-    """Cases in the baseline of this GPU model that are not in their suite, chosen or not."""
-    for path in plan.suites:
-        stored = baselines.load(request.baselines, plan.here, path)
-        whole = suite_of(plan.trees.places, ChosenSuite(suite=path))
-        there = {case.case_id for case in whole.cases} if whole else set()
-        for case_id in sorted(stored.cases.keys() - there) if stored else ():
-            why = "the baseline has this case, but the suite does not"
-            yield LeftOut(suite=path, case_id=case_id, reason=why)
+def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> dict[str, Run]:
+    """The stored run of each suite that has one.
+
+    Raises:
+        HarnessError: There is no such run, or the policy does not choose its suite.
+    """
+    found = {}
+    for name in request.runs:
+        run = store.load(request.store, name)
+        path = next((p for p, suite in suites.items() if suite.name == run.suite.name), None)
+        if path is None:
+            problem = f"run {run.run_id} is of suite {run.suite.name}, which {loaded.path} omits"
+            raise HarnessError(problem, f"Name a run of one of: {', '.join(suites)}")
+        found[path] = run
+    return found
 
 
 def _foreign_limits(plan: Plan, mode: Mode) -> Iterator[Finding]:

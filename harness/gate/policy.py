@@ -6,6 +6,7 @@ line and column.
 """
 
 import datetime
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, mod
 
 from harness import units
 from harness.errors import SuiteError
+from harness.gate.noise import by_scatter
 from harness.records import METRICS, Case, Rule, Thresholds
 from harness.suite.choice import fits
 from harness.suite.decisions import metric_name
@@ -28,7 +30,6 @@ from harness.suite.sweep import check_match, match
 DEFAULT = Path("ci/gate.yaml")
 ACKNOWLEDGED = "acknowledged.yaml"
 """The file of acknowledgements, beside the policy."""
-DEFAULT_MAX_AGE_DAYS = 30
 
 
 # --- the form ----------------------------------------------------------------------------
@@ -134,14 +135,7 @@ class CompareModel(Form):
     tolerance: Fraction | None = None
     """A case passes if its slowdown is proven to be below this."""
     stored_tolerance: Fraction | None = None
-    """The same against a stored baseline."""
-
-
-class BaselineModel(Form):
-    """Requirements for a stored baseline (`harness baseline set`)."""
-
-    max_age_days: Annotated[int, Field(ge=1)] = DEFAULT_MAX_AGE_DAYS
-    """Refuse an older baseline."""
+    """The same against a stored run."""
 
 
 class Acknowledgement(Form):
@@ -215,7 +209,6 @@ class PolicyForm(Form):
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""
     absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
-    baseline: BaselineModel = BaselineModel()
     exemptions: Annotated[list[Acknowledgement], Field(default_factory=list)]
     """Old place of the entries of acknowledged.yaml, beside the policy."""
     paths: Globs | None = None
@@ -253,6 +246,10 @@ class Policy:
         found: dict[str, Any] = self.form.compare.model_dump(exclude_unset=True)
         pairs = {"most_pairs": found["confirm_pairs"]} if "confirm_pairs" in found else {}
         return pairs | found
+
+    def thresholds(self, pair_sd: float = 0.0) -> Thresholds:
+        """Of a case whose pairs have this standard deviation."""
+        return by_scatter(Thresholds(**self.given), self.given, pair_sd / math.sqrt(2))
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -9,13 +9,17 @@ Schema 2: since then a case holds its comparison, and the sides are `baseline` a
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from harness.errors import HarnessError
-from harness.gate import files
 from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding, Run
 
 SCHEMA_VERSION = 2
+Record = TypeVar("Record")
 UNCOMMITTED = " with uncommitted changes"
 
 
@@ -24,7 +28,7 @@ class Mode(StrEnum):
 
     ABSOLUTE = "absolute"  # the policy's absolute limits only
     RELATIVE = "relative"  # the baseline commit, in interleaved fresh processes
-    BASELINE = "baseline"  # stored measurements: the baseline of the same GPU, or a run
+    BASELINE = "baseline"  # a stored run
     COUNTERS = "counters"  # counters per step, exactly; needs no GPU
 
 
@@ -150,8 +154,6 @@ class GateVerdict:
     baseline: GateSide | None = None
     device: str = ""
     """Name of the GPU, or `cpu`."""
-    device_id: str = ""
-    """See files.device_id."""
     cases: tuple[GateCase, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -195,8 +197,26 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: Not such a document.
     """
     try:
-        return files.parse(text, GateVerdict, SCHEMA_VERSION)
+        return parse(text, GateVerdict, SCHEMA_VERSION)
     except (ValueError, RecursionError) as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}", "Write one: harness gate --verdict FILE"
         ) from None
+
+
+def parse(data: bytes | str, kind: type[Record], schema: int) -> Record:
+    """A record from JSON, validated.
+
+    Raises:
+        ValueError: Not such a record.
+    """
+    try:
+        fields = from_json(data)
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        if (found := fields.pop("schema", None)) != schema:
+            raise ValueError(f"schema is {found!r} instead of {schema}")
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -1,19 +1,17 @@
 """Runs a gate: measures what is planned, then judges what was measured."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from harness import units
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import baselines, counters, decide, files
-from harness.gate.noise import CARD_CV, DAY_CV
-from harness.gate.plan import Plan, Request, Say, noted, prepared, unfit
+from harness.gate import compare, counters, decide
+from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
-from harness.gate.unpaired import FEWEST, compare_stored, too_few
-from harness.records import Comparison, Finding, Pair, Thresholds
+from harness.gate.unpaired import FEWEST
+from harness.records import Comparison, Finding, Pair, Run, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -72,7 +70,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
         baseline=_with_runs(plan.trees.baseline, plan.sides[:-1]) if plan.trees.baseline else None,
         device=plan.here.device_name if plan.sides else "",
-        device_id=files.device_id(plan.here) if plan.sides else "",
         cases=tuple(cases),
         left_out=plan.left_out,
         findings=findings,
@@ -83,14 +80,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
             decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
         ),
     )
-
-
-def _notes(check: str, texts: Iterable[str]) -> Iterator[Finding]:
-    """Notes from the stored runs; if these cannot be read, the verdict stands without."""
-    try:
-        yield from (noted(check, text) for text in texts)
-    except HarnessError as error:
-        yield noted(check, f"not known: {error}")
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -109,11 +98,9 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
     match request.mode:
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench)
-        case Mode.BASELINE:
-            answers = _against_stored(request, plan)
         case Mode.COUNTERS:
-            answers = _Answers(counted=_counted(request, plan))
-        case Mode.ABSOLUTE:
+            answers = _Answers(counted=_counted(plan))
+        case Mode.BASELINE | Mode.ABSOLUTE:
             answers = _Answers()
     bench.finish()
     return answers
@@ -124,10 +111,10 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
     if mode is Mode.COUNTERS:
         return counters.PROCESSES
     if mode is Mode.RELATIVE:
-        return plan.thresholds().screen_pairs
+        return plan.policy.thresholds().screen_pairs
     asked = max(task.case.settings.processes, FEWEST)
     # On a noisy node two processes are not enough to bound a ratio.
-    return max(asked, plan.thresholds().screen_pairs) if mode is Mode.BASELINE else asked
+    return max(asked, plan.policy.thresholds().screen_pairs) if mode is Mode.BASELINE else asked
 
 
 def _started(
@@ -182,7 +169,7 @@ class _Sampling:
         (found, _), now, share = self.pairs(), self.wanted, 1 - self.spent
         if len(found) > 2:
             sd = float(comparison.pair_sd(comparison.time_logs(found), comparison.swapped(found)))
-            self.thresholds = self.plan.thresholds(sd)
+            self.thresholds = self.plan.policy.thresholds(sd)
             self.wanted = comparison.next_look(now, sd, cases, self.thresholds)
             share *= 1 if self.wanted == now else comparison.EARLY
         self.spent += share
@@ -199,7 +186,7 @@ def _take(bench: Bench, cases: Collection[_Sampling], stage: str) -> None:
 
 def _interleaved(plan: Plan, bench: Bench) -> _Answers:
     """Screen all cases, and look at those that stay open, by more pairs each time."""
-    first = plan.thresholds()
+    first = plan.policy.thresholds()
     cases = [_Sampling(task, plan, first, first.screen_pairs) for task in plan.tasks]
     _take(bench, cases, "screen")
     screened = [case for case in cases if case.pairs()[0] and not case.failed]
@@ -231,65 +218,26 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
     return _Answers(answers, remarks)
 
 
-def _against_stored(request: Request, plan: Plan) -> _Answers:
-    """Compare each suite's cases with the stored baseline of this GPU model."""
-    answers: dict[Key, Comparison] = {}
-    why: dict[Key, str] = {}
-    doubts: list[Finding] = []
-    card = files.device_id(plan.here)
-    for suite in dict.fromkeys(t.suite for t in plan.tasks):
-        tasks = {t.case.case_id: t for t in plan.tasks if t.suite == suite}
-        stored = baselines.load(request.baselines, plan.here, suite)
-        useless = baselines.unfit(stored, suite, plan.here, plan.policy.form.baseline.max_age_days)
-        if stored is None or useless:
-            why |= {t.key: useless for t in tasks.values()}
-            continue
-        against = baselines.doubts(stored, plan.here, request.store, plan.say)
-        doubts += _notes("baseline", (f"{doubt}; {baselines.renewal(suite)}" for doubt in against))
-        other = stored.device != card
-        if other:
-            text = f"{suite}: of card {stored.device[:12]}, not {card[:12]}; "
-            text += f"cards of one model are assumed to vary by {units.percent(CARD_CV)}"
-            doubts.append(noted("baseline", text))
-        candidate = plan.sides[-1]
-        sides = {}
-        for case_id, task in tasks.items():
-            after = baselines.processes(candidate.of(task), task.case)
-            both = stored.cases.get(case_id, ()), after
-            if problem := too_few(*both) or baselines.changed(stored, task.case):
-                why[task.key] = problem
-            elif not candidate.broken(task):
-                sides[case_id] = both
-        found = compare_stored(
-            sides,
-            beside=len(plan.tasks) - len(tasks),
-            day_cv=DAY_CV,
-            thresholds=dict.fromkeys(tasks, plan.thresholds()),
-            other_card=other,
-        )
-        answers |= {(suite, c.case_id): c for c in found}
-    return _Answers(answers, why, findings=tuple(doubts))
-
-
-def _counted(request: Request, plan: Plan) -> Mapping[Key, counters.Compared]:
+def _counted(plan: Plan) -> Mapping[Key, counters.Compared]:
     """Compare counters with those of the baseline commit, or without one with the recorded ones.
 
     With a baseline commit, counts that the change itself records are accepted.
     """
     candidate = plan.sides[-1]
-    kept = counters.load(request.baselines)
-    useless = counters.unfit(kept, request.baselines, plan.here)
-    before = counters.parse(plan.trees.base_counters)
+    kept = counters.load()
+    useless = counters.unfit(kept, plan.here)
+    before = counters.of_text(plan.trees.base_counters)
     answers = {}
     for task in plan.tasks:
         key, measured = task.key, candidate.of(task)
         on_record = kept.counts(*key) if kept and not useless else None
         if plan.trees.baseline is None:
-            path = counters.path_of(request.baselines)
-            missing = useless or f"{path} has no counters of this case; record: {counters.RENEW}"
+            missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
             after, why = counters.counts_of(measured)
             source = "the recorded counters"
-            answers[key] = counters.judge(on_record, after, source=source, why=why or missing)
+            answers[key] = counters.judge(
+                on_record, after, source=source, why=why or useless or missing
+            )
         elif key not in plan.sides[0].cannot:  # otherwise judged as a new case
             unchanged = before and on_record == before.counts(*key)
             accepted = None if unchanged else on_record
@@ -305,6 +253,8 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     candidate = plan.sides[-1]
     baseline = plan.sides[0] if plan.trees.baseline else None
     runs = {path: reader.load(request.store, w.folder) for path, w in candidate.writers.items()}
+    if request.mode is Mode.BASELINE and runs:
+        return _against_runs(plan, runs)
     measured = {
         (path, summed.case.case_id): summed
         for path, run in runs.items()
@@ -332,6 +282,19 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
         )
         for task in plan.tasks
     ]
+
+
+def _against_runs(plan: Plan, runs: Mapping[str, Run]) -> list[GateCase]:
+    """The cases of each suite against its stored run, judged as `harness compare` judges two."""
+    filters = {choice.suite: choice.cases for choice in plan.policy.form.suites}
+    cases: list[GateCase] = []
+    for path, run in runs.items():
+        beside = sum(task.suite != path for task in plan.tasks)
+        found = compare.runs(
+            plan.stored[path], run, filters=filters[path], policy=plan.policy, beside=beside
+        )
+        cases += found.cases
+    return cases
 
 
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
@@ -370,4 +333,4 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
                     "Nothing was recorded. Repair the case, or remove it from the suite.",
                 )
             counted.setdefault(task.suite, {})[task.case.case_id] = found
-        return counters.store(request.baselines, plan.here, counted)
+        return counters.store(plan.here, counted)

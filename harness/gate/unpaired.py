@@ -16,7 +16,8 @@ from scipy.special import ndtri, stdtr, stdtrit
 from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
 from harness.gate.noise import CARD_CV
-from harness.records import ByCase, Change, Comparison, Thresholds
+from harness.records import ByCase, Case, Change, Comparison, Measurement, Thresholds
+from harness.runner.interleave import clock, usable
 
 FEWEST = 2
 """Processes that each side of a case needs."""
@@ -24,7 +25,7 @@ FEWEST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One fresh process of one side, as a baseline stores it."""
+    """One fresh process of one side."""
 
     samples_s: tuple[float, ...]
     """Step times after the steady state."""
@@ -40,6 +41,15 @@ class Process:
     @property
     def step_s(self) -> float:
         return statistics.median(self.samples_s)
+
+
+def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
+    """The steady processes of a case."""
+    return tuple(
+        Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
+        for m in measured
+        if usable(m, case)
+    )
 
 
 def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:

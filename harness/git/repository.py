@@ -18,7 +18,7 @@ WORKING_TREE = "."
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """How every git command begins: a repository's configuration and hooks start no program."""
 WRITTEN = ("reports", "ci/baselines")
-"""Folders that runs and baselines are written to; they contain no code."""
+"""Folders that runs and counters are written to; they contain no code."""
 
 MOST_NAMES = 8
 """Branches and tags that a message lists."""

@@ -30,7 +30,6 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
         subject=VerdictSubject.RUN,
         candidate=side_of(run, git.branch if git else ""),
         device=run.environment.device_name,
-        device_id=run.environment.gpu.uuid if run.environment.gpu else "",
         cases=tuple(_case(run, seen, verdict) for seen in cases if not seen.stop),
         left_out=tuple(
             LeftOut(case_id=seen.case.case_id, suite=run.suite.path, reason=seen.detail)

@@ -51,7 +51,7 @@ class Thresholds:
     tolerance: float = 0.03
     """Slowdown that must be ruled out for a case to pass: the smallest worth finding."""
     stored_tolerance: float = 0.05
-    """The same against a stored baseline: days differ by more than the processes of a pair."""
+    """The same against a stored run: days differ by more than the processes of a pair."""
     build_cv: float = 0.001
     """Standard deviation between builds that differ in nothing that matters; 0 for one build.
     Kernels replayed in a CUDA graph on an H200 had 0.00 to 0.09 %, at most 0.25 %

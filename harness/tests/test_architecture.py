@@ -68,9 +68,9 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_350,
     "harness/bisect": 2_010,
-    "harness/cli": 2_630,
+    "harness/cli": 2_500,
     "harness/executor": 360,
-    "harness/gate": 2_980,
+    "harness/gate": 2_630,
     "harness/git": 540,
     "harness/integrations": 1_030,
     "harness/machine": 1_650,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 25_000, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_650, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

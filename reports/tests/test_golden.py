@@ -31,11 +31,9 @@ from harness.analysis.scaling import fit
 from harness.analysis.statistics import unfit
 from harness.analysis.summary import spreads
 from harness.analysis.verdict import judge
-from harness.errors import StoreError
-from harness.gate.baselines import of_run, processes
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
-from harness.gate.unpaired import FEWEST, compare_stored
+from harness.gate.unpaired import FEWEST, compare_stored, processes
 from harness.machine.drift import changed, differences, measured
 from harness.records import (
     COUNTERS,
@@ -145,17 +143,7 @@ def _run(run: Run) -> list[Values]:
         cost and [cost.ratio, cost.low, cost.high, cost.pairs, cost.shown],
         [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
-        _baseline(run),
     ]
-
-
-def _baseline(run: Run) -> list[Values] | None:
-    """The baseline that a run makes; None where it makes none."""
-    try:
-        made = of_run(run)
-    except StoreError:
-        return None
-    return [sorted(made.cases), made.left_out]
 
 
 def _estimate(e: Estimate | None) -> list[Values] | None:

@@ -308,7 +308,7 @@ def measurements(record: Path) -> int:
         (["export", "latest"], "Missing option '--format'"),
         (["gate", "--bse", "main"], "No such option: --bse (Possible options: --base"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),
-        (["baseline", "keep"], "No such command 'keep'"),
+        (["gate", "--record"], "--record stores counts"),
         (["gate", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 from harness.cli import main as cli
 from harness.cli.console import judged
 from harness.errors import HarnessError
-from harness.gate import baselines, files, session
 from harness.gate import compare as comparing
 from harness.gate.records import GateVerdict, State
 from harness.records import (
@@ -29,7 +27,6 @@ from harness.records import (
     Outcome,
     Run,
 )
-from harness.runner.interleave import Task
 from harness.store import reader
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
@@ -121,6 +118,16 @@ def test_runs_are_judged_as_a_gate_judges(
     assert (case.decision, case.state) == (decision, state)
     assert said in case.reason
     assert [d.name for d in answer.differences] == ["commit"]
+
+
+def test_cases_of_other_suites_count_in_the_correction() -> None:
+    a, b = side("a", steady(0.1), cases=CASES[:1]), side("b", steady(0.15), cases=CASES[:1])
+
+    (alone,), (beside,) = compare(a, b).cases, compare(a, b, beside=59).cases
+
+    assert alone.comparison
+    assert beside.comparison
+    assert beside.comparison.p_value == pytest.approx(60 * (alone.comparison.p_value or 0))
 
 
 # --- undecided ---------------------------------------------------------------------------
@@ -342,19 +349,3 @@ def test_an_impossible_comparison_is_refused(
 
     with pytest.raises(HarnessError, match=message):
         CliRunner().invoke(cli.app, ["compare", *arguments], catch_exceptions=False)
-
-
-def test_a_stored_comparison_counts_the_cases_of_every_suite(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compared, stored = MagicMock(return_value=()), MagicMock(device="card", cases={})
-    for name, answer in {"load": stored, "doubts": (), "unfit": "", "processes": ()}.items():
-        monkeypatch.setattr(baselines, name, MagicMock(return_value=answer))
-    monkeypatch.setattr(files, "device_id", lambda _: "card")
-    monkeypatch.setattr(session, "compare_stored", compared)
-    cases = [("a.yaml", 1), ("a.yaml", 2), ("b.yaml", 1)]
-    tasks = [Task(suite=name, case=case({"seq_len": n})) for name, n in cases]
-
-    session._against_stored(MagicMock(), MagicMock(tasks=tasks))
-
-    assert [call.kwargs["beside"] for call in compared.call_args_list] == [1, 2]

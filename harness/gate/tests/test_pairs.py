@@ -11,10 +11,10 @@ import pytest
 from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
-from harness.gate.plan import Plan
-from harness.records import Change, Outcome, Thresholds
-from harness.runner.interleave import Side, Task
+from harness.records import Change, Measurement, Outcome, Thresholds
+from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
+from reports.studies.noise import recorded as recorded_noise
 
 DISTURBED = "{} of {} pairs were not steady, or disturbed"
 
@@ -141,7 +141,50 @@ def compared_in_turns(
                 ran = replace(ran, steady=i not in disturbed)
                 side.measured.setdefault(task.key, []).append(ran)
 
-    plan: Any = SimpleNamespace(sides=sides, tasks=tasks, policy=PLAIN)
-    plan.thresholds = lambda *a: thresholds or Plan.thresholds(plan, *a)
+    policy: Any = SimpleNamespace(thresholds=lambda *sd: thresholds or PLAIN.thresholds(*sd))
+    plan: Any = SimpleNamespace(sides=sides, tasks=tasks, policy=policy)
     bench: Any = SimpleNamespace(rounds=rounds)
     return session._interleaved(plan, bench), tasks[0].key
+
+
+# --- processes that make a pair ------------------------------------------------------------
+
+CASE = fake_runs.case({"seq_len": 512})
+
+
+def side(measured: list[Measurement]) -> Any:
+    return SimpleNamespace(of=lambda _: measured)
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ({}, 0),
+        ({"steady": None}, 0),  # a program, of which nobody can tell
+        ({"steady": False}, 1),
+        ({"discarded": {"throttled": tuple(range(16))}}, 1),
+        ({"outcome": Outcome.CRASH, "samples_s": ()}, 0),  # not a pair at all
+    ],
+)
+def test_an_unsteady_or_failed_process_makes_no_pair(change: dict[str, Any], left_out: int) -> None:
+    base = fake_runs.timed(CASE, 0.1)
+    head = [replace(base[0], **change), *base[1:]]
+    task = Task(suite="s", case=CASE)
+
+    found, disturbed = pairs(task, side(base), side(head), range(3))
+
+    assert disturbed == left_out
+    assert len(found) == 3 - (left_out or "outcome" in change)
+
+
+def test_only_kept_samples_make_the_pair() -> None:
+    """A throttled process is slow in half of its samples; the others are what counts."""
+    base = fake_runs.timed(CASE, 0.1, processes=1)
+    slow = tuple(s * 3 for s in base[0].samples_s[:12]) + base[0].samples_s[12:]
+    head = [replace(base[0], samples_s=slow, discarded={"throttled": tuple(range(12))})]
+
+    (pair,), _ = pairs(Task(suite="s", case=CASE), side(base), side(head), range(1))
+
+    assert pair.candidate_s == pytest.approx(pair.baseline_s, rel=0.02)
+    run = fake_runs.run([CASE], lambda _: [*base, replace(head[0], process=1)])
+    assert max(map(abs, recorded_noise([run]).residuals[0])) < 0.02

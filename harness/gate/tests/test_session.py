@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from harness.errors import StoreError, SuiteError
-from harness.gate import baselines, files, session
+from harness.errors import HarnessError, SuiteError
+from harness.gate import session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
 from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
-from harness.store import index, reader
+from harness.store import reader
 from harness.tests import fake_runs, gate_repositories
 from harness.tests.command_line import harness
 from harness.tests.gate_repositories import (
@@ -245,37 +245,33 @@ def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) ->
 # --- one tree ----------------------------------------------------------------------------
 
 
-def keep_baseline(folder: Path) -> GateVerdict:
-    """The verdict of the absolute limits; its run becomes the baseline."""
-    verdict = judge(folder, mode=Mode.ABSOLUTE)
-    made = baselines.of_run(reader.load(folder / "reports/runs", verdict.candidate.run_id))
-    files.write(files.path_of(folder / files.FOLDER, made.device, made.suite), made)
-    return verdict
-
-
 @pytest.mark.usefixtures("planted")
-def test_a_later_tree_is_compared_with_a_stored_baseline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = repository(tmp_path / "toys", tree("same", "slow"))
-
-    def no_room(*_: Any) -> Any:
-        raise StoreError("no room for the index")
-
-    monkeypatch.setattr(index, "ask", no_room)
-    by_limits = keep_baseline(folder)
+def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "toys", tree("same", "slow", "gone"))
+    before = judge(folder, mode=Mode.ABSOLUTE).candidate.run_id
     more = TOYS_POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
-    write(folder, {"toy/slow.py": kernel(times=5), "ci/gate.yaml": more})
+    changed = {**tree("same", "slow"), "toy/slow.py": kernel(times=5), "ci/gate.yaml": more}
+    write(folder, changed)
 
-    held = judge(folder, mode=Mode.BASELINE)
+    held = judge(folder, mode=Mode.BASELINE, runs=[before])
 
-    noted = {f.check: f for f in held.findings}
-    assert "no room" in noted["baseline"].reason
-    assert by_limits.decision is GO
     today = reader.load(folder / "reports/runs", held.candidate.run_id)
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
+    assert (of(held, "gone").decision, of(held, "gone").state) == (OPEN, State.MISSING)
+    assert held.candidate.run_id == today.run_id
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_run_of_a_suite_that_the_policy_does_not_choose_is_refused(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "toys", tree("same"))
+    other = {"other.yaml": (folder / TOYS).read_text()}
+    before = judge(folder, mode=Mode.ABSOLUTE).candidate.run_id
+    write(folder, {**other, "ci/gate.yaml": TOYS_POLICY.replace(TOYS, "other.yaml")})
+
+    with pytest.raises(HarnessError, match=r"suite toys, which ci/gate\.yaml omits"):
+        judge(folder, mode=Mode.BASELINE, runs=[before])
 
 
 @pytest.mark.usefixtures("planted")
@@ -331,7 +327,6 @@ def test_a_case_that_is_not_measured_any_more_is_missing(
     folder = repository(tmp_path / "toys", tree("same", "slow"))
     monkeypatch.chdir(folder)
     session.count(Request(mode=Mode.COUNTERS), Quiet(), lambda _: None)
-    keep_baseline(folder)
     narrow = TOYS_POLICY.replace(
         f"counters: [{{suite: {TOYS}", f"counters: [{{suite: {TOYS}, cases: [same]"
     )
@@ -339,13 +334,10 @@ def test_a_case_that_is_not_measured_any_more_is_missing(
     write(folder, {"ci/gate.yaml": narrow})
     by_policy = judge(folder, mode=Mode.COUNTERS, base="HEAD", every_case=True)
     on_record = judge(folder, mode=Mode.COUNTERS)
-    write(folder, {**tree("same"), "ci/gate.yaml": narrow})
-    baseline = judge(folder, mode=Mode.BASELINE)
-
-    whys = [of(v, "slow") for v in (by_policy, on_record, baseline)]
-    assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 3
-    assert len({c.reason for c in whys}) == 3
-    assert {v.decision for v in (by_policy, on_record, baseline)} == {OPEN}
+    whys = [of(v, "slow") for v in (by_policy, on_record)]
+    assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 2
+    assert len({c.reason for c in whys}) == 2
+    assert {v.decision for v in (by_policy, on_record)} == {OPEN}
 
 
 @pytest.mark.parametrize(("roots", "found"), [("", State.FAILED), ("[., src]", State.COMPARED)])
@@ -377,7 +369,7 @@ def test_code_from_outside_both_trees_is_refused(
         assert "under `roots` in the policy" in case.reason
     else:
         assert ("host_syncs", 0, 1) in [(c.name, c.before, c.after) for c in case.counters]
-        assert "harness baseline counters" in verdict.remedies[0]
+        assert "harness gate --counters --record" in verdict.remedies[0]
 
 
 # --- the command -------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_cases_of_different_noise_are_judged_together() -> None:
     assert changes(a=own["a"], b=Thresholds()) == [Change.SAME, Change.UNDECIDED]
 
 
-# --- against a stored baseline -----------------------------------------------------------
+# --- against a stored run ----------------------------------------------------------------
 
 
 def processes(*levels: float, hz: float | None = None) -> list[Process]:

@@ -131,7 +131,7 @@ def test_the_page_of_a_gate() -> None:
         ),
         gpu_s=184.5,
         remedies=(
-            "if the difference is intended, accept it: harness baseline counters",
+            "if the difference is intended, accept it: harness gate --counters --record",
             "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
             "harness doctor --against RUN",
         ),

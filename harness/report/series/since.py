@@ -15,7 +15,7 @@ from harness.analysis import verdict as gate
 from harness.analysis.comparison import ALIKE, HOST_MOVED, NodeChange, node_change
 from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
-from harness.gate import baselines, compare
+from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
 from harness.records import (
@@ -195,7 +195,7 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
 
 def _node(before: Environment, now: Environment) -> list[str]:
     """What changed beside the code, the most suspect first."""
-    found = [d for d in drift.differences(before, now) if d.name not in baselines.EXPECTED]
+    found = [d for d in drift.differences(before, now) if d.name not in compare.EXPECTED]
     said = [_difference(d) for d in found]
     return [*said[:MOST], *([f"{len(said) - MOST} more"] if len(said) > MOST else ())]
 
