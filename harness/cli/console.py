@@ -261,7 +261,7 @@ def plan(
     processes = sum(c.settings.processes for c in suite.cases)
     state = Group(Text("Requirements:"), _checks(requirements)) if requirements else Group()
     return Group(
-        Text(f"{suite.title}: {suite.question}"),
+        Text(f"{suite.title} ({suite.path}): {suite.question}"),
         rows,
         state,
         Text(

@@ -293,7 +293,8 @@ def _carry_out(
 ) -> bool:
     """Self-test the probes and measure what is left; False where the self-test failed."""
     suite = agenda.suite
-    say(f"{writer.run_id}: {suite.question}")
+    shipped = ", shipped with the harness" if suites.shipped_roots(suite) else ""
+    say(f"{writer.run_id} of {suite.path}{shipped}: {suite.question}")
     try:
         rig.observe(here)
         tested = (

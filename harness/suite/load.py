@@ -39,7 +39,7 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
     """Read, check and expand a suite.
 
     Args:
-        ref: A path, or the name of a shipped suite (`smoke`, `suites/smoke.yaml`) in any folder.
+        ref: A path; `NAME` of suites/NAME.yaml here; else that of a shipped suite, in any folder.
         overrides: `axis=value[,value...]` replaces an axis in every workload that has it; the case
             ids name it if the file sweeps it, or if several values are given.
             `measure.processes=1` replaces a setting of every workload.
@@ -50,8 +50,7 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
         SuiteError: With place, problem and the nearest valid name.
     """
     path, shown = _find(ref)
-    names = ", ".join(file.stem for file in available())
-    text = text_of(path, shown, f"Shipped suites: {names}.")
+    text = text_of(path, shown, f"Shipped suites: {', '.join(f.stem for f in available())}.")
     return loads(text, shown, overrides, filters)
 
 
@@ -106,6 +105,8 @@ def shipped_folder() -> Path:
 def _find(ref: str | Path) -> tuple[Path, Path]:
     """The file of a suite, and the path to show, which `load` accepts in any folder."""
     path = Path(ref)
+    if not path.is_file() and (own := Path("suites", f"{path}.yaml")).is_file():
+        return own, own
     if not path.is_file() and path.parent in (Path(), Path("suites")):
         for file in available():
             if path.name in (file.name, file.stem):
