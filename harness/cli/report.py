@@ -187,7 +187,7 @@ def conclude(
 def _show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
     """The table of cases, what programs ran, and what is odd."""
     out.print(console.summaries(cases))
-    for program in text.program_lines(recorded.suite.cases, recorded.measurements):
+    for program in text.ran_lines(recorded):
         show(program)
     odd = text.oddity_sentences(oddities(recorded, cases))
     seen = (

@@ -62,8 +62,6 @@ APART = "Nothing was written. Look for other load (harness doctor), or {more}, a
 VALUES = "Give each axis its values: --axis rows=256,4096. A brace of your own is doubled: {{."
 FORGES = {"github": "GitHub", "gitlab": "GitLab"}
 SCALES = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
-LONG = 60
-"""Characters that are shown of a line."""
 
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
@@ -185,11 +183,10 @@ def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
         return
     yield "Recognised in the output of the program:"
     if progress:
-        line = last(progress["step"], output).string.strip()
-        yield f"  end of a step: a line such as `{line[:LONG]}`"
+        yield f"  end of a step: as in `{last(progress['step'], output).string[:60].strip()}`"
     if timed:
         found, unit = last(timed["line"], output), SCALES[timed.get("scale", 1.0)]
-        yield f"  step time: {found[1]} {unit} in the line `{found.string.strip()[:LONG]}`"
+        yield f"  step time: {found[1]} {unit} in the line `{found.string.strip()[:60]}`"
     else:
         yield "  step time: the time from one such line to the next"
     if progress and progress["until"] == "sampled":
@@ -258,7 +255,8 @@ def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: fl
     if words:
         measure |= {"timeout_s": max(60, round(5 * took_s)), "profile": False}
     return dumped(
-        "What the merge gate measures. Show its cases: harness run suites/gate.yaml --dry-run",
+        "What the merge gate measures. Show its cases: harness run suites/gate.yaml --dry-run\n"
+        "# `python` is the one on PATH; {python} would be the one that the harness runs in.",
         schema=1,
         title="Gate",
         subject="Gate",

@@ -69,7 +69,8 @@ def write(run: Run, directory: Path, beside: Beside | None = None, version: int 
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
 
     Args:
-        version: Which full run of its suite this is. Other runs and studies are named as such.
+        version: Which full run of its suite this is; a page of another run keeps its number.
+            Partial runs and studies are named as such.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
@@ -82,7 +83,17 @@ def write(run: Run, directory: Path, beside: Beside | None = None, version: int 
         pages = {to: text.encode() for to, text in texts.items()}
         return {links[p]: png for p, png in drawn.items()} | pages
 
-    return render.write(directory, _day(run), run.suite.subject, files, _mark(run, version))
+    mark, day, subject = _mark(run, version), _day(run), run.suite.subject
+    while mark.startswith("v") and _is_taken(render.path(directory, day, subject, mark), run):
+        version += 1
+        mark = _mark(run, version)
+    return render.write(directory, day, subject, files, mark)
+
+
+def _is_taken(page: Path, run: Run) -> bool:
+    """Whether a page is there, and of another run."""
+    made = written(page.read_text(encoding="utf-8")) if page.is_file() else None
+    return made is not None and made.run_id != run.run_id
 
 
 def _mark(run: Run, version: int) -> str:

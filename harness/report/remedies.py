@@ -129,7 +129,8 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
         if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK):
             brief = c.share is not None and c.kind is not CauseKind.FALLBACK
             why = f"** in {plural('case', len(c.cases))}"
-            yield f"**Cause: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
+            word = "Seen" if c.kind is CauseKind.SLOW_STEPS else "Cause"
+            yield f"**{word}: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:

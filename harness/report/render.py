@@ -36,8 +36,7 @@ def write(
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
-    stem = f"{day} Test Engineer Report - {safe}"
+    stem = path(directory, day, subject, "").stem.rstrip()
     with _explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
         start = f"{mark}." if mark else "v"
@@ -48,6 +47,12 @@ def write(
                 _write_all({directory / n: data for n, data in files(name, own).items()})
                 return directory / name
     raise AssertionError("numbers do not end")
+
+
+def path(directory: Path, day: date, subject: str, mark: str) -> Path:
+    """The page of a subject with this mark."""
+    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
+    return directory / f"{day} Test Engineer Report - {safe} {mark}.md"
 
 
 def check_writable(directory: Path) -> None:

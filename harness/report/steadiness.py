@@ -173,7 +173,9 @@ def trust(
         yield f"{lacking} of {plural('requirement', len(required))} not met"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
-    if run.measurements:
+    if all(c.program for c in run.suite.cases):
+        yield "a program has no reference: outputs are not checked"
+    elif run.measurements:
         none = done and behind and not any(m.case_id in behind for m in done)
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
@@ -276,6 +278,8 @@ def _compared(m: Measurement) -> bool:
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     """By workload, and provider if these are few: how many processes were compared, how closely,
     and why not all."""
+    if all(s.case.program for s in summaries):
+        return None
     groups: dict[str, list[Measurement]] = {}
     several = len({(s.case.workload, s.case.provider) for s in summaries}) <= MAX_ROWS
     for s in summaries:

@@ -226,6 +226,14 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
 
 
+def ran_lines(run: Run) -> Iterable[str]:
+    """The programs that ran, and which Python `{python}` was."""
+    yield from program_lines(run.suite.cases, run.measurements)
+    own = {c.case_id for c in run.suite.cases if c.program and c.program.argv[0] == INTERPRETER}
+    found = {m.effective.get("program") for m in run.measurements if m.case_id in own} - {None}
+    yield from (f"python is that of the harness, by {INTERPRETER} in the suite: {x}" for x in found)
+
+
 # --- effects of axes ---------------------------------------------------------------------
 
 

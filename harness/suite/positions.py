@@ -27,10 +27,6 @@ Loc = tuple[str | int, ...]
 
 MAX_VALUES = 100_000
 """Values in one file with aliases expanded: nested aliases could otherwise fill the memory."""
-MAX_CHARACTERS = 2**20
-"""Of all keys and values in one file with aliases expanded."""
-MAX_TEXT = 10_000
-"""Characters of one value."""
 MAX_SHOWN = 4
 """Problems in an error after the first."""
 
@@ -157,8 +153,6 @@ class _NodeReader:
     path: Path | str
     values: dict[Loc, tuple[int, int]] = field(default_factory=dict)
     keys: dict[Loc, tuple[int, int]] = field(default_factory=dict)
-    characters: int = 0
-    """Of the keys and values so far."""
     open: list[Node] = field(default_factory=list)
     """Mappings and lists that are being read, outermost first."""
 
@@ -169,7 +163,6 @@ class _NodeReader:
             raise self._refuse(node, f"more than {MAX_VALUES} values with aliases expanded")
         self.values[loc] = _place(node)
         if isinstance(node, ScalarNode):
-            self._count(node)
             return self._scalar(node, loc)
         kind = "map" if isinstance(node, MappingNode) else "seq"
         if node.tag != _TAG + kind:
@@ -183,15 +176,6 @@ class _NodeReader:
         self.open.pop()
         return value
 
-    def _count(self, node: ScalarNode) -> None:
-        """Refuse what is too long before it is converted, shown or repeated in every case."""
-        self.characters += len(node.value)
-        if len(node.value) > MAX_TEXT:
-            raise self._refuse(node, f"more than {MAX_TEXT:,} characters in one value")
-        if self.characters > MAX_CHARACTERS:
-            text = f"more than {MAX_CHARACTERS:,} characters with aliases expanded"
-            raise self._refuse(node, text)
-
     def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -199,7 +183,6 @@ class _NodeReader:
                 raise self._refuse(key_node, "'<<' is not part of YAML 1.2", "Write out the keys.")
             if key_node.tag != _TAG + "str" or not isinstance(key_node, ScalarNode):
                 raise self._refuse(key_node, "a key must be text", "Put it in quotes.")
-            self._count(key_node)
             key = key_node.value
             if key in mapping:
                 line, _ = self.keys[*loc, key]

@@ -29,8 +29,6 @@ SomeForm = TypeVar("SomeForm", bound=SomeModel | AllowModel)
 
 MAX_CASES = 10_000
 """Cases of one suite before exclusions."""
-MAX_CHARACTERS = 2**26
-"""Of a workload, times its cases: each case holds the values of its workload."""
 MIN_FIT_POINTS = 3
 """Values of an axis that a fit needs to have a residual."""
 
@@ -59,10 +57,6 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
         if points > MAX_CASES:
             text = f"{points} cases, but a suite may have at most {MAX_CASES}"
             problems.append(Problem((*loc, "axes"), text, "Split it, or zip axes.", at_key=True))
-        elif points * len(repr(workload)) > MAX_CHARACTERS:
-            text = f"{points} cases of a workload this long have over {MAX_CHARACTERS:,} characters"
-            remedy = "Shorten its values, or split the suite."
-            problems.append(Problem(loc, text, remedy))
     return problems
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def test_the_plan_and_the_run_show_commands_speed_and_loss(followed: Followed) -
     assert "tokens/s" in said
     assert "loss (nats)" in said
     assert "train runs: python train.py --batch 8 --length 32 (in " in said
+    assert f"python is that of the harness, by {{python}} in the suite: {sys.executable}" in said
+    assert "a program has no reference: outputs are not checked" in followed.report
     assert "Verdict  measured" in said
     assert f"python train.py --batch 8 --length 32 (in {followed.folder}" in followed.appendix
 

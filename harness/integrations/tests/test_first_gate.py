@@ -290,7 +290,7 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
             "\n".join(f"{line}, loss: -2.5 took 7 ms" for line in STEPS),
             [
                 "Recognised in the output of the program:",
-                "  end of a step: a line such as `[step   4/9] time 4.5 s, loss: -2.5 took 7 ms`",
+                "  end of a step: as in `[step   4/9] time 4.5 s, loss: -2.5 took 7 ms`",
                 "  step time: 7 ms in the line `[step   4/9] time 4.5 s, loss: -2.5 took 7 ms`",
                 "  The program is stopped as soon as enough steps are timed.",
                 "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",
@@ -300,7 +300,7 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
             "\n".join(f"iter {i}: {900 + i} tokens/s" for i in range(5)),
             [
                 "Recognised in the output of the program:",
-                "  end of a step: a line such as `iter 4: 904 tokens/s`",
+                "  end of a step: as in `iter 4: 904 tokens/s`",
                 "  step time: the time from one such line to the next",
                 "  The program is stopped as soon as enough steps are timed.",
                 "  If this is wrong, change `metrics` and `progress` in suites/gate.yaml.",

@@ -463,6 +463,8 @@ def test_a_report_says_how_it_was_made(tmp_path: Path, monkeypatch: pytest.Monke
     made = context.written(text)
     assert made is not None
     assert (made.run_id, made.mark) == ("r1", "v1")
+    assert context.write(recorded, tmp_path).name.endswith(" v1.1.md"), "the same run again"
+    assert context.write(replace(recorded, run_id="r2"), tmp_path).name.endswith(" v2.md")
     monkeypatch.delattr(figures.Picture, "png")
     again = context.pages(recorded, page, made.mark)
     assert again[page] == text

@@ -125,14 +125,6 @@ def test_axes_of_two_workloads_may_have_the_same_name() -> None:
     assert suites.loads(two + "\naxis_names: {a0: T, b0: T}\n", "x.yaml").axis("b0") == "T"
 
 
-def test_the_cases_of_a_long_workload_are_limited_by_their_characters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sweep, "MAX_CHARACTERS", 1000)
-
-    assert "8 cases of a workload this long" in error_of(swept_suite([range(4)]))
-
-
 # --- overrides ---------------------------------------------------------------------------
 
 
