@@ -26,7 +26,6 @@ from harness.records import (
     CaseSummary,
     Counters,
     Environment,
-    Frame,
     Measurement,
     Outcome,
     Peaks,
@@ -47,8 +46,6 @@ HALF = 0.5
 """Share of a wait, or of the readings, from which one cause has its name."""
 SLIGHT = 0.01
 """Share of a wait below which a cause explains nothing."""
-OFTEN = 0.25
-"""Share of the host's time from which a function is named."""
 FULL_CLOCK = 0.95
 """Share of the GPU's largest clock below which a limit costs something."""
 _LIMITS = {"thermal": 0x8 | 0x20 | 0x40, "power": 0x4 | 0x80}
@@ -173,8 +170,6 @@ class Bottleneck:
     """Share of the GPU's wait that each known cause explains, at most 1."""
     share: float | None = None
     """Of the roofline."""
-    frame: Frame | None = None
-    """The function in which the host is seen most while the GPU waits, if that is often."""
     clock: ClockLimit | None = None
     evidence: str = ""
     """The numbers, as a sentence."""
@@ -207,13 +202,8 @@ def bottleneck(
         return Bottleneck(limit=Limit.COLD, clock=clock, evidence=text)
     timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
     waits: Mapping[Limit, float] = {}
-    frame = None
     if timed is not None and timed.breakdown is not None:
         busy, waits = _waits(timed, timed.breakdown, peaks)
-        gaps = {name: part for name, part in timed.breakdown.gap_by_range.items() if name}
-        most = max(gaps, key=lambda name: gaps[name], default="")
-        seen = sorted(timed.breakdown.frames, key=lambda f: f.where != most)
-        frame = next((f for f in seen if f.share >= OFTEN), None)
     elif nvml := [r for m in ok if (r := readings(m, "gpu_utilisation", ("sampling",)))]:
         busy = fmean(map(fmean, nvml))
     else:
@@ -238,7 +228,6 @@ def bottleneck(
         profiled=timed is not None,
         waits=waits,
         share=share,
-        frame=frame,
         clock=clock,
     )
     counts = (timed.counters if timed else None) or Counters()
@@ -258,9 +247,7 @@ def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
     if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
         if syncs:
             yield f"{syncs:,} host sync{'s' if syncs > 1 else ''} a step"
-        if f := found.frame:
-            yield f"host most often in `{f.function}` ({units.percent(f.share)})"
-        elif not found.profiled:
+        if not found.profiled:
             yield "cause not profiled"
     if found.share is not None and (found.busy or 0) >= BUSY_FROM:
         yield f"{units.percent(found.share)} of the {bound_by} bound"
@@ -297,7 +284,7 @@ def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[L
 
 def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
     """Share of the GPU's idle time that a kind of range explains, at least: what comes before its
-    kernels, the host seen in it meanwhile, or its time on the host beyond that of the GPU's work.
+    kernels, or its time on the host beyond that of the GPU's work.
     """
 
     def share(of: Mapping[str, float]) -> float:
@@ -305,8 +292,7 @@ def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
 
     gap = b.launch_gap or 0.0
     beyond = (share(b.host_by_range) - (1 - gap)) / gap if gap else 0.0
-    seen = sum(f.share for f in b.frames if names.search(f.where))
-    return max(share(b.gap_by_range), seen, beyond)
+    return max(share(b.gap_by_range), beyond)
 
 
 def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:

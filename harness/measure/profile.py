@@ -10,7 +10,6 @@ import gzip
 import re
 import shutil
 import time
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
-from harness.measure import host_stacks
 from harness.measure.counters import StepCount, counting
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
 from harness.records import (
@@ -31,7 +29,6 @@ from harness.records import (
     SAME_STEP,
     Breakdown,
     Counters,
-    Frame,
     Profile,
     Use,
     by_range,
@@ -42,7 +39,7 @@ MAX_STEP_S = 30.0
 LONG_STEP_S = 1.0
 """Of a longer step only one is counted and profiled."""
 PROFILE_S = 0.1
-"""Time to fill with profiled steps, for enough samples of the host's stack."""
+"""Time to fill with profiled steps."""
 MAX_PROFILED_STEPS = 20
 MORE_STEPS = 6
 """Steps that are counted beyond two, if these two differ."""
@@ -54,9 +51,6 @@ SLOWER = 4.0
 """Assumed slowdown of a counted or profiled step."""
 MAX_TRACE_BYTES = 256 * 2**20
 """Of a Chrome trace before compression, which leaves about a tenth."""
-MIN_LOOKS = 10
-"""Samples of the host's stack needed to name functions."""
-TOP_FRAMES = 5
 SWITCHED_OFF = "switched off (measure.profile)"
 
 _RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
@@ -149,14 +143,14 @@ def requests(
             profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
     count = _steps(step_s, dispatched, profile_s)
-    seen, samples, kept = yield from _profiled(count, step_s, progress, trace)
+    seen, kept = yield from _profiled(count, progress, trace)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
     elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
-    breakdown = _breakdown(seen, samples, step_s, on_device=not no_kernels)
+    breakdown = _breakdown(seen, step_s, on_device=not no_kernels)
     fingerprint, ranges = _fingerprint(kernels, operators), ""
     if kernels and unreplayed:
         kernels, ranges = _with_ranges(kernels, unreplayed)
@@ -216,17 +210,14 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 
 def _profiled(
-    steps: int, step_s: float, progress: Callable[[], None], trace: str
-) -> Generator[None, None, tuple[Trace, Sequence[host_stacks.Sample], dict[str, Any]]]:
+    steps: int, progress: Callable[[], None], trace: str
+) -> Generator[None, None, tuple[Trace, dict[str, Any]]]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with (
-            host_stacks.sampling(expected_s=steps * step_s) as samples,
-            profile(use_kineto=True, use_device=device, profile_memory=not on_gpu) as profiler,
-        ):
+        with profile(use_kineto=True, use_device=device, profile_memory=not on_gpu) as profiler:
             for _ in range(steps):
                 with record_function(STEP):
                     yield
@@ -238,7 +229,7 @@ def _profiled(
         if was_enabled:
             gc.enable()
     kept = _kept_trace(profiler, Path(trace)) if trace else {}
-    return Trace(_events(profiler)), samples, kept
+    return Trace(_events(profiler)), kept
 
 
 def _with_ranges(
@@ -361,22 +352,8 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
     )
 
 
-def _breakdown(
-    seen: Trace, samples: Sequence[host_stacks.Sample], step_s: float, *, on_device: bool
-) -> Breakdown:
-    """Where the time goes. Functions are those of the device's idle time, or of all time without a
-    device."""
-    busy = [interval for w in seen.windows for interval in seen.busy(w)] if on_device else []
-    starts = [start for start, _ in busy]
-
-    def counts(at_ns: int) -> bool:
-        if not any(w.start_ns <= at_ns <= w.returned_ns for w in seen.windows):
-            return False
-        i = bisect_right(starts, at_ns) - 1
-        return i < 0 or at_ns > busy[i][1]
-
-    spots = [(spot, seen.range_at(at)) for at, spot in samples if counts(at)]
-    named = host_stacks.summarise(spots, TOP_FRAMES) if len(spots) >= MIN_LOOKS else []
+def _breakdown(seen: Trace, step_s: float, *, on_device: bool) -> Breakdown:
+    """Where the time goes."""
     sent_s, exposed_s = seen.communication() if on_device else (0.0, 0.0)
     return Breakdown(
         step_s=step_s,
@@ -386,6 +363,4 @@ def _breakdown(
         device_busy_s=seen.busy_s() if on_device else None,
         gap_by_range=seen.gap_by_range() if on_device else {},
         host_by_range=seen.host_by_range(),
-        frames=tuple(Frame(function=f, where=where, share=share) for f, where, share in named),
-        looks=len(spots),
     )

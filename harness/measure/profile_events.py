@@ -190,10 +190,6 @@ class Trace:
             own[""] += max(0, w.returned_ns - w.start_ns - covered)
         return _shares(own)
 
-    def range_at(self, at_ns: int) -> str:
-        """The innermost range of any host thread at that time."""
-        return self._ranges.at(at_ns)
-
     def _windows(self) -> tuple[Window, ...]:
         steps = [e for e in self._by_kind[EventKind.RANGE] if e.name == STEP]
         drains = [e for e in self._by_kind[EventKind.RANGE] if e.name == DRAIN]
@@ -269,12 +265,6 @@ class _Ranges:
     def around(self, event: Event) -> str:
         """The innermost range of the event's thread in which it began."""
         return self._innermost(event.thread, event.start_ns)
-
-    def at(self, at_ns: int) -> str:
-        for thread in self._spans:
-            if name := self._innermost(thread, at_ns):
-                return name
-        return ""
 
     def events(self) -> Iterator[Event]:
         """All of them, in order by thread."""

@@ -73,7 +73,6 @@ from harness.records.profile import (
     SAME_STEP,
     Breakdown,
     Counters,
-    Frame,
     PathRule,
     Profile,
     Use,

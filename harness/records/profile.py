@@ -94,18 +94,6 @@ def by_range(uses: Iterable[Use]) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """A Python function in which the host was sampled."""
-
-    function: str
-    """`nsa/selected.py:120 gather`: the innermost outside PyTorch and the standard library."""
-    where: str = ""
-    """The range in which it was sampled."""
-    share: float
-    """Share of all samples of the host, or, on a GPU, of those while the device was idle."""
-
-
 SAME_STEP = "kernels of the CUDA graph count to the ranges that launch them without replay"
 
 
@@ -132,10 +120,6 @@ class Breakdown:
     """Of a replayed CUDA graph whose kernels carry no ranges: SAME_STEP, or why they have none."""
     host_by_range: Mapping[str, float] = field(default_factory=dict)
     """Range -> share of the host's time in it, without inner ranges; "" is the rest."""
-    frames: tuple[Frame, ...] = ()
-    """The most frequent first."""
-    looks: int = 0
-    """Number of samples of the host behind `frames`."""
 
     @property
     def launch_gap(self) -> float | None:

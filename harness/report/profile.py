@@ -214,12 +214,6 @@ def _largest(shares: Mapping[str, float]) -> tuple[str, float] | None:
     return max(named, key=lambda pair: pair[1], default=None)
 
 
-def _frame(b: Breakdown, named: tuple[str, float] | None) -> str:
-    """The function seen most often, within that range if possible; empty without frames."""
-    inside = [f for f in b.frames if named and f.where == named[0]]
-    return next((f"`{f.function}` ({units.percent(f.share)})" for f in inside or b.frames), "")
-
-
 def _parts(
     summaries: Sequence[CaseSummary],
     first: Mapping[str, Measurement | None],
@@ -246,15 +240,14 @@ def _parts(
                 names[case_id],
                 *([gap] if on_device else []),
                 f"{named[0]} {units.percent(named[1])}" if named else NONE,
-                _frame(b, named) or NONE,
                 ", ".join(_use(u, total) for u in uses[:TOP]) or NONE,
             )
         )
     if not rows:
         return None
-    head: tuple[str, ...] = ("case", "most of the host's time", "most often in", "operators")
+    head: tuple[str, ...] = ("case", "most of the host's time", "operators")
     if on_device:
-        head = ("case", ">GPU waits", "mostly before kernels of", "host meanwhile in", "kernels")
+        head = ("case", ">GPU waits", "mostly before kernels of", "kernels")
     return Table(columns=head, rows=tuple(rows))
 
 

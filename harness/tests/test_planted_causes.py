@@ -18,7 +18,6 @@ from harness.records import (
     Case,
     Counters,
     Evidence,
-    Frame,
     Measurement,
     NonFiniteOrigin,
     Outcome,
@@ -139,8 +138,7 @@ def sync_per_token(c: Case, m: Measurement) -> Measurement:
 
 def slow_loader(c: Case, m: Measurement) -> Measurement:
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-    frames = (Frame(function="corpus.py:9 decode", where=loader, share=0.9),)
-    return waiting(m, 2.0, gap_by_range={"": 1.0}, frames=frames)
+    return waiting(m, 2.0, gap_by_range={"": 1.0}, host_by_range={loader: 0.9, "": 0.1})
 
 
 def small_batch(c: Case, m: Measurement) -> Measurement:
@@ -149,7 +147,7 @@ def small_batch(c: Case, m: Measurement) -> Measurement:
 
 
 def slow_python(c: Case, m: Measurement) -> Measurement:
-    return waiting(m, 2.0, frames=(Frame(function="metrics.py:4 log", share=0.8),))
+    return waiting(m, 2.0)
 
 
 def slow_network(c: Case, m: Measurement) -> Measurement:
@@ -397,8 +395,7 @@ def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
         """A step that waits so many times its work, and checkpointing at its price; with a leak."""
 
         def damage(c: Case, m: Measurement) -> Measurement:
-            frames = (Frame(function="metrics.py:4 log", share=0.8),)
-            seen = waiting(leak(c, m), first, frames=frames)
+            seen = waiting(leak(c, m), first)
             return slower(seen, second) if c.axes["gc"] == "on" else seen
 
         return kinds(planted(damage, GC))
