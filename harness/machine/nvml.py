@@ -146,6 +146,15 @@ def _describe(device: object) -> Gpu:
     )
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """A process and its descendants, oldest first; empty if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def optional(read: Callable[[], Value]) -> Value | None:
     """The answer of NVML, or None if it has none."""
     try:
@@ -172,7 +181,7 @@ class NvmlProbe:
         self._readers: dict[str, Callable[[], float | None]] = {}
         self._device: object = None
         self._limit_w: float | None = None
-        self._worker: psutil.Process | None = None
+        self._worker: int | None = None
         self._foreign: float | None = None
         self._foreign_due_s = 0.0
         self._opened = ExitStack()
@@ -202,10 +211,7 @@ class NvmlProbe:
 
     def attach(self, pid: int) -> None:
         self._foreign_due_s = 0.0
-        try:
-            self._worker = psutil.Process(pid)
-        except psutil.NoSuchProcess:
-            self._worker = None
+        self._worker = pid
 
     def read(self) -> Mapping[str, float | None]:
         return {of_rank(c, self.rank): optional(read) for c, read in self._readers.items()}
@@ -256,13 +262,8 @@ class NvmlProbe:
         return self._foreign
 
     def _own_ids(self) -> set[int]:
-        own = {os.getpid()}
-        if self._worker is not None:
-            try:
-                own |= {p.pid for p in (self._worker, *self._worker.children(recursive=True))}
-            except psutil.NoSuchProcess:
-                self._worker = None
-        return own
+        found = family(self._worker) if self._worker is not None else []
+        return {os.getpid(), *(process.pid for process in found)}
 
 
 def used_bytes(device: object) -> float:

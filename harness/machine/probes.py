@@ -8,7 +8,7 @@ from typing import Protocol
 
 import psutil
 
-from harness.machine.nvml import NvmlProbe
+from harness.machine.nvml import NvmlProbe, family
 from harness.records import Gpu
 
 REFRESH_S = 0.5
@@ -122,12 +122,8 @@ class CpuProbe:
     def _find_children(self) -> None:
         """Add new processes; a known one stays in the tree when its parent ends."""
         assert self._worker is not None
-        try:
-            found = (self._worker, *self._worker.children(recursive=True))
-        except psutil.NoSuchProcess:
-            return
         self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
-        for process in found:
+        for process in family(self._worker.pid):
             self._tree.setdefault(process.pid, process)
 
 

@@ -5,11 +5,14 @@ If a file cannot be written, the measurement is still stored and states why.
 
 import os
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.records import Evidence, EvidenceFile, Measurement, Outcome, Telemetry
-from harness.runner import stacks
+from harness.machine.nvml import family
+from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
+from harness.runner import ranks, stacks
+from harness.runner.launcher import Worker
 
 FOLDER = "evidence"
 LOG_HEAD_BYTES = 4 * 2**20
@@ -42,6 +45,44 @@ class Folder:
         except OSError as error:
             return replace(kept, note=f"not written: {error.strerror}")
         return replace(kept, path=str(path.relative_to(self._run_folder)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Where a worker is that has to be ended."""
+
+    frame: str
+    files: tuple[EvidenceFile, ...]
+    rank: int | None = None
+    """The rank that the others wait for, if one is."""
+    behind: str = ""
+    """By what that is seen."""
+
+
+def stuck(worker: Worker, case: Case, folder: Folder, rank_steps: Sequence[int] | None) -> Stuck:
+    """Have a worker write its Python stacks, and read its native ones.
+
+    Args:
+        rank_steps: Steps of each rank, if its silence was judged.
+    """
+    several = case.program.ranks if case.program else 0
+    pids = [process.pid for process in family(worker.pid)]
+    pids = pids[1 : 1 + stacks.MAX_FAMILY] if case.program else [worker.pid]
+    native, native_file = stacks.native_stacks(pids)
+    python = stacks.python_stacks(worker, folder.log, several)
+    python_file = EvidenceFile(name="python stacks", note="not written by the process")
+    if python:
+        kept = replace(python_file, note="faulthandler")
+        python_file = folder.write("python-stacks.txt", python, kept)
+    if native:
+        native_file = folder.write("native-stacks.txt", native, native_file)
+    files = (python_file, native_file)
+    own = {rank: stacks.written_stack(text) for rank, text in stacks.by_rank(python).items()}
+    behind = ranks.stuck(rank_steps, own) if several and rank_steps is not None else None
+    if behind is None:
+        return Stuck(frame=stacks.written_stack(python).frame, files=files)
+    rank, why = behind
+    return Stuck(frame=own[rank].frame if rank in own else "", files=files, rank=rank, behind=why)
 
 
 def cut_log(log: Path) -> None:

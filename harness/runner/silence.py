@@ -10,11 +10,11 @@ step, but at least the suite's `stall_s`; three times that if it is busy. The fi
 and does not count.
 """
 
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 from harness import units
 from harness.records import ActivitySample, MeasureSettings
@@ -38,22 +38,12 @@ SPINNING_POWER, POWER_VARIES = 0.35, 0.05
 """A GPU that is always busy computes nothing if it draws less than this share of its power limit
 (at rest a sixth, in a computation or copy over a half), and the power varies by less than this."""
 
-_INNERMOST = 6
-"""Frames that may show what a thread waits for."""
-_AWAITED = (
-    (r"^(\w+) \(distributed_c10d.py:", r"the collective \1"),
-    (r"\((queue|queues|dataloader).py:", "a queue"),
-    (r"^(join|_shutdown|_wait_for_tstate_lock) \(threading.py:", "the end of a thread"),
-    (r"\(threading.py:", "a lock or an event"),
-    (r"\((subprocess|popen_\w+).py:|^do_wait", "the end of a child process"),
-    (r"\((socket|ssl|selectors|connection|client).py:", "a socket or pipe"),
-    (r"^futex", "a lock"),
-    (r"nanosleep$", "the end of a sleep"),
-    (r"^(flock|locks)_", "a lock of a file"),
-    (r"^(\w*poll|\w*select|pipe|unix|tcp|sk)_", "a socket, a pipe or a timer"),
-    (r"signal_stop", "SIGCONT, for a signal stopped it"),
-)
-"""Frames and functions of the kernel, and what a thread waits for there."""
+
+class Limits(NamedTuple):
+    """How long a process may be silent before it is judged."""
+
+    idle_s: float
+    busy_s: float
 
 
 class Pace:
@@ -83,11 +73,11 @@ class Pace:
         return max(self._recent_s, default=0.0)
 
     @property
-    def limits_s(self) -> tuple[float, float]:
-        """The silence allowed now to an idle process, and to a busy one."""
+    def limits(self) -> Limits:
+        """The silence allowed now."""
         least_s = self._settings.stall_s
         own_s = TIMES_SLOWEST * self.slowest_s
-        return max(least_s, own_s), max(BUSY_TIMES * least_s, own_s)
+        return Limits(max(least_s, own_s), max(BUSY_TIMES * least_s, own_s))
 
     @property
     def needed_s(self) -> float | None:
@@ -117,26 +107,27 @@ class Silence:
         self.seen: Activity | None = None
         """What it does; None as long as that is not known."""
 
-    def look(self, now: float, since: float, ends_at: float, limits_s: tuple[float, float]) -> None:
+    def look(self, now: float, since: float, ends_at: float, limits: Limits) -> None:
         """Take a sample if one is due.
 
         Args:
             now: On the clock of time.monotonic.
             since: The last sign of life, on that clock; another one begins a new silence.
             ends_at: When the time of the process is over; shortly before, a look is due too.
-            limits_s: The silence allowed to an idle process, and to a busy one.
+            limits: The silence allowed.
         """
         if since != self._since:
             left_s = ends_at - since  # enough for all samples, if a window may be so short
             self._window_s = min(WINDOW_S, max(LEAST_WINDOW_S, left_s / (WINDOWS + 2)))
             late_s = ends_at - (WINDOWS + 1) * self._window_s
-            self._next_at = min(since + limits_s[0], max(since + self._window_s, late_s))
+            self._next_at = min(since + limits.idle_s, max(since + self._window_s, late_s))
             self._since, self.samples, self.seen = since, (), None
         if now > self._next_at:
-            self._next_at = now + min(self._window_s, limits_s[0] / (2 * WINDOWS))
+            self._next_at = now + min(self._window_s, limits.idle_s / (2 * WINDOWS))
             self.samples = (*self.samples[-WINDOWS:], self._take())
             self.seen = judge(self.samples)
-        self.limit_s = limits_s[self.seen in (Activity.SPINNING_KERNEL, Activity.BUSY)]
+        is_still = self.seen is None or self.seen is Activity.IDLE
+        self.limit_s = limits.idle_s if is_still else limits.busy_s
 
 
 def judge(samples: Sequence[ActivitySample]) -> Activity | None:
@@ -156,22 +147,19 @@ def judge(samples: Sequence[ActivitySample]) -> Activity | None:
     return Activity.BUSY if works else Activity.IDLE
 
 
-def reason(seen: Activity, samples: Sequence[ActivitySample], written: Sequence[str] = ()) -> str:
-    """By what a judgement is seen: `it waits for a queue`. `written` is the stack that the process
-    wrote itself, for samples without one."""
+def reason(seen: Activity, samples: Sequence[ActivitySample]) -> str:
+    """What the samples of a silence show, in words: `it stands still`."""
     last = samples[-1]
     if seen is Activity.BUSY:
         use = last.gpu_utilisation
         gpu = f" and the GPU to {units.percent(use)}" if use else ""
         return f"it uses {_cores(samples[0], last):.1f} CPU cores{gpu}"
-    inner = (last.stack or tuple(written))[:_INNERMOST]
-    spins = seen is Activity.SPINNING_KERNEL
-    places = inner if spins else (*inner, last.waits_in)
-    hits = ((re.search(p, place), words) for p, words in _AWAITED for place in places)
-    awaited = (hit.expand(words) for hit, words in hits if hit)
-    what = next(awaited, "the GPU" if spins else "an unknown event")
-    what += ", and one kernel keeps the GPU busy at low power" if spins else ""
-    return f"it waits for {what}{', and holds the GIL' if last.holds_gil else ''}"
+    what = "it stands still"
+    if seen is Activity.SPINNING_KERNEL:
+        what = "one kernel keeps the GPU busy at low power"
+    elif "stopped" in last.states:
+        what = "a signal stopped it"
+    return f"{what}, and it holds the GIL" if last.holds_gil else what
 
 
 def _is_still(before: ActivitySample, after: ActivitySample) -> bool:

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from harness.messages import RANK_MARK
 from harness.records import EvidenceFile
 from harness.runner.launcher import Worker
@@ -114,15 +112,6 @@ def native_stacks(pids: Sequence[int]) -> tuple[str, EvidenceFile]:
     found = [_py_spy(pid, NATIVE_S, "--native") for pid in pids] or [("", "no process is left")]
     text = "\n".join(text for text, _ in found if text)
     return text, EvidenceFile(name="native stacks", note=found[0][1])
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A process and its descendants, oldest first; empty if it is gone."""
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _py_spy(pid: int, within_s: float, *how: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 
 from harness.analysis.statistics import LAG_S
-from harness.machine.nvml import NvmlProbe
+from harness.machine.nvml import NvmlProbe, family
 from harness.machine.probes import Probe
 from harness.records import ActivitySample, Case, Telemetry
 from harness.runner import stacks
@@ -93,7 +93,7 @@ class Sampler:
         spent: dict[int, float] = {}
         states: set[str] = set()
         io_bytes = rss_bytes = 0
-        for process in stacks.family(self._worker.pid):
+        for process in family(self._worker.pid):
             with suppress(psutil.Error), process.oneshot():
                 spent[process.pid] = sum(process.cpu_times()[:4])  # with children that ended
                 rss_bytes += process.memory_info().rss

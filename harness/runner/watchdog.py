@@ -29,17 +29,15 @@ from harness.records import (
     ActivitySample,
     Case,
     Evidence,
-    EvidenceFile,
     Measurement,
     Outcome,
     OverSteps,
     Phase,
     Rank,
 )
-from harness.runner import evidence, ranks, stacks
+from harness.runner import evidence, ranks
 from harness.runner.launcher import Worker
 from harness.runner.silence import Activity, Pace, Silence, reason
-from harness.runner.stacks import ThreadStack
 from harness.runner.telemetry import Recorder, Sampler, of_case
 
 EXIT_S = 20.0
@@ -156,6 +154,7 @@ def _see_through(
     folder: evidence.Folder,
     sampler: Sampler,
 ) -> Ending:
+    """Read messages and probes until the worker ends or has to be ended."""
     reader = MessageReader(worker.answers)
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
@@ -165,58 +164,41 @@ def _see_through(
         try:
             reader.drain(lambda message: story.hear(message, time.monotonic()))
         except Garbled as error:
-            return Ending(
-                outcome=Outcome.CRASH,
-                detail=f"garbled answer {story.where()}: {error}",
-                evidence=story.evidence(),
-            )
+            detail = f"garbled answer {story.where()}: {error}"
+            return Ending(outcome=Outcome.CRASH, detail=detail, evidence=story.evidence())
         if reader.at_end:
             worker.hung_up()
         story.gpu_used_at = recorder.gpu_used_at
         ending = story.ending(time.monotonic(), exit_code)
-        if ending is None:
-            continue
-        if exit_code is not None:
-            return ending
-        samples = story.silence.samples or (sampler.take(),)
-        frame, said = samples[-1].frame, [ending.detail]
-        files: tuple[EvidenceFile, ...] = ()
-        behind: tuple[int, str] | None = None
-        if ending.outcome is not None:
-            pids = [p.pid for p in stacks.family(worker.pid)][: 1 + stacks.MAX_FAMILY]
-            pids = pids[1:] if case.program else [worker.pid]
-            several = case.program.ranks if case.program else 0
-            python, files = _stacks(worker, pids, folder, several)
-            own = {r: stacks.written_stack(t) for r, t in stacks.by_rank(python).items()}
-            if several and story.silence.seen:
-                behind = ranks.stuck(story.rank_steps, own)
-            thread = own.get(behind[0], ThreadStack()) if behind else stacks.written_stack(python)
-            frame = thread.frame if behind else frame or thread.frame
-        if behind is not None:
-            said.append(f"rank {behind[0]} is behind: {behind[1]}")
-        elif ending.outcome is Outcome.HANG and story.silence.seen:
-            said.append(reason(story.silence.seen, samples, thread.frames))
-        said.append(f"last in {frame}" if frame else "its stacks could not be taken")
-        found = replace(ending.evidence, frame=frame, activity=samples, files=files)
-        found = replace(found, rank=behind[0] if behind else None)
-        words = filter(None, (*said, ending.advice))
-        return replace(ending, detail="; ".join(words), evidence=found)
+        if ending is not None:
+            alive = exit_code is None
+            return _with_evidence(ending, worker, case, story, folder, sampler) if alive else ending
 
 
-def _stacks(
-    worker: Worker, pids: Sequence[int], folder: evidence.Folder, several: int
-) -> tuple[str, tuple[EvidenceFile, ...]]:
-    """The Python stacks that a hanging worker, or each of `several` ranks, wrote, and the files
-    with them and the native stacks of `pids`."""
-    native, native_file = stacks.native_stacks(pids)
-    python = stacks.python_stacks(worker, folder.log, several)
-    python_file = EvidenceFile(name="python stacks", note="not written by the process")
-    if python:
-        kept = replace(python_file, note="faulthandler")
-        python_file = folder.write("python-stacks.txt", python, kept)
-    if native:
-        native_file = folder.write("native-stacks.txt", native, native_file)
-    return python, (python_file, native_file)
+def _with_evidence(
+    ending: Ending,
+    worker: Worker,
+    case: Case,
+    story: "Story",
+    folder: evidence.Folder,
+    sampler: Sampler,
+) -> Ending:
+    """The ending of a worker that still lives, with where it is."""
+    seen, samples = story.silence.seen, story.silence.samples or (sampler.take(),)
+    said, frame = [ending.detail], samples[-1].frame
+    found = replace(ending.evidence, activity=samples)
+    behind = ""
+    if ending.outcome is not None:
+        stuck = evidence.stuck(worker, case, folder, story.rank_steps if seen else None)
+        behind, frame = stuck.behind, stuck.frame if stuck.behind else frame or stuck.frame
+        found = replace(found, files=stuck.files, rank=stuck.rank)
+    if behind:
+        said.append(f"rank {found.rank} is behind: {behind}")
+    elif ending.outcome is Outcome.HANG and seen:
+        said.append(reason(seen, samples))
+    said.append(f"last in {frame}" if frame else "its stacks could not be taken")
+    words = filter(None, (*said, ending.advice))
+    return replace(ending, detail="; ".join(words), evidence=replace(found, frame=frame))
 
 
 def clock_problem(found: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
@@ -340,7 +322,7 @@ class Story:
             return Ending(detail=note, evidence=self.evidence())
         silent_s, silence = now - self.heard_at, self.silence
         ends_at = self._launched_at + self._settings.timeout_s
-        silence.look(now, self.heard_at, ends_at, self._pace.limits_s)
+        silence.look(now, self.heard_at, ends_at, self._pace.limits)
         over, busy = silent_s > silence.limit_s, silence.seen is Activity.BUSY
         advice, working = "", None
         if now > ends_at:
