@@ -1,6 +1,7 @@
 """The command `bisect`: find the commit that moved a number, or the difference of two runs."""
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,74 +14,92 @@ from harness.cli import options
 from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError
 from harness.git.repository import Repository
+from harness.records import Suite
 from harness.report.series import bisection
 from harness.store import reader
 from harness.store.writer import now
 from harness.suite import load as suites
 
+CaseOption = Annotated[
+    str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
+]
+GoodOption = Annotated[str, typer.Option(metavar="REV", help="A good commit.")]
+BadOption = Annotated[
+    str, typer.Option(metavar="REV", help="A later, bad commit.", show_default="HEAD")
+]
+CriterionMetric = Annotated[
+    str | None,
+    typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
+]
+CriterionCounter = Annotated[
+    str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
+]
+CriterionOutcome = Annotated[
+    str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
+]
+CriterionKernel = Annotated[
+    str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
+]
+EffectOption = Annotated[
+    float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
+]
+BuildOption = Annotated[
+    str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
+]
+BuildKeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB",
+        help="Files the build depends on; commits with equal files share it. Repeatable.",
+    ),
+]
+RootOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Import code from this folder of each commit; default its root. Repeatable.",
+    ),
+]
+EnterMergesOption = Annotated[
+    bool | None,
+    typer.Option(help="If a merge is the first bad commit, search inside (default), or stop."),
+]
+BudgetOption = Annotated[
+    float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
+]
+TwoRunsOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."
+    ),
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
+]
+StateOption = Annotated[Path, typer.Option(help="Folder of the bisections.")]
+
 
 def bisect(
     suite: options.OptionalSuite = None,
-    case: Annotated[
-        str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
-    ] = "",
+    case: CaseOption = "",
     overrides: options.SetOption = None,
-    good: Annotated[str, typer.Option(metavar="REV", help="A good commit.")] = "",
-    bad: Annotated[
-        str, typer.Option(metavar="REV", help="A later, bad commit.", show_default="HEAD")
-    ] = "",
-    metric: Annotated[
-        str | None,
-        typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
-    ] = None,
-    counter: Annotated[
-        str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
-    ] = None,
-    outcome: Annotated[
-        str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
-    ] = None,
-    kernel: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
-    ] = None,
-    effect: Annotated[
-        float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
-    ] = 0.03,
-    build: Annotated[
-        str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
-    ] = "",
-    build_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GLOB",
-            help="Files the build depends on; commits with equal files share it. Repeatable.",
-        ),
-    ] = None,
-    root: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Import code from this folder of each commit; default its root. Repeatable.",
-        ),
-    ] = None,
-    enter_merges: Annotated[
-        bool | None,
-        typer.Option(help="If a merge is the first bad commit, search inside (default), or stop."),
-    ] = None,
-    budget: Annotated[
-        float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
-    ] = None,
-    runs: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."
-        ),
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
-    ] = None,
+    good: GoodOption = "",
+    bad: BadOption = "",
+    metric: CriterionMetric = None,
+    counter: CriterionCounter = None,
+    outcome: CriterionOutcome = None,
+    kernel: CriterionKernel = None,
+    effect: EffectOption = 0.03,
+    build: BuildOption = "",
+    build_key: BuildKeyOption = None,
+    root: RootOption = None,
+    enter_merges: EnterMergesOption = None,
+    budget: BudgetOption = None,
+    runs: TwoRunsOption = None,
+    resume: ResumeOption = None,
     as_json: options.JsonOption = False,
-    state: Annotated[Path, typer.Option(help="Folder of the bisections.")] = DEFAULT_ROOT,
+    state: StateOption = DEFAULT_ROOT,
     stored: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
@@ -96,72 +115,93 @@ def bisect(
     Exit status: 0 found; 3 undecided, or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
-    given: dict[str, object] = {
+    merges = "--no-enter-merges" if enter_merges is False else "--enter-merges"
+    commits: dict[str, object] = {
         "a suite": suite,
         "--set": overrides,
-        "--case": case,
         "--good": good,
         "--bad": bad,
-        "--runs": runs,
         **{f"--{name}": value for name, value in criterion.items()},
         "--build": build,
         "--build-key": build_key,
         "--root": root,
-        f"--{'no-' * (enter_merges is False)}enter-merges": enter_merges is not None,
+        merges: enter_merges is not None,
     }
-    common: dict[str, Any] = {
-        "effect": effect,
-        "build": Build(command=build, key=tuple(build_key or ())),
-        "roots": tuple(root or (".",)),
-        "command": command(),
-    }
-    start: BisectRequest | Journal
     if resume is not None:
-        if also := [name for name, value in given.items() if value]:
-            raise HarnessError(
-                f"--resume continues the recorded request; {also[0]} would change it",
-                f"Remove {also[0]}.",
-            )
-        start = Journal.resume(state, resume)
+        _refuse({**commits, "--case": case, "--runs": runs}, "--resume continues a search as it is")
+        start: BisectRequest | Journal = Journal.resume(state, resume)
     elif runs is not None:
-        if suite or good or bad or overrides:
-            raise HarnessError(
-                "--runs takes the suite from the two runs",
-                "Remove the suite, --set, --good and --bad.",
-            )
-        path = state / f"differences-{runs[0]}-{runs[1]}.yaml".replace("/", "-")
-        text = differences.suite_of([reader.load(stored, name) for name in runs], case, str(path))
-        state.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
-        raise typer.Exit(0)
+        _refuse(commits, "--runs takes the suite from the two runs")
+        _write_suite(runs, case, state, stored)
+        return
     elif suite and good:
-        repository = Repository.around(Path.cwd())
-        loaded = suites.load(suite, overrides=overrides or ())
-        one = criteria.one_case(loaded, case, suite)
-        chosen = criteria.chosen(one, criterion)
-        start = BisectRequest(
-            started_at=now(),
-            repository=str(repository.root),
-            history=history.between(repository, good, bad or "HEAD"),
-            suite=replace(loaded, cases=(one,)),
-            case=criteria.prepared(one, chosen),
-            criterion=chosen,
+        start = _request(
+            suites.load(suite, overrides=overrides or ()),
+            case,
+            good,
+            bad or "HEAD",
+            criterion,
+            effect=effect,
+            build=Build(command=build, key=tuple(build_key or ())),
+            roots=tuple(root or (".",)),
             enter_merges=enter_merges is not False,
-            **common,
         )
     else:
         raise HarnessError(
             "a bisection needs a suite, --case and --good, or --runs and --case",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
-    resources = processes.Resources(
-        state=state,
-        budget_s=None if budget is None else 60 * budget,
-        wait_s=wait_for_gpu,
-        say=say,
+    budget_s = None if budget is None else 60 * budget
+    resources = processes.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
+    _show(session.run(start, resources), reports, as_json=as_json)
+
+
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """Refuse options of another way to start.
+
+    Raises:
+        HarnessError: One of these options is given.
+    """
+    if also := [name for name, value in given.items() if value]:
+        raise HarnessError(f"{why}; {also[0]} would change it", f"Remove {also[0]}.")
+
+
+def _request(
+    suite: Suite,
+    pattern: str,
+    good: str,
+    bad: str,
+    criterion: Mapping[str, str | None],
+    **search: Any,
+) -> BisectRequest:
+    """A new search; `search` are other fields of the request."""
+    repository = Repository.around(Path.cwd())
+    case = criteria.one_case(suite, pattern, suite.path)
+    chosen = criteria.chosen(case, criterion)
+    return BisectRequest(
+        started_at=now(),
+        repository=str(repository.root),
+        history=history.between(repository, good, bad),
+        suite=replace(suite, cases=(case,)),
+        case=criteria.prepared(case, chosen),
+        criterion=chosen,
+        command=command(),
+        **search,
     )
-    result = session.run(start, resources)
+
+
+def _write_suite(runs: tuple[str, str], case: str, state: Path, stored: Path) -> None:
+    """Write the suite of the differences of two runs, and show how to run it."""
+    first, second = (reader.load(stored, name) for name in runs)
+    path = state / f"differences-{first.run_id}-{second.run_id}.yaml"
+    text = differences.suite_of([first, second], case, str(path))
+    state.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
+
+
+def _show(result: session.BisectResult, reports: Path, *, as_json: bool) -> None:
+    """Write the report, show the answer and exit."""
     page = bisection.write(result, reports, datetime.date.today())
     if as_json:
         document({**bisection.document(result), "report": str(page)})
