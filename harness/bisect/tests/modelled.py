@@ -60,7 +60,7 @@ class Machine:
         return self
 
     def describe(self) -> dict[str, Any]:
-        return {}
+        return {"torch_settings": {"device": "cpu"}, "gpu_uuids": []}
 
     def at(self, roots: Sequence[Path]) -> "Tree":
         return Tree(self, roots[0])
