@@ -17,21 +17,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from harness.bisect.criteria import Criterion
 from harness.bisect.history import Commit
 from harness.bisect.search import BisectStage
 from harness.errors import StoreError
 from harness.records import Case, Environment, Measurement, Suite
-from harness.store import writer
+from harness.store import reader, writer
 
 DEFAULT_ROOT = Path("reports/bisects")
 STATE = "state.jsonl"
 LOG = "log.txt"
-SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,8 @@ class Build:
 class BisectRequest:
     """The first line: everything that a search and its resumption need."""
 
-    schema: int = SCHEMA_VERSION
+    kind: Literal["begun"] = "begun"
+    schema: Literal[2] = 2
     started_at: str
     suite: Suite
     """With only the one case."""
@@ -77,6 +77,7 @@ class BisectRequest:
 class Measured:
     """One process."""
 
+    kind: Literal["taken"] = "taken"
     level: int
     """0 is the requested history, 1 the merged side of its culprit, and so on."""
     block: int
@@ -91,6 +92,7 @@ class Measured:
 class Skipped:
     """A commit that cannot be measured."""
 
+    kind: Literal["left_out"] = "left_out"
     level: int
     position: int
     commit: str
@@ -101,6 +103,7 @@ class Skipped:
 class MergeEntered:
     """The merged side of a culprit, which is searched next."""
 
+    kind: Literal["entered"] = "entered"
     merge: str
     history: tuple[Commit, ...]
 
@@ -109,19 +112,13 @@ class MergeEntered:
 class Note:
     """A fact for the reader of the result: the search was resumed, the machine has changed."""
 
+    kind: Literal["noted"] = "noted"
     at: str
     text: str
 
 
 JournalLine = BisectRequest | Measured | Skipped | MergeEntered | Note
-KINDS: dict[str, type[Any]] = {
-    "begun": BisectRequest,
-    "taken": Measured,
-    "left_out": Skipped,
-    "entered": MergeEntered,
-    "noted": Note,
-}
-_ADAPTERS = {kind: TypeAdapter(record) for kind, record in KINDS.items()}
+_LINE: TypeAdapter[JournalLine] = TypeAdapter(Annotated[JournalLine, Field(discriminator="kind")])
 
 
 class Journal:
@@ -163,7 +160,8 @@ class Journal:
         Raises:
             StoreError: It does not exist, is damaged, or another process uses it.
         """
-        folder = find(root, name)
+        start = "harness bisect SUITE --case CASE --good COMMIT"
+        folder = reader.find(root, name, STATE, "bisection", start)
         try:
             fd = writer.open_locked(folder / STATE)
         except BlockingIOError:
@@ -200,9 +198,8 @@ class Journal:
         Raises:
             StoreError: It could not be written; the lines before it are kept.
         """
-        kind = next(k for k, record in KINDS.items() if isinstance(line, record))
-        fields = _ADAPTERS[kind].dump_python(line, mode="json")
-        text = json.dumps({"kind": kind, **fields}, ensure_ascii=False, allow_nan=False)
+        fields = _LINE.dump_python(line, mode="json")
+        text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
         try:
             writer.append_synced(self._fd, text.encode("utf-8", "replace") + b"\n")
         except OSError as error:
@@ -228,45 +225,17 @@ class Journal:
         return path
 
 
-def find(root: Path, name: str) -> Path:
-    """The folder of a bisection by its name, the start of its name, `latest`, or its path.
-
-    Raises:
-        StoreError: No bisection matches, or several do.
-    """
-    if (Path(name) / STATE).is_file():
-        return Path(name)
-    folders = sorted(path.parent for path in root.glob(f"*/{STATE}"))
-    fits = [f for f in folders if f.name.startswith(name)]
-    if name == "latest":
-        fits = folders[-1:]
-    if len(fits) == 1:
-        return fits[0]
-    if not folders:
-        start = "Start one: harness bisect SUITE --case CASE --good COMMIT"
-        raise StoreError(f"{root} has no bisections", start)
-    known = ", ".join(f.name for f in folders[-3:])
-    raise StoreError(
-        f"{name!r} matches {len(fits)} bisections in {root}", f"The latest are: {known}."
-    )
-
-
 def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
     lines = data.split(b"\n")[:-1]
     if not lines:
         raise StoreError(f"{path} has no complete line", f"Delete {path.parent}.")
     for number, text in enumerate(lines, 1):
-        remedy = "The file is damaged; start a new bisection."
         try:
-            fields = json.loads(text)
-            kind = fields.pop("kind")
-            if kind.endswith("begun") and fields["schema"] != SCHEMA_VERSION:
-                remedy = f"This version reads schema {SCHEMA_VERSION}; start a new bisection."
-                raise ValueError(f"schema {fields['schema']}")
-            line: JournalLine = _ADAPTERS[kind].validate_python(fields)
+            line = _LINE.validate_json(text)
             if (number == 1) != isinstance(line, BisectRequest):
                 raise ValueError("only the first line can be the request, and it must be")
-        except (ValueError, KeyError, AttributeError, ValidationError) as error:
-            problem = str(error).partition("\n")[0]
+        except ValueError as error:
+            problem = " ".join(str(error).split("\n")[:3])
+            remedy = "It is damaged or of another version; start a new bisection."
             raise StoreError(f"{path}:{number}: {problem}", remedy) from None
         yield line

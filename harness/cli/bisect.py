@@ -1,12 +1,13 @@
 """The command `bisect`: find the commit that moved a number, or the difference of two runs."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from harness.bisect import criteria, differences, history, processes, session
 from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Build, Journal
@@ -20,86 +21,75 @@ from harness.store import reader
 from harness.store.writer import now
 from harness.suite import load as suites
 
-CaseOption = Annotated[
-    str, typer.Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")
+OneCase = Annotated[str, Option(metavar="PATTERN", help="Case id, or a pattern that matches one.")]
+GoodCommit = Annotated[str, Option(metavar="REV", help="A good commit.")]
+BadCommit = Annotated[str, Option(metavar="REV", help="A later, bad commit.", show_default="HEAD")]
+ByMetric = Annotated[
+    str | None, Option(help="Search by step_s (default), peak_memory_bytes or a reported metric.")
 ]
-GoodOption = Annotated[str, typer.Option(metavar="REV", help="A good commit.")]
-BadOption = Annotated[
-    str, typer.Option(metavar="REV", help="A later, bad commit.", show_default="HEAD")
+ByCounter = Annotated[
+    str | None, Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
 ]
-CriterionMetric = Annotated[
-    str | None,
-    typer.Option(help="Search by step_s (default), peak_memory_bytes or a reported metric."),
+ByOutcome = Annotated[
+    str | None, Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
 ]
-CriterionCounter = Annotated[
-    str | None, typer.Option(help="Search by a count per step: host_syncs, dispatched_ops, ...")
+ByKernel = Annotated[
+    str | None, Option(metavar="PATTERN", help="Search by whether this kernel runs.")
 ]
-CriterionOutcome = Annotated[
-    str | None, typer.Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
+Effect = Annotated[float, Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")]
+BuildCommand = Annotated[
+    str, Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
 ]
-CriterionKernel = Annotated[
-    str | None, typer.Option(metavar="PATTERN", help="Search by whether this kernel runs.")
-]
-EffectOption = Annotated[
-    float, typer.Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")
-]
-BuildOption = Annotated[
-    str, typer.Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
-]
-BuildKeyOption = Annotated[
+BuildKey = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="GLOB",
         help="Files the build depends on; commits with equal files share it. Repeatable.",
     ),
 ]
-RootOption = Annotated[
+Roots = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="FOLDER",
         help="Import code from this folder of each commit; default its root. Repeatable.",
     ),
 ]
-EnterMergesOption = Annotated[
+EnterMerges = Annotated[
     bool | None,
-    typer.Option(help="If a merge is the first bad commit, search inside (default), or stop."),
+    Option(help="If a merge is the first bad commit, search inside (default), or stop."),
 ]
-BudgetOption = Annotated[
-    float | None, typer.Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")
-]
-TwoRunsOption = Annotated[
+Budget = Annotated[float | None, Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")]
+TwoRuns = Annotated[
     tuple[str, str] | None,
-    typer.Option(
-        metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."
-    ),
+    Option(metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."),
 ]
-ResumeOption = Annotated[
-    str | None,
-    typer.Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest."),
+Resumed = Annotated[
+    str | None, Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest.")
 ]
-StateOption = Annotated[Path, typer.Option(help="Folder of the bisections.")]
+State = Annotated[Path, Option(help="Folder of the bisections.")]
 
 
 def bisect(
+    ctx: typer.Context,
     suite: options.OptionalSuite = None,
-    case: CaseOption = "",
+    case: OneCase = "",
     overrides: options.SetOption = None,
-    good: GoodOption = "",
-    bad: BadOption = "",
-    metric: CriterionMetric = None,
-    counter: CriterionCounter = None,
-    outcome: CriterionOutcome = None,
-    kernel: CriterionKernel = None,
-    effect: EffectOption = 0.03,
-    build: BuildOption = "",
-    build_key: BuildKeyOption = None,
-    root: RootOption = None,
-    enter_merges: EnterMergesOption = None,
-    budget: BudgetOption = None,
-    runs: TwoRunsOption = None,
-    resume: ResumeOption = None,
+    good: GoodCommit = "",
+    bad: BadCommit = "",
+    metric: ByMetric = None,
+    counter: ByCounter = None,
+    outcome: ByOutcome = None,
+    kernel: ByKernel = None,
+    effect: Effect = 0.03,
+    build: BuildCommand = "",
+    build_key: BuildKey = None,
+    root: Roots = None,
+    enter_merges: EnterMerges = None,
+    budget: Budget = None,
+    runs: TwoRuns = None,
+    resume: Resumed = None,
     as_json: options.JsonOption = False,
-    state: StateOption = DEFAULT_ROOT,
+    state: State = DEFAULT_ROOT,
     stored: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
@@ -115,23 +105,11 @@ def bisect(
     Exit status: 0 found; 3 undecided, or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
-    merges = "--no-enter-merges" if enter_merges is False else "--enter-merges"
-    commits: dict[str, object] = {
-        "a suite": suite,
-        "--set": overrides,
-        "--good": good,
-        "--bad": bad,
-        **{f"--{name}": value for name, value in criterion.items()},
-        "--build": build,
-        "--build-key": build_key,
-        "--root": root,
-        merges: enter_merges is not None,
-    }
     if resume is not None:
-        _refuse({**commits, "--case": case, "--runs": runs}, "--resume continues a search as it is")
+        _allow_only(ctx, {"resume", "budget"}, "--resume continues a search as it is")
         start: BisectRequest | Journal = Journal.resume(state, resume)
     elif runs is not None:
-        _refuse(commits, "--runs takes the suite from the two runs")
+        _allow_only(ctx, {"runs", "case", "stored"}, "--runs takes the suite from the two runs")
         _write_suite(runs, case, state, stored)
         return
     elif suite and good:
@@ -156,14 +134,20 @@ def bisect(
     _show(session.run(start, resources), reports, as_json=as_json)
 
 
-def _refuse(given: Mapping[str, object], why: str) -> None:
-    """Refuse options of another way to start.
+def _allow_only(ctx: typer.Context, allowed: Collection[str], why: str) -> None:
+    """Refuse every other option, those of the output and of waiting aside.
 
     Raises:
-        HarnessError: One of these options is given.
+        HarnessError: Another one is given.
     """
-    if also := [name for name, value in given.items() if value]:
-        raise HarnessError(f"{why}; {also[0]} would change it", f"Remove {also[0]}.")
+    allowed = {*allowed, "as_json", "state", "reports", "wait_for_gpu"}
+    for option in ctx.command.params:
+        name = option.name or ""
+        source = ctx.get_parameter_source(name)
+        if name not in allowed and source and source.name == "COMMANDLINE":
+            said = option.secondary_opts if ctx.params[name] is False else option.opts
+            flag = "a suite" if name == "suite" else said[0]
+            raise HarnessError(f"{why}; {flag} would change it", f"Remove {flag}.")
 
 
 def _request(

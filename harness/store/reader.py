@@ -234,16 +234,22 @@ def cut_notes(cut_bytes: int) -> tuple[str, ...]:
     return (note,) if cut_bytes else ()
 
 
-def find(root: Path, run_id: str | Path) -> Path:
-    """The folder of a run; `run_id` as for `load`."""
+def find(
+    root: Path,
+    run_id: str | Path,
+    file: str = RUN_FILE,
+    kind: str = "run",
+    start: str = "harness run SUITE",
+) -> Path:
+    """The folder of a run, `run_id` as for `load`; or of what else has a folder with this file."""
     path = Path(run_id)
-    if path.name == RUN_FILE:
+    if path.name == file:
         path = path.parent
-    if (path / RUN_FILE).is_file():
+    if (path / file).is_file():
         return path
-    folders = sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))  # oldest first
+    folders = sorted(path.parent for path in root.glob(f"*/{file}"))  # oldest first
     if not folders:
-        raise StoreError(f"{root} has no runs", "Make one: harness run SUITE")
+        raise StoreError(f"{root} has no {kind}s", f"Make one: {start}")
     if run_id == "latest":
         return folders[-1]
     name = str(run_id)
@@ -253,6 +259,8 @@ def find(root: Path, run_id: str | Path) -> Path:
     names = [f.name for f in folders]
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
     raise (AmbiguousRun if fits else StoreError)(
-        f"{name!r} matches {len(fits)} runs of {root}" if fits else f"{root} has no run {name!r}",
-        f"Name one of its runs: {', '.join(near)}.",
+        f"{name!r} matches {len(fits)} {kind}s of {root}"
+        if fits
+        else f"{root} has no {kind} {name!r}",
+        f"Name one of its {kind}s: {', '.join(near)}.",
     )
