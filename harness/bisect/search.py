@@ -12,6 +12,7 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from scipy.stats import entropy
 
 from harness import units
 from harness.analysis import comparison as compare
@@ -32,7 +33,7 @@ SURE = 0.95
 ANCHOR_PAIRS = 6
 """Pairs of the anchors (the good and the bad commit) measured first: three A B B A blocks."""
 MORE_PAIRS = 20
-"""New pairs if the first ones do not show a difference; also the most that confirm a culprit."""
+"""New pairs of the anchors if the first ones show no difference; twice as many confirm at most."""
 MAX_BLOCKS = 400
 """Of the search stage. Readings that still disagree by then do not fit a single step."""
 EARLY_PAIRS, MOST_PAIRS = 5, 300
@@ -59,7 +60,10 @@ class NextBlock:
 
     stage: BisectStage
     positions: tuple[int, ...]
-    why: str
+    number: int = 1
+    """Of the block within its stage, from 1."""
+    of: int = 1
+    """Blocks of the stage, if no look decides earlier; in the search stage an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class NoisySearch:
             tolerance=effect,
             stored_tolerance=max(effect, Thresholds().stored_tolerance),
             screen_ratio=1 + 0.4 * effect,
+            most_pairs=2 * MORE_PAIRS - Thresholds().screen_pairs,
         )
         self.blocks: list[Block] = []
         self._posterior: Posterior | None = None
@@ -125,33 +130,39 @@ class NoisySearch:
             found.append(pair)
         return tuple(found)
 
-    def first_logs(self, baseline: int, candidate: int) -> list[float]:
+    def first_logs(self) -> list[float]:
         """Log ratios of the first ANCHOR_PAIRS; empty until all of them are measured."""
-        pairs = self.pairs(BisectStage.ANCHORS, baseline, candidate)
-        found = [math.log(p.candidate_s / p.baseline_s) for p in pairs]
-        return found[:ANCHOR_PAIRS] if len(found) >= ANCHOR_PAIRS else []
+        pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)[:ANCHOR_PAIRS]
+        return list(compare.time_logs(pairs)) if len(pairs) == ANCHOR_PAIRS else []
 
-    def confirm(
-        self, baseline: int, candidate: int, logs: Sequence[float], sign: float, why: str
-    ) -> Comparison | NextBlock:
-        """The gate's test of new pairs, repeated once if it does not confirm; or the next pair.
+    def judged(
+        self, stage: BisectStage, ends: tuple[int, int], pairs: slice, sign: float, share: float = 1
+    ) -> Comparison:
+        """The gate's test of some pairs at a look that spends this share of alpha; for a step down
+        (`sign` < 0) with the two sides exchanged."""
+        name = DOWN if sign < 0 else UP
+        looked = self.pairs(stage, *(ends[::-1] if sign < 0 else ends))[pairs]
+        seen = {name: compare.statistics(looked, self.thresholds, share)}
+        return compare.judge(seen, {name: self.thresholds})[name]
 
-        A step as large as `logs`, those of the anchors, fails the test once in a hundred. `sign`
-        is negative for a step down.
+    def confirm(self, baseline: int, candidate: int, sign: float) -> Comparison | NextBlock:
+        """The gate's test of new pairs at its looks, until one decides; or the next pair.
+
+        `sign` is negative for a step down.
         """
-        pairs = self.pairs(BisectStage.CONFIRM, baseline, candidate)
-        values = np.array(logs)
-        centre = abs(float(hodges_lehmann(values)))
-        needed = compare.pairs_needed(centre, float(values.std(ddof=1)), 1, self.thresholds)
-        enough = min(math.ceil(1.6 * (needed or MORE_PAIRS)), MORE_PAIRS)
-        for start, count in ((0, enough), (enough, enough + MORE_PAIRS)):
-            if len(pairs) < count:
-                why = f"{why}, {count} pairs"
-                return in_turns(BisectStage.CONFIRM, (baseline, candidate), len(pairs), why)
-            found = judged(pairs[start:count], self.thresholds, sign=sign)
-            if found.change is Change.SLOWER:
-                break
-        return found
+        pairs, spent = self.pairs(BisectStage.CONFIRM, baseline, candidate), 0.0
+        wanted = compare.next_look(0, math.nan, 1, self.thresholds)
+        while len(pairs) >= wanted:
+            looked = pairs[:wanted]
+            sd = float(compare.pair_sd(compare.time_logs(looked), compare.swapped(looked)))
+            more = compare.next_look(wanted, sd, 1, self.thresholds)
+            share = (1 - spent) * (1 if more == wanted else compare.EARLY)
+            ends = baseline, candidate
+            found = self.judged(BisectStage.CONFIRM, ends, slice(wanted), sign, share)
+            if more == wanted or compare.decided(found, self.thresholds):
+                return found
+            spent, wanted = spent + share, more
+        return in_turns(BisectStage.CONFIRM, (baseline, candidate), len(pairs), wanted)
 
     def next(self) -> NextBlock | CommitsConclusion:
         if (asked := self._anchors()) is not None:
@@ -170,8 +181,9 @@ class NoisySearch:
             reason = f"after {searched} blocks no commit is more than {likely} likely"
             return CommitsConclusion(reason=reason)
         position, bits = chosen
-        why = f"most informative: {bits:.2f} bits expected"
-        return in_turns(BisectStage.SEARCH, (0, position, self.last), searched, why)
+        left = math.ceil(float(entropy(chances, base=2)) / bits)
+        positions = (0, position, self.last)
+        return in_turns(BisectStage.SEARCH, positions, searched, searched + left)
 
     def probabilities(self) -> Floats:
         if posterior := self.posterior():
@@ -180,7 +192,7 @@ class NoisySearch:
 
     def posterior(self) -> Posterior | None:
         """What all blocks say; None before the anchors are measured."""
-        logs = self.first_logs(0, self.last)
+        logs = self.first_logs()
         if self._posterior is None and logs:
             self._posterior = Posterior(self.last, Grid.around(logs))
         if self._posterior is not None:
@@ -194,7 +206,7 @@ class NoisySearch:
         pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
         if why := hopeless(pairs, self.thresholds):
             return CommitsConclusion(reason=why)
-        found = differ(pairs, self.thresholds)
+        found = self._differ(pairs)
         if found is True:
             return None
         if found is not None:
@@ -203,13 +215,28 @@ class NoisySearch:
                 least = units.percent(found.smallest_effect)
                 reason += f"; a change of {least} would have been seen"
             return CommitsConclusion(reason=reason, comparison=found)
-        why = "do good and bad differ on this machine?"
-        return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), why)
+        most = ANCHOR_PAIRS + (MORE_PAIRS if len(pairs) >= ANCHOR_PAIRS else 0)
+        return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), most)
+
+    def _differ(self, pairs: Sequence[Pair]) -> Literal[True] | Comparison | None:
+        """Whether the anchors differ: True, or the comparison that denies it; None requests another
+        pair."""
+        if len(pairs) < ANCHOR_PAIRS:
+            return None
+        first, order = np.array(self.first_logs()), compare.swapped(pairs[:ANCHOR_PAIRS])
+        low, high = compare.student_bounds(first, order, self.thresholds)
+        apart = low > 0 or high < 0
+        if apart and abs(float(hodges_lehmann(first))) > math.log1p(self.thresholds.practical):
+            return True
+        rest = pairs[ANCHOR_PAIRS:]
+        if len(rest) < MORE_PAIRS:
+            return None
+        sign, new = float(hodges_lehmann(compare.time_logs(rest))), slice(ANCHOR_PAIRS, None)
+        found = self.judged(BisectStage.ANCHORS, (0, self.last), new, sign)
+        return True if found.change is Change.SLOWER else found
 
     def _confirm(self, cell: CommitGroup, step: float) -> NextBlock | CommitsConclusion:
-        why = f"{units.percent(cell.probability)} sure: with the commit before it"
-        logs = self.first_logs(0, self.last)
-        found = self.confirm(cell.good, cell.bad, logs, step, why)
+        found = self.confirm(cell.good, cell.bad, step)
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
@@ -229,10 +256,10 @@ class NoisySearch:
 # --- comparisons of two positions --------------------------------------------------------
 
 
-def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, why: str) -> NextBlock:
+def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, most: int) -> NextBlock:
     """The next block of some positions, forwards and backwards in turns."""
     order = positions if taken % 2 == 0 else positions[::-1]
-    return NextBlock(stage=stage, positions=order, why=why)
+    return NextBlock(stage=stage, positions=order, number=taken + 1, of=most)
 
 
 def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
@@ -254,42 +281,6 @@ def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
         f"show a change of {units.percent(thresholds.tolerance)}. Use a quieter machine, or "
         f"--effect {least:.2g}"
     )
-
-
-def differ(pairs: Sequence[Pair], thresholds: Thresholds) -> Literal[True] | Comparison | None:
-    """Whether two positions differ: True, or the comparison that denies it; None requests another
-    pair."""
-    if len(pairs) < ANCHOR_PAIRS:
-        return None
-    first, order = compare.time_logs(pairs[:ANCHOR_PAIRS]), compare.swapped(pairs[:ANCHOR_PAIRS])
-    low, high = compare.student_bounds(first, order, thresholds)
-    apart = low > 0 or high < 0
-    if apart and abs(float(hodges_lehmann(first))) > math.log1p(thresholds.practical):
-        return True
-    rest = pairs[ANCHOR_PAIRS:]
-    if len(rest) < MORE_PAIRS:
-        return None
-    found = judged(rest, thresholds, sign=float(hodges_lehmann(compare.time_logs(rest))))
-    return True if found.change is Change.SLOWER else found
-
-
-def judged(pairs: Sequence[Pair], thresholds: Thresholds, *, sign: float) -> Comparison:
-    """The gate's test; for a step down (`sign` < 0) with the two sides exchanged."""
-    if sign < 0:
-        pairs = [
-            Pair(
-                baseline_s=p.candidate_s,
-                candidate_s=p.baseline_s,
-                baseline_hz=p.candidate_hz,
-                candidate_hz=p.baseline_hz,
-                wall_s=p.wall_s,
-                swapped=not p.swapped,
-            )
-            for p in pairs
-        ]
-    name = DOWN if sign < 0 else UP
-    found = {name: compare.statistics(pairs, thresholds)}
-    return compare.judge(found, {name: thresholds})[name]
 
 
 def change(found: Comparison) -> tuple[float, float | None, float | None]:
@@ -321,16 +312,23 @@ class ExactSearch:
     def next(self) -> NextBlock | CommitsConclusion:
         for position in (0, self.last):
             if position not in self.values:
-                why = f"value of the {'bad' if position else 'good'} commit on this machine"
-                return NextBlock(stage=BisectStage.ANCHORS, positions=(position,), why=why)
+                number = 1 + (position > 0)
+                return NextBlock(
+                    stage=BisectStage.ANCHORS, positions=(position,), number=number, of=2
+                )
         if self.values[0] == self.values[self.last]:
             return CommitsConclusion(reason="good and bad do not differ on this machine")
         low, high = self._bounds()
         chosen = most_informative(self.probabilities(), self.skipped, 0.0)
         if chosen is not None:
-            left = high - low - 1
-            why = f"the middle of {left} possible commit{'s'[: left != 1]}"
-            return NextBlock(stage=BisectStage.SEARCH, positions=(chosen[0],), why=why)
+            searched = len(self.values) - 2
+            left = math.ceil(math.log2(high - low))
+            return NextBlock(
+                stage=BisectStage.SEARCH,
+                positions=(chosen[0],),
+                number=searched + 1,
+                of=searched + left,
+            )
         return CommitsConclusion(
             reason="the commit before it is good",
             culprits=tuple(range(low + 1, high + 1)),

@@ -41,6 +41,12 @@ from harness.git.worktrees import workplace
 from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import clock
 
+TITLES = {
+    BisectStage.ANCHORS: "Do the good and the bad commit differ on this machine?",
+    BisectStage.SEARCH: "Which commits between them are bad?",
+    BisectStage.CONFIRM: "New pairs of the most likely commit and the one before it:",
+    BisectStage.PROFILE: "What the commit changed: a profile of it and of the one before it",
+}
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
 
@@ -206,12 +212,15 @@ def _commits(
         if conclusion.found and request.enter_merges:
             culprit = subject.history[conclusion.culprits[0]]
             commits = _merged_side(processes, repository, culprit, len(levels))
+    wall_s = time.monotonic() - processes.started
+    taken = len(processes.measured)
+    processes.log(f"ended after {taken} processes, {units.duration(wall_s)} in this command")
     return BisectResult(
         folder=processes.journal.folder,
         request=request,
         levels=tuple(levels),
-        processes=len(processes.measured),
-        wall_s=time.monotonic() - processes.started,
+        processes=taken,
+        wall_s=wall_s,
         notes=tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
         resumable=resumable,
     )
@@ -268,7 +277,9 @@ def _profile_change(
         return {m.position: m.measurement for m in ours}
 
     missing = tuple(place for place in ends if not profiled(known()[place]))
-    block = NextBlock(stage=BisectStage.PROFILE, positions=missing, why="what changed")
+    block = NextBlock(stage=BisectStage.PROFILE, positions=missing)
+    if missing:
+        processes.log(TITLES[block.stage])
     try:
         _measure(processes, subject, block)
     except Stopped as stop:
@@ -281,6 +292,7 @@ def _profile_change(
 
 def _conclude(processes: Processes, subject: SearchLevel) -> tuple[CommitsConclusion, bool]:
     """Measure until the search concludes, or stops and can be resumed (True)."""
+    stage = None
     try:
         while True:
             skipped = {x.position: x.reason for x in subject.skipped}
@@ -291,6 +303,9 @@ def _conclude(processes: Processes, subject: SearchLevel) -> tuple[CommitsConclu
             block = subject.search.next()
             if not isinstance(block, NextBlock):
                 return block, False
+            if block.stage is not stage:
+                stage = block.stage
+                processes.log(TITLES[stage])
             _measure(processes, subject, block)
     except Stopped as stop:
         return CommitsConclusion(reason=str(stop)), True
@@ -328,8 +343,9 @@ def _measure(processes: Processes, subject: SearchLevel, block: NextBlock) -> No
             value = str(reading)
         if outcome is not Outcome.OK:
             value = str(outcome)
-        why, name = f"{block.why}{subject.remark()}", subject.history[place].short
-        processes.log(f"block {number}: {name} {value} ({why})")
+        about = "about " if block.stage is BisectStage.SEARCH else ""
+        name, turn = subject.history[place].short, f"{block.number} of {about}{block.of}"
+        processes.log(f"{block.stage} {turn}: {name} {value}{subject.remark()}")
         if isinstance(reading, Unreadable) and not reading.again:
             _skip(processes, subject, place, str(reading))
             return

@@ -156,7 +156,8 @@ def test_the_head_says_how_to_run_it_and_what_cannot_be_varied(
     alike = {"variables": {"NSA_A": "1", "NSA_B": "x y"}}
     first = run_of(SUITE, lambda case: 0.1, {"variables": {"NSA_B": "x y"}}, "first-run")
     second = run_of(SUITE, lambda case: 0.11, {**alike, "hostname": "node-8"}, "second-run")
-    monkeypatch.setenv("NSA_HERE", "1")
+    for name in ("NSA_HERE", "NSA_B", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "1")
 
     head = written([first, second]).partition("schema:")[0].splitlines()
 
@@ -164,6 +165,8 @@ def test_the_head_says_how_to_run_it_and_what_cannot_be_varied(
     assert head[1].startswith("# Run at 406312f800: env ")
     assert head[1].endswith(" NSA_B='x y' harness run reports/it.yaml")
     assert " -u NSA_HERE " in head[1]
+    assert "-u NSA_B" not in head[1], "it has the value of both runs"
+    assert "CUDA_VISIBLE_DEVICES" not in head[1], "the machine decides it"
     assert "# Not varied: host: node-7 before, node-8 now" in head
 
 

@@ -19,7 +19,6 @@ from harness.bisect.posterior import (
 )
 from harness.bisect.search import (
     ANCHOR_PAIRS,
-    MORE_PAIRS,
     BisectStage,
     CommitsConclusion,
     ExactSearch,
@@ -27,6 +26,7 @@ from harness.bisect.search import (
     NoisySearch,
 )
 from harness.bisect.tests.modelled import carried_out
+from harness.records import Change
 from reports.studies.noise import QUIET
 
 STEP = math.log(1.05)
@@ -150,10 +150,35 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     assert found.comparison is not None
     assert found.comparison.ratio == pytest.approx(1.05, abs=0.01)
     confirming = sum(a.stage is BisectStage.CONFIRM for a in asked)
-    assert found.comparison.pairs == confirming, "the first ones suffice"
-    assert 13 <= confirming < MORE_PAIRS
+    assert found.comparison.pairs == confirming == 12, "the first look decides"
     assert {a.stage for a in asked} == {*BisectStage} - {BisectStage.PROFILE}
     assert sum(len(a.positions) for a in asked) < 80
+
+
+@pytest.mark.parametrize(
+    ("step", "sd", "looks", "change"),
+    [
+        (0.05, 0.004, 12, Change.SLOWER),
+        (0.0, 0.004, 12, Change.SAME),
+        (0.02, 0.02, 18, Change.SLOWER),
+        (0.02, 0.06, 40, Change.UNDECIDED),
+    ],
+    ids=["clear", "none", "noisy", "too noisy"],
+)
+def test_the_confirmation_looks_in_steps_and_stops_when_one_decides(
+    step: float, sd: float, looks: int, change: Change
+) -> None:
+    search, rng = NoisySearch(2, 0.03), np.random.default_rng(4)
+    while isinstance(asked := search.confirm(0, 1, 1.0), NextBlock):
+        taken = len(search.blocks)
+        assert (asked.number, asked.of > taken) == (taken + 1, True)
+        values = {0: 1.0, 1: math.exp(step + rng.normal(0, sd))}
+        block = [ProcessReading(position=p, value=values[p]) for p in asked.positions]
+        search.add(asked.stage, block)
+
+    assert (asked.pairs, asked.change) == (looks, change)
+    if looks == 12 and change is Change.SLOWER:  # 1/924 is the least of the exact test
+        assert asked.p_value == pytest.approx(1 / 924 / 0.3, rel=0.2), "a look spends 30 % of alpha"
 
 
 @pytest.mark.parametrize(

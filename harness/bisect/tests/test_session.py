@@ -156,7 +156,10 @@ def test_an_interrupted_search_resumes_from_its_journal(
     result = run(Journal.resume(tmp_path, "latest"), tmp_path, say=said.append)
 
     assert said[0].startswith(f"{result.folder.name}: "), "the name to resume it by"
-    assert any(re.match(r"block \d+: \w+ [\d.]+ m?s \(", line) for line in said), said
+    assert "Which commits between them are bad?" in said, "the title of the stage"
+    assert any(re.match(r"search \d+ of about \d+: \w{10} [\d.]+ m?s; ", line) for line in said)
+    assert any(re.match(r"confirm 12 of 12: \w{10} ", line) for line in said), said
+    assert re.match(rf"ended after {result.processes} processes, ", said[-1])
     assert culprit(result).sha == past[1][PLANTED.slow_at]
     assert machine.processes == result.processes
     taken = journalled(tmp_path)
