@@ -1,5 +1,6 @@
 """Small git repositories for a gate to compare: a package, a suite and a policy of their own."""
 
+import hashlib
 import os
 import subprocess
 from collections.abc import Mapping
@@ -81,6 +82,24 @@ def git(folder: Path, *arguments: str) -> str:
         text=True,
     )
     return answer.stdout.strip()
+
+
+def fingerprint(folder: Path) -> str:
+    """A hash of all that a bisection must leave as it was: every source of the working tree, the
+    index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
+    digest = hashlib.sha256()
+    for place, folders, files in os.walk(folder):
+        if place == str(folder):
+            folders.remove(".git")  # git may be removing files in it
+        folders[:] = sorted({*folders} - {"__pycache__"})  # Python writes it, and git ignores it
+        for path in (Path(place, name) for name in sorted(files)):
+            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
+            digest.update(path.read_bytes())
+    for name in ("index", "HEAD", "config"):
+        digest.update((folder / ".git" / name).read_bytes())
+    for words in (("for-each-ref",), ("stash", "list"), ("worktree", "list")):
+        digest.update(git(folder, *words).encode())
+    return digest.hexdigest()
 
 
 def repository(folder: Path, changes: Mapping[str, str | None] | None = None) -> Path:

@@ -11,7 +11,9 @@ commit. Nothing is written to the repository that was cloned.
 """
 
 import argparse
+import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.git.repository import run_git
-from reports.studies.planted_history import bisecting, fingerprint
 
 BRANCH = "planted"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,12 @@ def _with(folder: Path, plant: Plant, commit: str, parent: str, subject: str) ->
     return _git(folder, "commit-tree", tree, "-p", parent, stdin=message, variables=who)
 
 
+def _state(folder: Path) -> tuple[str, ...]:
+    """What a bisection must leave as it was."""
+    asked = (("status", "--porcelain"), ("for-each-ref",), ("rev-parse", "HEAD"), ("stash", "list"))
+    return tuple(_git(folder, *words) for words in (*asked, ("worktree", "list")))
+
+
 def _git(
     folder: Path, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None
 ) -> str:
@@ -118,16 +126,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plant = Plant(file=options.file, after=options.after, insert=options.insert)
     clone = options.folder / "repository"
     good, planted = make(options.repository.absolute(), clone, plant, options.commits, options.at)
-    before, began = fingerprint(clone), time.monotonic()
+    before, began = _state(clone), time.monotonic()
     places = [f"--{name}={(options.folder / name).absolute()}" for name in ("state", "reports")]
-    running = bisecting(clone, *options.bisect, "--good", good, "--bad", BRANCH, *places)
-    answer, said = running.communicate()
-    right = running.returncode == 0 and answer.startswith(planted[:10])
-    sys.stdout.write(
-        f"{said}{'right' if right else 'WRONG'}, planted {planted[:10]}, exit "
-        f"{running.returncode}, {time.monotonic() - began:.0f} s: {answer}"
+    words = (*options.bisect, "--good", good, "--bad", BRANCH, *places)
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "bisect", *words],
+        cwd=clone,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    kept = fingerprint(clone) == before
+    right = done.returncode == 0 and done.stdout.startswith(planted[:10])
+    sys.stdout.write(
+        f"{done.stderr}{'right' if right else 'WRONG'}, planted {planted[:10]}, exit "
+        f"{done.returncode}, {time.monotonic() - began:.0f} s: {done.stdout}"
+    )
+    kept = _state(clone) == before
     sys.stdout.write(f"working tree, index, refs: {'as they were' if kept else 'CHANGED'}\n")
     raise SystemExit(0 if right and kept else 1)
 

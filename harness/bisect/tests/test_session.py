@@ -16,6 +16,7 @@ from harness.bisect.journal import STATE, BisectRequest, Build, Journal, Measure
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
 from harness.bisect.session import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
+from harness.bisect.tests.planted import BUILD, Planted, make
 from harness.errors import HarnessError, SuiteError
 from harness.git.repository import Repository
 from harness.records import (
@@ -31,8 +32,7 @@ from harness.records import (
 from harness.report.series import bisection
 from harness.suite import load as suites
 from harness.tests import fake_runs
-from harness.tests.gate_repositories import git
-from reports.studies.planted_history import BUILD, Planted, fingerprint, make
+from harness.tests.gate_repositories import fingerprint, git
 
 PLANTED = Planted(step=0.10)
 STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")

@@ -1,24 +1,26 @@
 """A bisection of a generated repository with real workers, by a counter: killed and resumed."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from harness.tests.command_line import harness
-from harness.tests.gate_repositories import commit, git, repository
-from reports.studies.planted_history import (
+from harness.bisect.journal import STATE
+from harness.bisect.tests.planted import (
     BUILD,
     CASE,
     SUITE_PATH,
     Planted,
-    bisecting,
-    fingerprint,
-    killed,
     make,
 )
+from harness.tests.command_line import harness
+from harness.tests.gate_repositories import commit, fingerprint, git, repository
 
 PLANTED = Planted(
     commits=16,
@@ -29,6 +31,7 @@ PLANTED = Planted(
     caseless=(10,),
     base_s=0.001,
 )
+ROOT = Path(__file__).resolve().parents[3]
 KILLED_AFTER = 4
 """Lines of the journal when the search is killed; the first is the request."""
 
@@ -44,7 +47,7 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     ends = ["--case", CASE, "--good", line[0], "--bad", "main", "--no-enter-merges"]
     asked = [SUITE_PATH, *ends, "--counter", "host_syncs", "--build", BUILD]
     first = bisecting(repository, *asked, *places)
-    journal = killed(first, state, KILLED_AFTER)
+    journal = killed(first, state)
     assert first.returncode == -signal.SIGKILL
     left = journal.read_bytes()
     with journal.open("ab") as file:
@@ -77,6 +80,31 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     assert f"{culprit[:10]} is the first bad commit" in page
     assert f"`{culprit}` by A. Uthor" in page
     assert "toy/kernel.py | 4 ++--" in page
+
+
+def bisecting(repository: Path, *words: str) -> "subprocess.Popen[str]":
+    """A bisection of a repository, begun; its answer comes on stdout."""
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness", "bisect", *words],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def killed(running: "subprocess.Popen[str]", state: Path) -> Path:
+    """Kill a bisection once its journal has KILLED_AFTER lines; the journal."""
+    journal = None
+    while journal is None or journal.read_bytes().count(b"\n") < KILLED_AFTER:
+        assert running.poll() is None, running.communicate()[1]
+        journal = next(state.glob(f"*/{STATE}"), None)
+        time.sleep(0.01)
+    running.kill()
+    running.communicate()
+    return journal
 
 
 WORKLOADS = """\

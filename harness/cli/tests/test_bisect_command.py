@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.bisect.journal import BisectRequest
+from harness.bisect.tests.planted import CASE, SUITE_PATH, Planted, make
 from harness.cli.main import app
 from harness.errors import HarnessError
-from reports.studies.planted_history import CASE, SUITE_PATH, Planted, make
 
 
 @pytest.fixture(scope="module")

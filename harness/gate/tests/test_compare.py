@@ -31,9 +31,16 @@ from harness.store import reader
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case, gate_verdict
-from harness.tests.gate_repositories import FILES, KERNEL, commit, git, repository, write
+from harness.tests.gate_repositories import (
+    FILES,
+    KERNEL,
+    commit,
+    fingerprint,
+    git,
+    repository,
+    write,
+)
 from harness.tests.indexed import store
-from reports.studies.planted_history import fingerprint
 
 CASES = sweep(seq_len=[512, 1024])
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE

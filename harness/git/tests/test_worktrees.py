@@ -10,8 +10,7 @@ import pytest
 from harness.errors import HarnessError
 from harness.git.repository import Repository, read_git
 from harness.git.worktrees import checked_out
-from harness.tests.gate_repositories import KERNEL, commit, git, repository, write
-from reports.studies.planted_history import fingerprint
+from harness.tests.gate_repositories import KERNEL, commit, fingerprint, git, repository, write
 
 ROOT = Path(__file__).resolve().parents[3]
 

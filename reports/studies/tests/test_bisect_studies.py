@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from harness.bisect.search import NoisySearch
+from harness.bisect.tests.planted import Planted, make
 from harness.tests.gate_repositories import git
 from reports.studies import planted_branch
 from reports.studies.bisect_errors import bisect
 from reports.studies.noise import TYPICAL
 from reports.studies.planted_branch import Plant
-from reports.studies.planted_history import Planted, make
 
 PLANT = Plant(file="toy/kernel.py", after=r"time\.sleep", insert="x.sum().item()")
 

@@ -1,22 +1,16 @@
 """A repository made for a bisection: a long history with two commits planted in it.
 
 One makes a step slower, the other adds a host synchronisation. Of the others some are merges, some
-do not build, and one lacks the case. `harness/bisect/tests/test_whole.py` bisects it.
+do not build, and one lacks the case.
 """
 
-import hashlib
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.bisect.journal import STATE
-from harness.git.repository import run_git
+from harness.tests.gate_repositories import git
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNEL = """\
 import time
 
@@ -72,38 +66,35 @@ class Planted:
     caseless: Collection[int] = (33,)
 
 
-Files = Callable[[Planted, int, int], Mapping[str, str]]
-"""The tree of a commit; the last number counts the commits of the side that a merge brings."""
-
-
-def make(folder: Path, planted: Planted, files_of: Files | None = None) -> tuple[str, ...]:
+def make(folder: Path, planted: Planted) -> tuple[str, ...]:
     """Make the repository; the hash of each commit on the line of first parents."""
-    files_of = files_of or _files
     folder.mkdir(parents=True)
-    _git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "init", "--quiet", "--initial-branch=main")
     script: list[str] = []
     marks = iter(range(1, 10**6))
-    tips = [_commit(script, next(marks), "the beginning", files_of(planted, 0, 0), ())]
+    tips = [_commit(script, next(marks), "the beginning", _files(planted, 0, 0), ())]
     for position in range(1, planted.commits + 1):
         parents = [tips[-1]]
         if position in planted.merges:
             side = tips[-1]
             for n in (1, 2):
-                files = files_of(planted, position, n)
+                files = _files(planted, position, n)
                 subject = f"side {n} of {position}"
                 side = _commit(script, next(marks), subject, files, (side,), branch="side")
             parents.append(side)
         subject = f"merge {position}" if len(parents) > 1 else f"change {position}"
-        files = files_of(planted, position, 0)
+        files = _files(planted, position, 0)
         tips.append(_commit(script, next(marks), subject, files, tuple(parents)))
-    _git(folder, "fast-import", "--quiet", stdin="".join(script))
-    _git(folder, "update-ref", "-d", "refs/heads/side")
-    _git(folder, "reset", "--quiet", "--hard", "main")
-    line = _git(folder, "rev-list", "--first-parent", "--reverse", "main")
+    importing = ["git", "fast-import", "--quiet"]
+    subprocess.run(importing, cwd=folder, input="".join(script), text=True, check=True)
+    git(folder, "update-ref", "-d", "refs/heads/side")
+    git(folder, "reset", "--quiet", "--hard", "main")
+    line = git(folder, "rev-list", "--first-parent", "--reverse", "main")
     return tuple(line.split())
 
 
 def _files(planted: Planted, position: int, side: int) -> Mapping[str, str]:
+    """The tree of a commit; `side` counts the commits of the side that a merge brings."""
     slow, synced = position >= planted.slow_at, position >= planted.sync_at
     whole = side == 0
     factory = "sleeps" if position not in planted.caseless or not whole else "renamed"
@@ -144,65 +135,3 @@ def _commit(
         script.append(f"M 100644 inline {path}\ndata {len(text.encode())}\n{text}\n")
     script.append("\n")
     return mark
-
-
-def fingerprint(folder: Path) -> str:
-    """A hash of all that a bisection must leave as it was: every source of the working tree, the
-    index, HEAD, branches, tags, stash, configuration, and the list of worktrees."""
-    digest = hashlib.sha256()
-    for place, folders, files in os.walk(folder):
-        if place == str(folder):
-            folders.remove(".git")  # git may be removing files in it
-        folders[:] = sorted({*folders} - {"__pycache__"})  # Python writes it, and git ignores it
-        for path in (Path(place, name) for name in sorted(files)):
-            digest.update(f"{path.relative_to(folder)} {path.stat().st_mode}\0".encode())
-            digest.update(path.read_bytes())
-    for name in ("index", "HEAD", "config"):
-        digest.update((folder / ".git" / name).read_bytes())
-    for words in (("for-each-ref",), ("stash", "list"), ("worktree", "list")):
-        digest.update(_git(folder, *words).encode())
-    return digest.hexdigest()
-
-
-def _git(folder: Path, *arguments: str, stdin: str = "") -> str:
-    variables = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    return run_git(folder, *arguments, variables=variables, stdin=stdin).strip()
-
-
-def bisecting(repository: Path, *words: str) -> "subprocess.Popen[str]":
-    """A bisection of a repository, begun; its answer comes on stdout."""
-    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
-    return subprocess.Popen(
-        [sys.executable, "-m", "harness", "bisect", *words],
-        cwd=repository,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def killed(running: "subprocess.Popen[str]", state: Path, lines: int) -> Path:
-    """Kill a bisection once its journal has this many lines.
-
-    Args:
-        running: What `bisecting` began.
-        state: Where it keeps its journal.
-        lines: The first of them is the request.
-
-    Returns:
-        The journal.
-
-    Raises:
-        RuntimeError: It came to an end before.
-    """
-    while True:
-        journal = next(state.glob(f"*/{STATE}"), None)
-        if journal is not None and journal.read_bytes().count(b"\n") >= lines:
-            break
-        if running.poll() is not None:
-            raise RuntimeError(f"the bisection has ended: {running.communicate()[1]}")
-        time.sleep(0.01)
-    running.kill()
-    running.communicate()
-    return journal
