@@ -1,4 +1,4 @@
-"""The commands `list`, `show`, `history` and `index`: what is stored, mostly by the index."""
+"""The commands `list`, `show`, `history` and `index`: what is stored, mostly by its summaries."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,10 +20,9 @@ from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS, Outcome
 from harness.report import pivots
-from harness.report.text import plural
-from harness.store import index, reader
-from harness.store.index import HistoryPoint, Index, RunFilter
+from harness.store import reader, summaries
 from harness.store.reader import RunHeader
+from harness.store.summaries import HistoryPoint, RunFilter, Summaries
 from harness.suite import load as suites
 
 NAMED = 8
@@ -31,7 +30,7 @@ NAMED = 8
 
 index_app = typer.Typer(
     name="index",
-    help="Manage the index of the runs and the list of the reports.",
+    help="The list of the reports.",
     no_args_is_help=True,
 )
 
@@ -67,11 +66,10 @@ def list_(
             )
         what = "runs"
     found = [suites.load(path) for path in suites.available()] if what != "runs" else []
-
-    def question(known: Index) -> tuple[RunHeader, ...]:
-        return known.runs(choice) or _none_of(known, suite, store_root)
-
-    headers = index.ask(store_root, question, say) if what != "suites" else ()
+    headers: tuple[RunHeader, ...] = ()
+    if what != "suites":
+        stored = summaries.read(store_root, say)
+        headers = stored.runs(choice) or _none_of(stored, suite, store_root)
     if as_json:
         known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
         document({"suites": known, "runs": [asdict(h) for h in headers]})
@@ -110,15 +108,9 @@ def history(
     choice = RunFilter(
         suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
     )
-
-    def question(known: Index) -> tuple[str, tuple[HistoryPoint, ...]]:
-        case_id = _one_case(known.case_ids(), case, store_root)
-        points = known.history(case_id, choice, metric=None if as_json else metric)
-        if metric not in METRICS and not any(metric in point.metrics for point in points):
-            points = known.history(case_id, choice)  # to list the metrics that exist
-        return case_id, points or _none_of(known, suite, store_root)
-
-    case_id, points = index.ask(store_root, question, say)
+    known = summaries.read(store_root, say)
+    case_id = _one_case(known.case_ids(), case, store_root)
+    points = known.history(case_id, choice) or _none_of(known, suite, store_root)
     if metric not in METRICS:
         pivots.require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
     if as_json:
@@ -128,22 +120,6 @@ def history(
         out.print(followed(case_id, metric, points))
     else:
         show(f"no matching runs of {case_id} in {store_root}")
-
-
-@index_app.command()
-def rebuild(
-    as_json: options.JsonOption = False, store_root: options.StoreOption = options.STORE
-) -> None:
-    """Rebuild the index from the run folders; nothing else is read or changed.
-
-    \b
-    harness index rebuild
-    """
-    count = index.rebuild(store_root, say)
-    if as_json:
-        document({"index": str(store_root / index.INDEX), "runs": count})
-    else:
-        show(f"{store_root / index.INDEX}: {plural('run', count)}")
 
 
 @index_app.command()
@@ -211,7 +187,7 @@ def followed(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> Rende
     )
 
 
-def _none_of(known: Index, suite: str, root: Path) -> tuple[()]:
+def _none_of(known: Summaries, suite: str, root: Path) -> tuple[()]:
     """No runs, if a suite of that name exists."""
     names = {h.suite for h in known.runs() if h.suite} | {p.stem for p in suites.available()}
     if suite and suite not in names:

@@ -29,7 +29,7 @@ from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
 from harness.runner.self_test import run_self_test, skipped_self_test
-from harness.store import index, reader
+from harness.store import reader, summaries
 from harness.store import writer as store_writer
 from harness.suite import load as suites
 
@@ -353,8 +353,8 @@ def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.
     any without a device."""
     stored: Sequence[reader.RunHeader] = ()
     if store_root.is_dir():
-        choice = index.RunFilter(suite=suite.name)
-        stored = index.ask(store_root, lambda known: known.runs(choice), say)
+        choice = summaries.RunFilter(suite=suite.name)
+        stored = summaries.read(store_root, say).runs(choice)
     alike = [h for h in stored if h.device == (device or h.device) and not h.problem][-MOST_RUNS:]
     return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
 

@@ -11,7 +11,7 @@ from harness.analysis import overhead
 from harness.analysis.summary import summarise
 from harness.records import COUNTERS, METRICS, CaseSummary, Measurement, Run
 from harness.store import reader, tables
-from harness.store.index import NOT_RUN
+from harness.store.summaries import NOT_RUN
 
 _COLUMNS = [*tables.COLUMNS]
 _OF_PROCESS = ["case_id", *_COLUMNS[_COLUMNS.index("process") : _COLUMNS.index("sample")]]

@@ -60,7 +60,7 @@ class RunHeader:
     problem: str = ""
     """Why the run cannot be read; most other fields are then empty."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
-    """Number of cases with each outcome; only the index fills it in."""
+    """Number of cases with each outcome; only a summary fills it in."""
     full: bool = False
     """See `is_full`."""
 

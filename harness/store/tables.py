@@ -15,7 +15,7 @@ from harness import units
 from harness.errors import HarnessError
 from harness.records import Measurement, Run
 from harness.store import reader
-from harness.store.index import NOT_RUN
+from harness.store.summaries import NOT_RUN
 
 Value = str | int | float | bool | None
 Row = Mapping[str, Value]

@@ -1,4 +1,4 @@
-"""Runs of two cases in a store, and answers of its index."""
+"""Runs of two cases in a store, and the answers of their summaries."""
 
 import json
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Git, Outcome, Run
-from harness.store import index, reader
-from harness.store.index import RunFilter
+from harness.store import reader, summaries
+from harness.store.summaries import RunFilter
 from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
@@ -54,7 +54,7 @@ def silent(text: str) -> None:
 def headers(
     root: Path, runs: RunFilter | None = None, say: Callable[[str], None] = silent
 ) -> tuple[reader.RunHeader, ...]:
-    return index.ask(root, lambda known: known.runs(runs), say)
+    return summaries.read(root, say).runs(runs)
 
 
 def ids(

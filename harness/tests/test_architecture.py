@@ -103,7 +103,7 @@ def sources(prefix: str) -> dict[str, Path]:
 
 
 def module_of(path: Path) -> str:
-    """Dotted name: harness/store/index.py is harness.store.index, a package its folder."""
+    """Dotted name: harness/store/reader.py is harness.store.reader, a package its folder."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

@@ -10,7 +10,7 @@ from harness.git.repository import try_git
 from harness.report.context import written
 from harness.report.markdown import table_cell
 from harness.report.text import plural
-from harness.store import index
+from harness.store import summaries
 from harness.store.reader import RunHeader
 
 START = re.compile(r"<!-- newest reports(?:, and whether (?P<code>\S+) changed)? -->\n")
@@ -41,7 +41,7 @@ def write(directory: Path, store: Path, say: Callable[[str], None]) -> None:
         places = f"`<!-- newest reports, and whether FOLDER changed -->` and `{END}`"
         raise ReportError(f"{readme} has no place for the list", f"Add the lines {places} to it.")
     groups: dict[tuple[str, str], list[_Page]] = {}
-    for page in _pages(directory, index.ask(store, lambda known: known.runs(), say)):
+    for page in _pages(directory, summaries.read(store, say).runs()):
         groups.setdefault((page.run.suite, page.run.device), []).append(page)
     code = start["code"] or ""
     rows = [f"| suite | GPU | report | status |{f' `{code}` since |' if code else ''}"]

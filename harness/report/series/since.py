@@ -35,9 +35,9 @@ from harness.records import (
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name, plural
 from harness.report.verdict_text import limits_text
-from harness.store import index
-from harness.store.index import Index, RunFilter
+from harness.store import summaries
 from harness.store.reader import RunHeader
+from harness.store.summaries import RunFilter
 
 NO_RUN = "none"
 """`harness report --against none`: compare with no run."""
@@ -68,14 +68,10 @@ class Since:
 
 def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
     """The full runs of the same suite in the same store that started before, oldest first."""
-
-    def question(known: Index) -> tuple[RunHeader, ...]:
-        found = known.runs(RunFilter(suite=run.suite.name))
-        began = run.started_at, run.run_id
-        before = [h for h in found if h.full and (h.started_at, h.run_id) < began]
-        return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
-
-    return index.ask(Path(run.folder).parent, question, say)
+    root, began = Path(run.folder).parent, (run.started_at, run.run_id)
+    found = summaries.read(root, say).runs(RunFilter(suite=run.suite.name))
+    before = [h for h in found if h.full and (h.started_at, h.run_id) < began]
+    return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
 
 
 def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verdict) -> Since:

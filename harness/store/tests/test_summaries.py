@@ -1,10 +1,14 @@
-"""Answers of the index, and the commands that show them."""
+"""The summaries of a store follow its runs, and the commands that show them."""
 
 import inspect
+import itertools
 import json
+import math
 import re
 import shlex
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +21,125 @@ from harness.analysis import summary
 from harness.cli import history as history_command
 from harness.cli import main as cli
 from harness.errors import HarnessError
-from harness.records import Outcome
-from harness.store import index, reader
-from harness.store.index import RunFilter
+from harness.records import CaseSummary, Outcome, Run
+from harness.store import reader, summaries
+from harness.store.summaries import RunFilter
+from harness.store.writer import resume
 from harness.tests.fake_runs import H200, case, run, timed
-from harness.tests.indexed import A100, CASE, CASES, dated, ids, record, silent, store
+from harness.tests.indexed import A100, CASE, CASES, dated, headers, ids, record, silent, store
 
 ROOT = Path(__file__).resolve().parents[3]
+
+# --- they follow the runs ------------------------------------------------------------------
+
+
+def test_the_summaries_follow_the_folders(tmp_path: Path) -> None:
+    first, second = record(tmp_path), record(tmp_path, finish=False)
+    assert ids(tmp_path) == sorted([first, second])
+
+    shutil.rmtree(tmp_path / first)
+    writer, _ = resume(tmp_path, second)
+    with writer:
+        writer.finish()
+    copied = "20200101-000000-copied-from-elsewhere-0000"
+    shutil.copytree(tmp_path / second, tmp_path / copied)
+
+    stored = summaries.read(tmp_path, silent)
+    assert [Path(h.folder).name for h in stored.runs()] == [copied, second]
+    assert {h.state for h in stored.runs()} == {"complete"}
+    assert len(stored.history(CASE)) == 2
+    assert ids(tmp_path / "none") == []
+
+
+def test_a_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [record(tmp_path)]
+    before = summaries.read(tmp_path, silent)
+    monkeypatch.setattr(reader, "load", None)
+
+    after = summaries.read(tmp_path, silent)
+
+    assert [h.run_id for h in after.runs()] == made
+    assert (after.runs(), after.history(CASE)) == (before.runs(), before.history(CASE))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "[]", "{}", '{"of": [1, 2, 3], "header": {}, "cases": {}}']
+)
+def test_a_damaged_or_old_summary_is_made_again(tmp_path: Path, text: str) -> None:
+    made = record(tmp_path)
+    before = summaries.read(tmp_path, silent).history(CASE)
+    file = tmp_path / made / summaries.SUMMARY
+    whole = file.read_text()
+    file.write_text(text)
+
+    assert summaries.read(tmp_path, silent).history(CASE) == before
+    assert file.read_text() == whole
+
+
+def test_a_run_that_cannot_be_read_or_summarised_is_listed_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, failing, damaged, not_a_number = (record(tmp_path) for _ in range(4))
+    file = tmp_path / damaged / reader.RUN_FILE
+    file.write_bytes(file.read_bytes().replace(b"\n", b"\n{\n", 1))
+    summarise = summary.summarise
+
+    def fails(run: Run) -> tuple[CaseSummary, ...]:
+        if run.run_id == failing:
+            raise ZeroDivisionError
+        cases = summarise(run)
+        if run.run_id == not_a_number:
+            nan = replace(cases[0].metrics["step_s"], value=math.nan)
+            return (replace(cases[0], metrics={"step_s": nan}),)
+        return cases
+
+    monkeypatch.setattr(summary, "summarise", fails)
+
+    found = {h.run_id: h for h in headers(tmp_path)}
+
+    assert (found[whole].state, found[whole].problem) == ("complete", "")
+    assert {found[i].state for i in (failing, damaged, not_a_number)} == {"unreadable"}
+    assert found[failing].problem.startswith("its summary fails: ZeroDivisionError")
+    assert found[not_a_number].problem.startswith("its summary fails: ValueError")
+    assert found[damaged].problem.startswith(f"{file}:2: ")
+
+
+def test_notes_say_that_many_runs_are_read_and_that_summaries_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "MANY", 2)
+    made = sorted(record(tmp_path) for _ in range(2))
+    for run_id in made:
+        (tmp_path / run_id / summaries.SUMMARY).mkdir()
+    notes: list[str] = []
+
+    assert ids(tmp_path, say=notes.append) == made
+    assert [note.split()[:2] for note in notes] == [["reading", "2"], ["note:", "cannot"]]
+    assert not [*tmp_path.glob(f"*/.{summaries.SUMMARY}*")]
+
+
+def test_runs_can_be_recorded_while_others_ask(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def asked() -> int:
+        last: set[str] = set()
+        for times in itertools.count():
+            if stop.is_set():
+                return times
+            found = set(ids(tmp_path))
+            assert last <= found
+            last = found
+        raise AssertionError
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(asked) for _ in range(2)]
+        recording = [pool.submit(record, tmp_path) for _ in range(8)]
+        made = {one.result() for one in recording}
+        stop.set()
+
+    assert all(one.result() > 0 for one in asking)
+    assert set(ids(tmp_path)) == made
+
 
 # --- answers -----------------------------------------------------------------------------
 
@@ -32,7 +148,7 @@ def test_the_list_agrees_with_the_folders(tmp_path: Path) -> None:
     made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
     made.append(record(tmp_path, finish=False))
 
-    found = index.ask(tmp_path, lambda known: known.runs(), silent)
+    found = summaries.read(tmp_path, silent).runs()
 
     expected = [reader.header_of(reader.load(tmp_path, run_id)) for run_id in sorted(made)]
     assert [replace(h, outcomes={}) for h in found] == expected
@@ -44,7 +160,7 @@ def test_a_history_agrees_with_the_summaries_of_the_runs(tmp_path: Path) -> None
     for commit, step_s in (("a", 0.010), ("b", 0.011)):
         record(tmp_path, commit=commit * 40, step_s=step_s)
 
-    points = index.ask(tmp_path, lambda known: known.history(CASE), silent)
+    points = summaries.read(tmp_path, silent).history(CASE)
 
     assert {p.commit[0] for p in points} == {"a", "b"}
     for p in points:
@@ -52,9 +168,7 @@ def test_a_history_agrees_with_the_summaries_of_the_runs(tmp_path: Path) -> None
         assert p.metrics == expected.metrics
         assert p.outcome == "ok"
         assert p.device_id == H200.uuid
-    one = index.ask(tmp_path, lambda known: known.history(CASE, metric="step_s"), silent)
-    assert [p.metrics for p in one] == [{"step_s": p.metrics["step_s"]} for p in points]
-    last = index.ask(tmp_path, lambda known: known.history(CASE, RunFilter(limit=1)), silent)
+    last = summaries.read(tmp_path, silent).history(CASE, RunFilter(limit=1))
     assert last == points[-1:]
 
 
@@ -93,7 +207,7 @@ def test_a_history_by_outcome(tmp_path: Path) -> None:
 
     def history(outcome: str) -> list[str]:
         choice = RunFilter(outcome=outcome)
-        found = index.ask(tmp_path, lambda known: known.history(other, choice), silent)
+        found = summaries.read(tmp_path, silent).history(other, choice)
         return [p.run_id for p in found]
 
     assert history("crash") == [crashed]
@@ -131,11 +245,11 @@ def test_the_list_shows_the_outcomes_of_cases(tmp_path: Path) -> None:
 def test_rows_are_not_wrapped(tmp_path: Path) -> None:
     made = [record(tmp_path), record(tmp_path, gpu=A100)]
     console = Console(width=90)
-    found = index.ask(tmp_path, lambda known: (known.runs(), known.history(CASE)), silent)
+    stored = summaries.read(tmp_path, silent)
 
     with console.capture() as shown:
-        console.print(history_command.listed(found[0]))
-        console.print(history_command.followed(CASE, "step_s", found[1]))
+        console.print(history_command.listed(stored.runs()))
+        console.print(history_command.followed(CASE, "step_s", stored.history(CASE)))
 
     lines = shown.get().splitlines()
     for run_id in made:
@@ -231,4 +345,4 @@ def test_the_documented_commands_work_on_the_stored_runs(
         answer = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, command, catch_exceptions=False)
         assert answer.exit_code == 0, command
         assert command[0] != "history" or "-h200-" in answer.output, command
-    assert len(shown_commands()) == 5
+    assert len(shown_commands()) == 4
