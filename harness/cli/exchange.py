@@ -16,7 +16,7 @@ from harness.integrations.annotations import annotations
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
 from harness.report.markdown import plain
-from harness.store import reader, tables
+from harness.store import reader
 
 
 class Format(StrEnum):
@@ -73,14 +73,18 @@ def export(
     if form is Format.PARQUET:
         if output is None:
             raise HarnessError("Parquet cannot be printed", "Name a file: --output runs.parquet")
-        tables.to_parquet((reader.load(store_root, s) for s in sources), output)
+        from harness.store import frames  # pandas is slow to import
+
+        frames.to_parquet((reader.load(store_root, s) for s in sources), output)
         return
     _write(_exported(form, sources, bool(verdicts), store_root), output)
 
 
 def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path) -> bytes:
     if form is Format.CSV:
-        return plain(tables.to_csv(reader.load(root, s) for s in sources)).encode()
+        from harness.store import frames  # pandas is slow to import
+
+        return plain(frames.to_csv(reader.load(root, s) for s in sources)).encode()
     (source,) = sources
     if is_verdict:
         return _RENDERERS[form](decode(reader.read_limited(Path(source)), source)).encode()

@@ -129,27 +129,6 @@ def test_a_damaged_line_is_an_error_with_its_number(
         reader.load(tmp_path, "latest")
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({"outcome": "slow"}, id="outcome"),
-        pytest.param({"log": "../../x"}, id="path outside the folder"),
-        pytest.param({"tokens": -1}, id="negative"),
-        pytest.param({"flops": 10**400}, id="beyond a float"),
-        pytest.param({"samples_s": [5e-324]}, id="no time"),
-        pytest.param({"wall_s": 9e99}, id="endless"),
-        pytest.param({"telemetry": [[[]]]}, id="nested"),
-    ],
-)
-def test_an_impossible_value_is_an_error(writer: RunWriter, changed: dict[str, object]) -> None:
-    writer.append(measured(0))
-    _, line = run_file(writer).read_bytes().splitlines()
-    lines.decode(line, "as written")
-
-    with pytest.raises(StoreError, match=r"^place: "):
-        lines.decode(json.dumps(json.loads(line) | changed).encode(), "place")
-
-
 @pytest.mark.parametrize("stop", [None, Stop(budget_s=60.0)])
 def test_a_line_after_the_end_or_a_stop_is_an_error(
     tmp_path: Path, writer: RunWriter, stop: Stop | None

@@ -1,11 +1,9 @@
 """The summaries of a store follow its runs, and the commands that show them."""
 
-import inspect
 import itertools
 import json
 import math
 import re
-import shlex
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -27,8 +25,6 @@ from harness.store.summaries import RunFilter
 from harness.store.writer import resume
 from harness.tests.fake_runs import H200, case, run, timed
 from harness.tests.indexed import A100, CASE, CASES, dated, headers, ids, record, silent, store
-
-ROOT = Path(__file__).resolve().parents[3]
 
 # --- they follow the runs ------------------------------------------------------------------
 
@@ -315,34 +311,3 @@ def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
     store(tmp_path, run([odd], lambda c: timed(c, 0.01)))
 
     assert odd.case_id in output("history", odd.case_id, "--store", str(tmp_path))
-
-
-# --- the commands that the page and `--help` show -----------------------------------------
-
-
-def shown_commands() -> list[list[str]]:
-    """Those of the room's README.md, "What the store holds", and of `harness history --help`."""
-    page = (ROOT / "harness/store/README.md").read_text(encoding="utf-8")
-    section = page.partition("\n## What the store holds\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
-    lines = [*block.splitlines(), *(inspect.getdoc(history_command.history) or "").splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("harness ")]
-
-
-def test_the_documented_commands_work_on_the_stored_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = ROOT / "reports/runs"
-    if not kept.is_dir():
-        pytest.skip("not a checkout: no runs are kept here")
-    for kept_record in (*kept.glob("*smoke*/run.jsonl"), *kept.glob("*train-125m*3411/run.jsonl")):
-        copy = tmp_path / kept_record.relative_to(ROOT)
-        copy.parent.mkdir(parents=True)
-        shutil.copy(kept_record, copy)
-    monkeypatch.chdir(tmp_path)
-
-    for command in shown_commands():
-        answer = CliRunner(env={"COLUMNS": "200"}).invoke(cli.app, command, catch_exceptions=False)
-        assert answer.exit_code == 0, command
-        assert command[0] != "history" or "-h200-" in answer.output, command
-    assert len(shown_commands()) == 4

@@ -6,14 +6,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.records import Git, Measurement, Outcome, Run, Stop
-from harness.store import reader, tables
-from harness.store.tables import COLUMNS
+from harness.store import frames, reader
+from harness.store.frames import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.indexed import store
 
@@ -65,7 +66,7 @@ def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
 ) -> None:
     made = record(tmp_path)
 
-    rows = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
+    rows = [*csv.DictReader(io.StringIO(frames.to_csv([made])))]
 
     assert [*rows[0]] == [*COLUMNS]
     by_case = {c.case_id: [r for r in rows if r["case_id"] == c.case_id] for c in made.suite.cases}
@@ -73,7 +74,7 @@ def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
     assert [r["outcome"] for r in by_case[BROKEN.case_id]] == ["timeout"]
     absent = ("outcome", "process", "detail")
     assert [[r[n] for n in absent] for r in by_case[ABSENT.case_id]] == [["not run", "", ""]]
-    stopped = tables.to_csv([replace(made, stopped=Stop(rule="floor"))])
+    stopped = frames.to_csv([replace(made, stopped=Stop(rule="floor"))])
     (row,) = (r for r in csv.DictReader(io.StringIO(stopped)) if r["case_id"] == ABSENT.case_id)
     assert row["detail"] == "decided by rule “floor”"
     assert by_case[GOOD.case_id][2]["discarded"] == "throttled shared"
@@ -98,14 +99,13 @@ def test_no_text_in_a_table_is_a_formula_or_commands_a_terminal(start: str, tmp_
 
 
 def test_parquet_has_the_rows_of_csv(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("pyarrow")
     made = record(tmp_path)
-    tables.to_parquet([made], tmp_path / "runs.parquet")
+    frames.to_parquet([made], tmp_path / "runs.parquet")
 
-    typed = parquet.read_table(tmp_path / "runs.parquet").to_pylist()
+    typed = pd.read_parquet(tmp_path / "runs.parquet")
 
-    text = [*csv.DictReader(io.StringIO(tables.to_csv([made])))]
-    assert [{k: tables.csv_cell(v) for k, v in row.items()} for row in typed] == text
+    pd.testing.assert_frame_equal(typed, frames.table(made))
 
 
 def test_without_pyarrow_the_error_names_the_package(
