@@ -125,20 +125,17 @@ def create(
     suite: Suite,
     environment: Environment,
     *,
-    started_at: datetime | None = None,
     where: str = "",
 ) -> RunWriter:
     """Start a run in a new folder, and record suite and environment.
 
     Args:
-        started_at: When an imported run was measured; None for a run that starts now.
         where: Takes the place of the device in the id while the device is unknown.
 
     Raises:
         StoreError: The folder cannot be made or written.
     """
-    began = started_at or datetime.now(UTC)
-    began_at = time.monotonic() if started_at is None else None
+    began, began_at = datetime.now(UTC), time.monotonic()
     run_id = _run_id(began, suite.name, where or environment.device_name)
     first_line = lines.encode(
         lines.Started(
