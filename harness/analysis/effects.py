@@ -445,7 +445,7 @@ def stack_of(run: Run, case: Case) -> Stack | None:
 
 
 def kernels_by_range(m: Measurement) -> Mapping[str, float]:
-    """Time of the kernels of a step by range, in seconds; of old runs, of the longest kernels."""
+    """Time of the kernels of a step by range, in seconds; without them, of the longest kernels."""
     found = m.breakdown.kernels_by_range if m.breakdown else {}
     return found or by_range(m.profile.kernels if m.profile else ())
 

@@ -160,7 +160,7 @@ class Rule:
     over: str = "all"
     """For `scaling_exponent`: the whole curve, or its `last_octave`."""
     asked: int = 0
-    """Cases, or pairs, of the whole suite, also of those that a filter left out; 0 in old runs."""
+    """Cases, or pairs, of the whole suite, with those that a filter left out; 0 if unknown."""
 
     @property
     def quantity(self) -> Metric:

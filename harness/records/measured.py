@@ -3,12 +3,8 @@
 Suite -> Case -> Measurement -> Run -> CaseSummary -> Verdict. All are frozen. Every quantity is in
 an SI base unit, named by its suffix (_s, _bytes, _w, _hz); reports alone use other units.
 
-Schema versions
-    1  environment, cases and one line per worker process.
-    2  also counters, profile, breakdown of the step, evidence of failures, discarded samples and
-       the self-test. All are absent from runs of schema 1.
-    3  census is called profile, proof self_test, and the runs of a failure steps.
-    4  also the environments of a run that several GPUs measured, and the card of a measurement.
+A run of another schema is refused. A new field needs a default and no new schema: it is absent
+from records that are stored already. The runs in reports/runs were given the names of schema 4.
 """
 
 import statistics
@@ -254,7 +250,7 @@ class Evidence:
     """The silence that was allowed."""
     working: bool | None = None
     """At a timeout: whether it was seen to work, by steps or output until shortly before, or by the
-    use of a CPU or GPU; None of older records."""
+    use of a CPU or GPU; None if that was not recorded."""
     signal: str = ""
     """Name of the signal that ended it."""
     stderr_tail: str = ""
@@ -263,8 +259,6 @@ class Evidence:
     """The innermost Python frame: `function (file:line)`."""
     activity: tuple[ActivitySample, ...] = ()
     """The samples by which a silence was judged, oldest first."""
-    last_kernel: str = ""
-    """Of some stored runs: whether a kernel was still running, or the last one launched."""
     peak_host_bytes: int | None = None
     """Largest resident memory of the process."""
     peak_device_bytes: int | None = None
@@ -298,7 +292,7 @@ class Measurement:
     host_samples_s: tuple[float, ...] = ()
     """The same steps on the host's clock, synchronised at both ends."""
     samples_at_s: tuple[float, ...] = ()
-    """Start of each sample on the host's clock, in seconds since the launch; empty in schema 1."""
+    """Start of each sample on the host's clock, in seconds since the launch; may be absent."""
     discarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Reason (throttled, shared, clock_dropped) -> indices of the samples taken meanwhile. They
     stay among the samples but enter no estimate."""
@@ -347,7 +341,7 @@ class Measurement:
     log: str = ""
     """Path of the process's output, relative to the run folder."""
     evidence: Evidence | None = None
-    """If the outcome is not OK; None in schema 1."""
+    """If the outcome is not OK and something was kept."""
     card: str = ""
     """Environment.card of the one it was taken in, if several GPUs measured the run."""
 
@@ -405,7 +399,7 @@ class Run:
     ended_at: str = ""
     """Empty if the run is unfinished: in progress, interrupted or crashed."""
     elapsed_s: float | None = None
-    """From start to end by the monotonic clock; None if the run was resumed, and in schema 1."""
+    """From start to end by the monotonic clock; None if the run was resumed."""
     notes: tuple[str, ...] = ()
     """What a reader must know about the record: resumed, last line cut short."""
     self_tests: tuple[SelfTest, ...] = ()
@@ -422,7 +416,7 @@ class Run:
 
     @property
     def self_test(self) -> SelfTest | None:
-        """The last self-test; None in schema 1."""
+        """The last self-test; None without one."""
         return self.self_tests[-1] if self.self_tests else None
 
     def of(self, case_id: str) -> tuple[Measurement, ...]:

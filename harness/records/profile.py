@@ -50,7 +50,7 @@ class Counters:
     differing: tuple[str, ...] = ()
     """Counters with different values in two steps; the first value is kept."""
     series: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Counter in `differing` -> its value in every step; older records have none."""
+    """Counter in `differing` -> its value in every step, if recorded."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Counter -> why it is None."""
     hidden: tuple[str, ...] = ()

@@ -69,7 +69,7 @@ class Program:
     """Ranks of a distributed program: processes of the command, each with a GPU if there are any.
     0: one process, which may start others itself."""
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Axis -> the option of the command that alone carries it; older records do not say."""
+    """Axis -> the option of the command that alone carries it, if recorded."""
     work_axes: tuple[str, ...] = field(default=(), compare=False)
     """Axes from which tokens and FLOPs are computed."""
 

@@ -66,8 +66,6 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
 
 
 def _facts(evidence: Evidence) -> Iterator[str]:
-    if evidence.last_kernel:
-        yield f"last kernel: {evidence.last_kernel}"
     if evidence.frame and not evidence.silent_s:
         yield f"innermost frame: {evidence.frame}"
     yield from map(_origin, evidence.origins)

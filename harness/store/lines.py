@@ -85,14 +85,14 @@ def encode(line: Line) -> bytes:
 
 
 def decode(line: bytes, place: str) -> Line:
-    """The record of one line; old names of keys are read as the new ones.
+    """The record of one line; unknown keys are ignored.
 
     Args:
         line: The JSON, with or without its newline.
         place: `path:number`, for the error.
 
     Raises:
-        StoreError: The line is damaged, or has a later schema.
+        StoreError: The line is damaged, or has another schema.
     """
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
@@ -101,13 +101,13 @@ def decode(line: bytes, place: str) -> Line:
     if not isinstance(fields, dict):
         raise damaged(place, "not a JSON object")
     schema = fields.get("schema", SCHEMA_VERSION)  # only the first line has it
-    if schema not in range(1, SCHEMA_VERSION + 1):
+    if schema != SCHEMA_VERSION:
         raise StoreError(
-            f"{place}: the run has schema {schema}; this harness reads up to {SCHEMA_VERSION}",
-            "Read it with the harness that wrote it, or a later one.",
+            f"{place}: the run has schema {schema!r}; this harness reads schema {SCHEMA_VERSION}",
+            "Read it with a harness of that schema. Its commits: "
+            f"git log -S 'SCHEMA_VERSION = {schema}' -- harness/records/measured.py",
         )
     kind = fields.pop("kind", None)
-    kind = _renamed(kind, fields)
     if kind not in KINDS:
         raise damaged(place, f"unknown kind {kind!r}; known are {', '.join(KINDS)}")
     try:
@@ -116,29 +116,6 @@ def decode(line: bytes, place: str) -> Line:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or kind
         raise damaged(place, f"{field}: {first['msg']}") from None
-
-
-def _renamed(kind: Any, fields: dict[str, Any]) -> Any:
-    """The kind of a line, and its keys, by their names since schema 3."""
-    if kind == "measurement":
-        _rename(fields, "census", "profile")
-        _rename(fields.get("evidence"), "runs", "steps")
-        for phase in _items(fields.get("phases")):
-            if isinstance(phase, dict) and phase.get("name") == "census":
-                phase["name"] = "profile"
-    elif kind == "run" and isinstance(suite := fields.get("suite"), dict):
-        for case in _items(suite.get("cases")):
-            _rename(case.get("settings") if isinstance(case, dict) else None, "census", "profile")
-    return "self_test" if kind == "proof" else kind
-
-
-def _rename(value: Any, old: str, new: str) -> None:
-    if isinstance(value, dict) and old in value:
-        value[new] = value.pop(old)
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def damaged(place: str, problem: str) -> StoreError:

@@ -80,7 +80,7 @@ def load(root: Path, run_id: str | Path) -> Run:
         run_id: An id, a unique prefix of one, `latest`, or the path of a run's folder.
 
     Raises:
-        StoreError: The run is absent or damaged, or has a later schema.
+        StoreError: The run is absent or damaged, or has another schema.
     """
     return read(find(root, run_id))[0]
 
@@ -116,7 +116,7 @@ def header_of(run: Run) -> RunHeader:
 def is_full(run: Run) -> bool:
     """Whether `harness run` measured every case of its suite, with the suite's axes, to the end.
 
-    Old records do not count the cases that a filter left out; their command has the filter.
+    A record need not count the cases that a filter left out; its command has the filter.
     """
     _, what, *options = (*run.environment.command, "", "")
     if what not in ("run", "") or run.suite.left_out or run.stopped or not run.ended_at:

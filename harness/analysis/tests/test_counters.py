@@ -58,7 +58,7 @@ def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
     assert units.cell("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"
     assert counters.estimates([one, counted(1, differing=("dispatched_ops",))]).keys() == {
         "host_syncs"
-    }, "the steps of an older record are unknown"
+    }, "steps that were not recorded are unknown"
 
 
 REQUIRED = PathRule(must=("x",))

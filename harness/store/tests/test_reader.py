@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.records import Measurement, Phase, SelfTest, Stop
+from harness.records import Stop
 from harness.store import lines, reader
 from harness.store.writer import RunWriter, create, resume
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
@@ -153,25 +153,13 @@ def test_a_repeated_line_counts_once_and_is_noted(tmp_path: Path, writer: RunWri
     assert "line 3" in note
 
 
-def test_a_renamed_key_is_read_by_its_new_name(writer: RunWriter) -> None:
-    writer.append(replace(measured(0), phases=(Phase(name="profile", start_s=0.0, end_s=1.0),)))
-    started, process = (json.loads(x) for x in run_file(writer).read_text().splitlines())
-    for case in started["suite"]["cases"]:
-        case["settings"]["census"] = not case["settings"].pop("profile")
-    process["census"] = {"skipped": "why", **(process.pop("profile") or {})}
-    process |= {"outcome": "crash", "samples_s": [], "evidence": {"runs": 7}}
-    process["phases"][0]["name"] = "census"
-    proof = {"kind": "proof", "at": "", "device": "cpu"}
+@pytest.mark.parametrize("schema", [3, 99, "4"])
+def test_a_run_of_another_schema_is_refused(writer: RunWriter, schema: object) -> None:
+    first, *_ = run_file(writer).read_bytes().splitlines()
+    other = json.dumps(json.loads(first) | {"schema": schema}).encode()
 
-    run, m, test = (lines.decode(json.dumps(x).encode(), "") for x in (started, process, proof))
-
-    assert isinstance(run, lines.Started)
-    assert not run.suite.cases[0].settings.profile
-    assert isinstance(m, Measurement)
-    assert m.profile
-    assert m.evidence
-    assert (m.profile.skipped, m.evidence.steps, m.phases[0].name) == ("why", 7, "profile")
-    assert isinstance(test, SelfTest)
+    with pytest.raises(StoreError, match=f"schema {schema!r}; .* reads schema 4\n.*git log -S"):
+        lines.decode(other, "place")
 
 
 # --- names -------------------------------------------------------------------------------

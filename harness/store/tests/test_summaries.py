@@ -140,32 +140,22 @@ def test_runs_can_be_recorded_while_others_ask(tmp_path: Path) -> None:
 # --- answers -----------------------------------------------------------------------------
 
 
-def test_the_list_agrees_with_the_folders(tmp_path: Path) -> None:
-    made = [record(tmp_path, commit=commit * 40) for commit in "abc"]
-    made.append(record(tmp_path, finish=False))
+def test_list_and_history_agree_with_the_records(tmp_path: Path) -> None:
+    made = [record(tmp_path, commit=commit * 40, finish=commit != "b") for commit in "ab"]
 
-    found = summaries.read(tmp_path, silent).runs()
+    stored = summaries.read(tmp_path, silent)
+    found, points = stored.runs(), stored.history(CASE)
 
-    expected = [reader.header_of(reader.load(tmp_path, run_id)) for run_id in sorted(made)]
-    assert [replace(h, outcomes={}) for h in found] == expected
-    assert [h.state for h in found].count("unfinished") == 1
+    runs = [reader.load(tmp_path, run_id) for run_id in sorted(made)]
+    assert [replace(h, outcomes={}) for h in found] == [*map(reader.header_of, runs)]
+    assert sorted(h.state for h in found) == ["complete", "unfinished"]
     assert found[0].outcomes == {"ok": 2}
-
-
-def test_a_history_agrees_with_the_summaries_of_the_runs(tmp_path: Path) -> None:
-    for commit, step_s in (("a", 0.010), ("b", 0.011)):
-        record(tmp_path, commit=commit * 40, step_s=step_s)
-
-    points = summaries.read(tmp_path, silent).history(CASE)
-
-    assert {p.commit[0] for p in points} == {"a", "b"}
     for p in points:
         (expected, _) = summary.summarise(reader.load(tmp_path, p.run_id))
         assert p.metrics == expected.metrics
-        assert p.outcome == "ok"
-        assert p.device_id == H200.uuid
-    last = summaries.read(tmp_path, silent).history(CASE, RunFilter(limit=1))
-    assert last == points[-1:]
+        assert (p.outcome, p.device_id) == ("ok", H200.uuid)
+    assert len(points) == 2
+    assert stored.history(CASE, RunFilter(limit=1)) == points[-1:]
 
 
 def test_a_filter_selects_runs(tmp_path: Path) -> None:
@@ -191,23 +181,8 @@ def test_a_filter_selects_runs(tmp_path: Path) -> None:
 
     for runs, wanted in expected:
         assert set(ids(tmp_path, runs)) == {made[i] for i in wanted}, runs
-
-
-def test_a_history_by_outcome(tmp_path: Path) -> None:
-    crashed = record(tmp_path, broken=Outcome.CRASH)
-    record(tmp_path)
-    lost = record(tmp_path, finish=False)
-    file = tmp_path / lost / reader.RUN_FILE
-    file.write_text(file.read_text().partition("\n")[0] + "\n")
-    other = CASES[1].case_id
-
-    def history(outcome: str) -> list[str]:
-        choice = RunFilter(outcome=outcome)
-        found = summaries.read(tmp_path, silent).history(other, choice)
-        return [p.run_id for p in found]
-
-    assert history("crash") == [crashed]
-    assert history("not run") == [lost]
+    broken = summaries.read(tmp_path, silent).history(CASES[1].case_id, RunFilter(outcome="crash"))
+    assert [p.run_id for p in broken] == [made[2]], "of the case itself"
 
 
 @pytest.mark.parametrize("wrong", [{"outcome": "crashed"}, {"since": "yesterday"}])
