@@ -2,7 +2,7 @@
 # What the nightly workflows run on the GPU runner.
 #
 #   ci/nightly.sh code SUBJECT       the newest commit of code; nothing if a commit SUBJECT names it
-#   ci/nightly.sh measure SUITE...   each suite, its report, and the list of reports
+#   ci/nightly.sh measure SUITE...   each suite, its report, and all reports again with their list
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +26,7 @@ measure() {
         ;;
     esac
   done
-  harness index reports
+  harness report --all
 }
 
 "$@"

@@ -1,4 +1,4 @@
-"""The commands `list`, `show`, `history` and `index`: what is stored, mostly by its summaries."""
+"""The commands `list`, `show` and `history`: what is stored, mostly by its summaries."""
 
 import difflib
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS, Outcome
 from harness.report import pivots
+from harness.report.series.rules import judged_by
 from harness.store import reader, summaries
 from harness.store.reader import RunHeader
 from harness.store.summaries import HistoryPoint, RunFilter, Summaries
@@ -27,12 +28,6 @@ from harness.suite import load as suites
 
 NAMED = 8
 """Most cases that a message names."""
-
-index_app = typer.Typer(
-    name="index",
-    help="The list of the reports.",
-    no_args_is_help=True,
-)
 
 
 def list_(
@@ -120,21 +115,6 @@ def history(
         out.print(followed(case_id, metric, points))
     else:
         show(f"no matching runs of {case_id} in {store_root}")
-
-
-@index_app.command()
-def reports(
-    store_root: options.StoreOption = options.STORE, folder: options.ReportsOption = options.REPORTS
-) -> None:
-    """List the newest report of each suite and GPU in the README of the reports.
-
-    \b
-    harness index reports --store reports/runs
-    """
-    from harness.report.series import newest  # imports matplotlib, which is slow
-
-    newest.write(folder, store_root, say)
-    show(f"{folder / 'README.md'}: the newest reports are listed")
 
 
 def listed(headers: Sequence[RunHeader]) -> Table:
@@ -247,6 +227,6 @@ def show_(
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        pages.conclude(pages.judged_by(rules, runs[0]), None, as_json)
+        pages.conclude(judged_by(rules or "", runs[0]), None, as_json)
     named_axes = options.axes(rows), options.axes(cols)
     show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))

@@ -93,7 +93,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "run": run.run,
         "show": history.show_,
         "report": report.report_,
-        "verify": report.verify,
         "doctor": doctor.doctor_,
         "overhead": run.overhead,
     },
@@ -113,7 +112,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 for panel, commands in _PANELS.items():
     for name, function in commands.items():
         app.command(name, rich_help_panel=panel)(function)
-app.add_typer(history.index_app, rich_help_panel="Stored runs")
 
 
 def main() -> None:

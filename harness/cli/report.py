@@ -1,9 +1,7 @@
-"""The commands `report` and `verify`: dated pages of recorded runs, and whether they still fit."""
+"""The command `report`: dated pages of recorded runs."""
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from difflib import unified_diff
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -21,25 +19,16 @@ from harness.errors import HarnessError
 from harness.records import CaseSummary, Run, Verdict
 from harness.report import text
 from harness.report.series import since
+from harness.report.series.rules import judged_by
 from harness.store import reader
-from harness.suite import load as suites
 
 SHORT_TABLE = 8
 """Cases up to which a run ends with a table of them; the report has every table."""
-SHOWN_LINES = 20
-"""Of the differences between a report and its record."""
-NEWEST, NO_RUN = "newest", since.NO_RUN
-"""What `--against` takes in place of a run."""
+LATEST, NEWEST, NO_RUN = "latest", "newest", since.NO_RUN
+"""What the run and `--against` may be beside ids."""
 
 
-def written(
-    recorded: Run,
-    reports: Path,
-    *,
-    against: str = NEWEST,
-    notes: Path | None = None,
-    author: str = "",
-) -> Path:
+def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
     """The path of a new report.
 
     Args:
@@ -52,14 +41,7 @@ def written(
     if against == NEWEST:
         device = recorded.environment.device_name
         against = next((h.run_id for h in reversed(before) if h.device == device), NO_RUN)
-    if author != " ".join(author.split()) or not author.isprintable():
-        raise HarnessError(f"--author {author!r} is not a name on one line", "Write a name.")
-    beside = context.Beside(
-        against=_compared(recorded, against),
-        notes=_stored(notes, Path(recorded.folder)) if notes else "",
-        author=author,
-    )
-    return context.write(recorded, reports, beside, len(before) + 1)
+    return context.write(recorded, reports, _compared(recorded, against), len(before) + 1)
 
 
 def _compared(recorded: Run, against: str) -> Run | None:
@@ -81,50 +63,8 @@ def _compared(recorded: Run, against: str) -> Run | None:
     return before
 
 
-def _stored(notes: Path, folder: Path) -> str:
-    """The name of a copy of the notes in the run's folder, which is there for `verify`.
-
-    Raises:
-        HarnessError: The notes cannot be read, or the copy cannot be written.
-    """
-    if not notes.is_file() and (folder / notes.name).is_file():
-        return notes.name  # as the command in a report names it
-    try:
-        text = notes.read_text(encoding="utf-8")
-        name = f"notes-{hashlib.sha256(text.encode()).hexdigest()[:8]}.md"
-        (folder / name).write_text(text, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise HarnessError(
-            f"cannot read --notes {notes}, or copy it to {folder}: {why}",
-            "Name a Markdown file; its copy goes to the run's folder.",
-        ) from error
-    return name
-
-
-def judged_by(rules: str | None, recorded: Run) -> Run:
-    """The run with the question, rules and expectations of another suite file."""
-    if rules is None:
-        return recorded
-    suite = suites.load(rules)
-    there = {c.case_id for c in recorded.suite.cases}
-    missing = [c for c in suite.cases if c.case_id not in there]
-    if len(missing) == len(suite.cases):
-        raise HarnessError(
-            f"{suite.path} has no case of {recorded.run_id}, so its rules say nothing about it"
-        )
-    own = (
-        *("question", "parts", "decides_for", "peers", "labels", "axis_names"),
-        *("expectations", "rules", "cost", "suspects"),
-    )
-    taken = {name: getattr(suite, name) for name in own}
-    judged = replace(recorded.suite, left_out=len(missing), **taken)
-    note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
-    return replace(recorded, suite=judged, notes=(*recorded.notes, note), judged_by=suite.path)
-
-
 def report_(
-    run_id: options.RunArgument = "latest",
+    run_id: options.RunArgument = LATEST,
     rules: options.RulesOption = None,
     against: Annotated[
         str,
@@ -134,13 +74,14 @@ def report_(
             "suite on this GPU model.",
         ),
     ] = NEWEST,
-    notes: Annotated[
-        Path | None,
+    every: Annotated[
+        bool,
         typer.Option(
-            metavar="FILE", help="Markdown notes of a person, shown as their own section."
+            "--all",
+            help="Render all reports in the folder again from their records, and the list of the "
+            "newest in its README.md.",
         ),
-    ] = None,
-    author: Annotated[str, typer.Option(metavar="NAME", help="Author that the report names.")] = "",
+    ] = False,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
@@ -149,10 +90,23 @@ def report_(
 
     \b
     harness report latest
-    harness report latest --against 20261121-0730 --notes notes.md --author "A. Name"
+    harness report latest --against 20261121-0730
+    harness report --all    # after a change of words, rules or records
     """
-    recorded = judged_by(rules, reader.load(store_root, run_id))
-    page = written(recorded, reports, against=against, notes=notes, author=author)
+    if every:
+        from harness.report.series import every_page  # imports matplotlib, which is slow
+
+        if rules or against != NEWEST or run_id != LATEST or as_json:
+            raise HarnessError(
+                "--all renders each report as it was made", "Name only --store and --reports."
+            )
+        changed = every_page.write(reports, store_root)
+        for path in changed:
+            show(str(path))
+        show(f"{text.plural('file', len(changed))} changed in {reports}")
+        return
+    recorded = judged_by(rules or "", reader.load(store_root, run_id))
+    page = written(recorded, reports, against=against)
     conclude(recorded, page, as_json)
 
 
@@ -227,48 +181,3 @@ def _conclusion(
             for c in cases
         ],
     }
-
-
-def verify(
-    pages: Annotated[
-        list[Path], typer.Argument(metavar="REPORT...", help="Reports of runs, as Markdown files.")
-    ],
-    store_root: options.StoreOption = options.STORE,
-) -> None:
-    """Render reports again from their records, and show where they differ; figures aside.
-
-    \b
-    harness verify reports/*Report*.md --store reports/runs
-    """
-    from harness.report import context  # imports matplotlib, which is slow
-
-    differ = False
-    for page in pages:
-        try:
-            made = context.written(page.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise HarnessError(
-                f"cannot read {page}: {why}", "Name a page that `harness report` wrote."
-            ) from error
-        if made is None:
-            raise HarnessError(
-                f"{page} does not say from which run it was made",
-                "Name a report that `harness run` or `harness report` has written.",
-            )
-        run, given = reader.load(store_root, made.run_id), made.options.get
-        run = judged_by(given("rules"), run)
-        against, author = given("against", NO_RUN), given("author", "")
-        beside = context.Beside(
-            against=_compared(run, against),
-            notes=given("notes", ""),
-            author=author,
-        )
-        for path, now in context.pages(run, page, made.mark, beside).items():
-            there = path.read_text(encoding="utf-8") if path.is_file() else ""
-            lines = list(unified_diff(there.splitlines(), now.splitlines(), str(path), "now", n=0))
-            differ = differ or bool(lines)
-            show(f"{path}: {'differs' if lines else 'as its record says'}")
-            for line in lines[2 : 2 + SHOWN_LINES]:
-                show(f"  {line}")
-    raise typer.Exit(int(differ))

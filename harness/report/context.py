@@ -1,10 +1,10 @@
 """From a run to the values that the template of its report prints, and to its files."""
 
 import datetime
-import re
+import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -31,7 +31,6 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import Together, diagnose, together
-from harness.errors import ReportError
 from harness.records import (
     CaseSummary,
     Measurement,
@@ -45,7 +44,7 @@ from harness.records import (
 from harness.report import answer, figures, remedies, render, steadiness, tables, text
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
-from harness.report.markdown import code, quoted
+from harness.report.markdown import code
 from harness.report.profile import profile_section, where_table
 from harness.report.series.since import NO_RUN, since
 from harness.store.reader import is_full
@@ -54,28 +53,40 @@ PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
 
+_MADE, _END = "<!-- made from ", " -->"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What a page has beside the record of its run."""
+class Made:
+    """How a page was made: its last line, which no reader sees."""
 
-    against: Run | None = None
-    """The earlier run that it is compared with."""
-    notes: str = ""
-    """Name of the file in the run's folder with a person's notes."""
-    author: str = ""
+    run: str
+    mark: str
+    """The last words of its title: `v2`."""
+    rules: str = ""
+    against: str = ""
 
 
-def write(run: Run, directory: Path, beside: Beside | None = None, version: int = 1) -> Path:
+def made(page: str) -> Made | None:
+    """How a report was made; None if this is not a report of a run."""
+    last = page.rstrip().rpartition("\n")[2]
+    if not last.startswith(_MADE):
+        return None
+    return Made(**json.loads(last.removeprefix(_MADE).removesuffix(_END)))
+
+
+def write(run: Run, directory: Path, against: Run | None = None, version: int = 1) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
 
     Args:
+        against: The earlier run that it is compared with.
         version: Which full run of its suite this is; a page of another run keeps its number.
             Partial runs and studies are named as such.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    values, pictures = build(run, directory, beside)
+    values, pictures = build(run, directory, against)
     drawn = {p.name: p.png() for p in pictures}
 
     def files(name: str, mark: str) -> dict[str, bytes]:
@@ -92,8 +103,8 @@ def write(run: Run, directory: Path, beside: Beside | None = None, version: int 
 
 def _is_taken(page: Path, run: Run) -> bool:
     """Whether a page is there, and of another run."""
-    made = written(page.read_text(encoding="utf-8")) if page.is_file() else None
-    return made is not None and made.run_id != run.run_id
+    how = made(page.read_text(encoding="utf-8")) if page.is_file() else None
+    return how is not None and how.run != run.run_id
 
 
 def _mark(run: Run, version: int) -> str:
@@ -120,8 +131,12 @@ def _texts(
     start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
     links = {p.name: f"{start}-{p.name}.png" for p in pictures}
     appendix = f"{start}-appendix.md"
+    before = values["against"]
+    how = Made(run=run.run_id, mark=mark, rules=run.judged_by, against=str(before))
+    told = json.dumps({name: value for name, value in asdict(how).items() if value})
     printed = {
         **values,
+        "made": f"{_MADE}{told}{_END}",
         "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}",
         "date": day,
         "page": quote(name),
@@ -133,44 +148,25 @@ def _texts(
     return links, {to: render.rendered(template, printed) for to, template in pages.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """What a page says of how it was made."""
-
-    run_id: str
-    mark: str
-    """The last words of its title: `v2`."""
-    options: Mapping[str, str]
-    """Those of `harness report`: rules, against, notes, author."""
-
-
-def written(page: str) -> Written | None:
-    """How a report was made, by its own words; None if this is not a report of a run."""
-    title = re.search(r"^# .* ((?:v|partial |study )[\w.]+)$", page, re.MULTILINE)
-    command = re.search(r"^harness report (.+?)  #", page, re.MULTILINE)
-    if title is None or command is None:
-        return None
-    run_id, *options = shlex.split(command[1])
-    named = {n.removeprefix("--"): v for n, v in zip(options[::2], options[1::2], strict=False)}
-    return Written(run_id=run_id, mark=title[1], options=named)
-
-
-def pages(run: Run, page: Path, mark: str, beside: Beside | None = None) -> dict[Path, str]:
-    """The texts of a report and its appendix, as they would be written now."""
-    values, pictures = build(run, page.parent, beside)
-    texts = _texts(run, values, pictures, page.name, mark)[1]
-    return {page.parent / to: text for to, text in texts.items()}
+def again(
+    run: Run, page: Path, how: Made, against: Run | None = None
+) -> tuple[dict[str, str], dict[str, Picture]]:
+    """The texts of a page and its appendix as they would be written now, and its figures, by their
+    paths below the page's folder."""
+    values, pictures = build(run, page.parent, against)
+    links, texts = _texts(run, values, pictures, page.name, how.mark)
+    return texts, {links[p.name]: p for p in pictures}
 
 
 def build(
-    run: Run, directory: Path, beside: Beside | None = None
+    run: Run, directory: Path, before: Run | None = None
 ) -> tuple[dict[str, object], tuple[Picture, ...]]:
     """The values that the template prints, by name, except those of a version; the figures.
 
     Args:
         directory: Folder of the report; records below it are linked.
+        before: The earlier run that it is compared with.
     """
-    beside = beside or Beside()
     summaries = summarise(run)
     withdrawn = {s.case.case_id for s in summaries if s.withdrawn}
     known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
@@ -196,7 +192,7 @@ def build(
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     briefly, short = answer.brief(shown), text.case_names(suite)
-    changed = since(beside.against, run, summaries, verdict) if beside.against else None
+    changed = since(before, run, summaries, verdict) if before else None
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
     sections = {
@@ -216,10 +212,9 @@ def build(
     fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
     values: dict[str, object] = {
         "run": run,
-        "author": beside.author,
         "since": changed,
-        "notes": _notes(run, beside.notes) if beside.notes else "",
-        "device": text.device(env),
+        "against": before.run_id if before else "",
+        "status": text.status(verdict, env),
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "verdict": verdict,
@@ -277,20 +272,11 @@ def build(
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
-        "commands": _commands(run, beside),
+        "commands": _commands(run, before),
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
     return values, pictures
-
-
-def _notes(run: Run, name: str) -> str:
-    try:
-        return quoted(Path(run.folder, PurePath(name).name).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(
-            f"cannot read the notes on {run.run_id}: {error}", "Give them again: --notes FILE."
-        ) from error
 
 
 def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
@@ -455,7 +441,7 @@ def _section(
     }
 
 
-def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
+def _commands(run: Run, before: Run | None) -> tuple[str, ...]:
     env = run.environment
     lines = [f"git checkout {env.git.commit}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
@@ -466,9 +452,7 @@ def _commands(run: Run, beside: Beside) -> tuple[str, ...]:
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
     options = {
         "--rules": run.judged_by,
-        "--against": beside.against.run_id if beside.against else NO_RUN,
-        "--notes": beside.notes,
-        "--author": beside.author,
+        "--against": before.run_id if before else NO_RUN,
     }
     again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
     lines.append(f"harness report {again}  # this report again, from the stored run")

@@ -62,21 +62,3 @@ def symbol(name: str) -> str:
 def fenced(text: str) -> str:
     """Text for a fenced block, which it cannot close."""
     return plain(text).replace("```", "'''")
-
-
-def quoted(text: str) -> str:
-    """A person's Markdown as a quotation, which ends what the text leaves open: a fence, a list.
-
-    Headings go below those of the page, and HTML outside of code is text.
-    """
-    lines, fence = [], ""
-    for own in plain(text).strip().splitlines():
-        if mark := re.match(r" {0,3}(`{3,}|~{3,})", own):
-            closes = fence and mark[1].startswith(fence) and not own.strip().strip(fence[0])
-            fence = "" if closes else fence or mark[1]
-        elif not fence:
-            parts = _CODE.split(re.sub(r"^ {0,3}#{1,6}(?=\s|$)", "####", own))
-            parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
-            own = "".join(parts)
-        lines.append(f"> {own}".rstrip())
-    return "\n".join(lines)

@@ -27,6 +27,7 @@ from harness.records import (
     Run,
     Stop,
     Suite,
+    Verdict,
 )
 
 Word = Callable[[str], str]
@@ -152,8 +153,10 @@ def outcome_name(outcome: Outcome | None) -> str:
     return "not run" if outcome is None else outcome.value.replace("_", " ")
 
 
-def device(environment: Environment) -> str:
-    return environment.gpu.name if environment.gpu else f"CPU ({environment.cpu})"
+def status(v: Verdict, environment: Environment) -> str:
+    """`CONDITIONAL on NVIDIA H200`; the verdict names the device where it is not the one asked."""
+    device = environment.gpu.name if environment.gpu else f"CPU ({environment.cpu})"
+    return v.said if v.not_measured else f"{v.said} on {device}"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -68,7 +68,7 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_330,
     "harness/bisect": 1_990,
-    "harness/cli": 2_500,
+    "harness/cli": 2_390,
     "harness/executor": 360,
     "harness/gate": 2_630,
     "harness/git": 540,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_540,
     "harness/program": 2_000,
     "harness/records": 1_920,
-    "harness/report": 4_550,
+    "harness/report": 4_580,
     "harness/runner": 2_280,
     "harness/store": 1_160,
     "harness/suite": 2_260,

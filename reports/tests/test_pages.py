@@ -5,19 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.report import judged_by
 from harness.report import context
+from harness.report.context import Made
+from harness.report.series import every_page
+from harness.report.series.rules import judged_by
 from harness.store.reader import load
 from harness.suite import load as suites
-from harness.tests.command_line import harness
 
 ROOT = Path(__file__).parents[2]
 SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
 STORED = sorted(folder.parent.name for folder in STORE.glob("*/run.jsonl"))
 SHOWN = {
-    made.run_id: page
+    made.run: page
     for page in STORE.parent.glob("*.md")
-    if (made := context.written(page.read_text(encoding="utf-8")))
+    if (made := context.made(page.read_text(encoding="utf-8")))
 }
 NEWEST = {re.sub(r"^\d+-\d+-|-[^-]+-[^-]+$", "", run): run for run in STORED}
 RUNS = sorted({*SHOWN, *NEWEST.values()})
@@ -35,19 +36,19 @@ def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
     if shown := SHOWN.get(run.run_id):
         return shown.read_text(encoding="utf-8"), ids
     run = judged_by(run.suite.name, run)
-    to = Path("page.md")
-    return context.pages(run, to, "v1")[to], ids
+    texts, _ = context.again(run, Path("page.md"), Made(run=run.run_id, mark="v1"))
+    return texts["page.md"], ids
 
 
-@pytest.mark.parametrize(
-    "path", sorted(STORE.parent.glob("*Test Engineer Report*.md")), ids=lambda path: path.stem
-)
-def test_a_committed_page_says_what_its_record_says(path: Path) -> None:
-    store = ("--store", str(STORE.relative_to(ROOT)))
+def test_the_committed_pages_are_those_of_their_records() -> None:
+    """Also the list in the README, and no figure is absent or left over."""
+    folder = STORE.parent
 
-    answer = harness("verify", str(path.relative_to(ROOT)), *store, cwd=ROOT)
+    texts, figures = every_page.rendered(folder, STORE)
 
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert [p.name for p, now in texts.items() if p.read_text(encoding="utf-8") != now] == []
+    learning = folder / "figures/2026-11-21-learning-curve.png"
+    assert {*folder.glob("figures/*.png")} == {*figures, learning}
 
 
 def test_the_screen_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:

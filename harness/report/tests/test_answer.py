@@ -451,28 +451,6 @@ def test_one_process_has_a_ratio_without_an_interval() -> None:
     assert section["table"].rows[0][-1].endswith("x slower")
 
 
-def test_a_report_says_how_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`harness verify` reads it, and compares with what it would say now, of which it draws
-    nothing."""
-    from harness.report import context, figures
-
-    recorded = replace(measured(), judged_by="suites/x y.yaml", run_id="r1")
-    page = context.write(recorded, tmp_path)
-    text = page.read_text(encoding="utf-8")
-
-    made = context.written(text)
-    assert made is not None
-    assert (made.run_id, made.mark) == ("r1", "v1")
-    assert context.write(recorded, tmp_path).name.endswith(" v1.1.md"), "the same run again"
-    assert context.write(replace(recorded, run_id="r2"), tmp_path).name.endswith(" v2.md")
-    monkeypatch.delattr(figures.Picture, "png")
-    again = context.pages(recorded, page, made.mark)
-    assert again[page] == text
-    assert len(again) == 2
-    assert all(path.read_text(encoding="utf-8") == now for path, now in again.items())
-    assert context.written("# A page\n") is None
-
-
 def test_the_power_limit_stands_with_its_share_of_the_default() -> None:
     def said(gpu: Gpu) -> str:
         return str(values(replace(measured(), environment=environment(gpu=gpu)))["trust"])

@@ -25,9 +25,7 @@ from harness.records import (
     Stop,
 )
 from harness.report import context
-from harness.report.markdown import quoted
 from harness.store import reader
-from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.indexed import A100, CASES, dated, record, store
 
@@ -52,14 +50,13 @@ def measured(steps: Mapping[str, float | Outcome], *, gpu: Gpu = H200, **changes
 
 
 def section(now: Run, before: Run) -> str:
-    beside = context.Beside(against=before)
-    since: Any = context.build(now, Path("reports"), beside)[0]["since"]
+    since: Any = context.build(now, Path("reports"), before)[0]["since"]
     return "\n".join((since.head, *since.bullets))
 
 
 def screen(now: Run, before: Run) -> str:
     """What the first screen says of the change."""
-    since: Any = context.build(now, Path("reports"), context.Beside(against=before))[0]["since"]
+    since: Any = context.build(now, Path("reports"), before)[0]["since"]
     return str(since.regressed)
 
 
@@ -141,9 +138,7 @@ def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
         steps: dict[str, float | Outcome] = {"x": 0.01, "y": 0.01}
         rules = [Rule(name="loose", metric="step_s", go=1.0)]
         before = measured(steps, rules=rules, run_id="before")
-        built = context.build(
-            measured({**steps, **now}, rules=rules), Path("r"), context.Beside(against=before)
-        )[0]
+        built = context.build(measured({**steps, **now}, rules=rules), Path("r"), before)[0]
         answers: Any = built["answers"]
         return str(built["headline"]), "".join(a for a in answers if "Regressed" in a)
 
@@ -217,25 +212,6 @@ def test_a_run_that_lacks_cases_is_not_full(lacks: dict[str, Any]) -> None:
     assert not reader.is_full(replace(whole, **lacks))
 
 
-def test_a_page_is_verified_against_the_run_that_it_names_also_when_newer_ones_came(
-    tmp_path: Path,
-) -> None:
-    runs = stored(tmp_path)
-    last = (tmp_path / "ids").read_text().split()[-1]
-    notes = tmp_path / "my notes.md"
-    notes.write_text("# Seen\n<b>bold</b>\n```\nnever closed\n")
-
-    page = command.written(reader.load(runs, last), tmp_path, notes=notes, author="A. O'Name")
-    notes.unlink()
-    dated(runs, record(runs), "2026-11-21T04:30:00+00:00")
-
-    verified = harness("verify", str(page), "--store", str(runs), cwd=tmp_path)
-    assert (verified.returncode, verified.stderr) == (0, "")
-    text = page.read_text(encoding="utf-8")
-    assert "**Author**: A. O'Name\n" in text
-    assert "> #### Seen\n> &lt;b>bold&lt;/b>\n> ```\n> never closed\n" in text
-
-
 def test_a_run_that_the_harness_made_for_another_question_is_a_study(tmp_path: Path) -> None:
     asked = run(CASES, lambda c: timed(c, 0.01))
     suite = replace(asked.suite, name="retest-sampling")
@@ -245,35 +221,13 @@ def test_a_run_that_the_harness_made_for_another_question_is_a_study(tmp_path: P
     assert page.stem.endswith("A100 Retest study 3f2a")
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"against": "latest"}, "is the run itself"),
-        ({"notes": Path("absent.md")}, "absent.md"),
-        ({"author": "two\nlines"}, "not a name on one line"),
-    ],
-)
-def test_what_cannot_be_beside_a_page_is_one_message(
-    tmp_path: Path, options: dict[str, Any], said: str
-) -> None:
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
 
-    with pytest.raises(HarnessError, match=said):
-        command.written(reader.load(runs, record(runs)), tmp_path, **options)
+    with pytest.raises(HarnessError, match="is the run itself"):
+        command.written(reader.load(runs, record(runs)), tmp_path, against="latest")
 
     assert list(tmp_path.glob("*.md")) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a `x < y` b < c", "> a `x < y` b &lt; c"),
-        ("~~~\n# code\n~~~\n## after", "> ~~~\n> # code\n> ~~~\n> #### after"),
-        ("one\n\ntwo", "> one\n>\n> two"),
-    ],
-)
-def test_notes_are_quoted(text: str, shown: str) -> None:
-    assert quoted(text) == shown
 
 
 def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
@@ -326,8 +280,7 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
     slow = replace(now, self_tests=tested(7e-6))
 
     def step(now: Run) -> str:
-        beside = context.Beside(against=before)
-        return str(context.build(now, Path("reports"), beside)[0]["next_steps"])
+        return str(context.build(now, Path("reports"), before)[0]["next_steps"])
 
     said, known = screen(now, before), screen(slow, before)
     assert ("though its kernels still take 4.10 ms: the host." in said) is host
@@ -364,7 +317,7 @@ def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(commits: int) -> N
         env=environment(git=Git(commit="1" * 40, branch="main")),
     )
 
-    values = context.build(now, Path("reports"), context.Beside(against=before))[0]
+    values = context.build(now, Path("reports"), before)[0]
 
     steps: Any = values["next_steps"]
     (step,) = [s for s in steps if "bisect" in s]
@@ -382,7 +335,7 @@ def test_code_that_is_not_that_of_a_commit_has_no_bisection(git: Git | None, tur
     before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=first, run_id="before")
     now = run([case], lambda c: timed(c, 0.020, cv=0.001), env=second)
 
-    values = context.build(now, Path("reports"), context.Beside(against=before))[0]
+    values = context.build(now, Path("reports"), before)[0]
 
     assert "Regressed since" in screen(now, before)
     assert "bisect" not in str(values["next_steps"])

@@ -1,0 +1,98 @@
+"""All pages of a folder again, and the list of the newest."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cli import report as command
+from harness.errors import HarnessError
+from harness.report import context
+from harness.report.context import Made
+from harness.report.series import every_page
+from harness.store import reader
+from harness.tests.fake_runs import run, sweep, timed
+from harness.tests.indexed import A100, CASES, dated, record, store
+
+README = f"# Reports\n{every_page.START}old\n{every_page.END}\nkept\n"
+
+
+def test_all_pages_are_those_of_their_records_and_the_newest_are_listed(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    ids = [record(runs, gpu=gpu) if gpu else record(runs) for gpu in (None, None, None, A100)]
+    ids.append(record(runs, finish=False))
+    for hour, run_id in enumerate(ids):
+        dated(runs, run_id, f"2026-11-21T0{hour}:00:00+00:00")
+    named = [ids[1], ids[2], ids[2], ids[3], ids[4]]
+    paths = [command.written(reader.load(runs, run_id), tmp_path) for run_id in named]
+    before = [path.read_text(encoding="utf-8") for path in paths]
+    paths[1].write_text(before[1].replace("measured", "GO"), encoding="utf-8")
+    (tmp_path / "README.md").write_text(README)
+    (appendix, *_) = sorted((tmp_path / "figures").glob("*.md"))
+    appendix.unlink()
+
+    changed = every_page.write(tmp_path, runs)
+
+    assert {path.name for path in changed} == {paths[1].name, appendix.name, "README.md"}
+    assert [path.read_text(encoding="utf-8") for path in paths] == before
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    rows = [[c.strip() for c in r.split("|")[1:-1]] for r in text.splitlines() if r[:3] == "| `"]
+    assert [(r[1][-4:], r[2].partition("]")[0].split()[-1]) for r in rows] == [
+        ("80GB", "v4"),
+        ("H200", "v3.1"),
+        ("H200", ids[4][-4:]),
+    ]
+    assert f"**Status**: {rows[1][3]} | " in before[2]
+    assert rows[1][4] == f"`{'a' * 10}`"
+    assert "old\n" not in text
+    assert text.endswith("kept\n")
+    assert every_page.write(tmp_path, runs) == []
+
+
+def test_a_page_whose_run_is_gone_is_an_error_and_another_page_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    record(runs)
+    (tmp_path / "mine.md").write_text("# Mine\n")
+    assert every_page.write(tmp_path, runs) == []
+
+    (tmp_path / "lost.md").write_text(
+        '# Lost\n\n<!-- made from {"run": "20200101", "mark": "v1"} -->'
+    )
+    with pytest.raises(HarnessError, match="20200101"):
+        every_page.write(tmp_path, runs)
+
+
+def test_the_last_line_of_a_page_says_how_it_was_made() -> None:
+    line = '<!-- made from {"run": "r1", "mark": "v2", "rules": "suites/x y.yaml"} -->'
+
+    assert context.made(f"# A page\n\n{line}\n") == Made(
+        run="r1", mark="v2", rules="suites/x y.yaml"
+    )
+    assert context.made(f"{line}\n# A page\n") is None
+
+
+def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    asked = run(sweep(seq_len=[512, 1024, 2048]), lambda c: timed(c, float(c.axes["seq_len"])))
+    command.written(reader.load(runs, store(runs, asked)), tmp_path)
+    (figure,) = (tmp_path / "figures").glob("*.png")
+    figure.write_bytes(b"of another version of matplotlib")
+    assert every_page.write(tmp_path, runs) == []
+
+    figure.unlink()
+
+    assert every_page.write(tmp_path, runs) == [figure]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_page_of_another_run_keeps_its_number(tmp_path: Path) -> None:
+    asked = run(CASES, lambda c: timed(c, 0.01), run_id="r1")
+
+    names = [
+        context.write(replace(asked, run_id=run_id), tmp_path).stem.split()[-1]
+        for run_id in ("r1", "r1", "r2")
+    ]
+
+    assert names == ["v1", "v1.1", "v2"]
