@@ -31,9 +31,6 @@ from harness.suite.fields import Matching, checked
 from harness.suite.positions import Loc, Problem, nearest, read
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
 
-MAX_BYTES = 2**20
-"""Of a suite or policy; the shipped ones have 6 kB."""
-
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
     """Read, check and expand a suite.
@@ -58,14 +55,10 @@ def text_of(path: Path, shown: Path | str, remedy: str) -> str:
     """The text of a YAML file, which a message calls `shown`.
 
     Raises:
-        SuiteError: It cannot be read, is too long, or is not text.
+        SuiteError: It cannot be read, or is not text.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise SuiteError(shown, f"more than {MAX_BYTES} bytes", "Split the file.")
-        return data.decode()
+        return path.read_bytes().decode()
     except UnicodeDecodeError:
         raise SuiteError(shown, "this is not a text file", remedy) from None
     except OSError as error:
@@ -262,9 +255,6 @@ def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
             yield from sweep.check_match(criteria, (*loc, *key), kept)
     if not cases:
         return  # what else is wrong follows from it
-    if len(cases) > sweep.MAX_CASES:
-        text = f"{len(cases)} cases, but a suite may have at most {sweep.MAX_CASES}"
-        yield Problem(("workloads",), text, "Split the suite.", at_key=True)
     for e, expectation in enumerate(model.expectations):
         yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
     yield from _repeated("verdict", "rules", model.verdict)

@@ -25,8 +25,6 @@ from harness.records import Scalar
 Loc = tuple[str | int, ...]
 """Path of a value: keys and list indices from the root of the file."""
 
-MAX_VALUES = 100_000
-"""Values in one file with aliases expanded: nested aliases could otherwise fill the memory."""
 MAX_SHOWN = 4
 """Problems in an error after the first."""
 
@@ -159,8 +157,6 @@ class _NodeReader:
     def plain(self, node: Node, loc: Loc) -> Any:
         if node in self.open:
             raise self._refuse(node, "an alias contains itself")
-        if len(self.values) >= MAX_VALUES:
-            raise self._refuse(node, f"more than {MAX_VALUES} values with aliases expanded")
         self.values[loc] = _place(node)
         if isinstance(node, ScalarNode):
             return self._scalar(node, loc)

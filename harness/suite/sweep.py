@@ -28,7 +28,7 @@ from harness.suite.schema import (
 SomeForm = TypeVar("SomeForm", bound=SomeModel | AllowModel)
 
 MAX_CASES = 10_000
-"""Cases of one suite before exclusions."""
+"""Cases of one workload before exclusions."""
 MIN_FIT_POINTS = 3
 """Values of an axis that a fit needs to have a residual."""
 
@@ -55,7 +55,7 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
     if not problems:
         points = len(workload.providers) * prod(len(rows) for rows in _dimensions(workload))
         if points > MAX_CASES:
-            text = f"{points} cases, but a suite may have at most {MAX_CASES}"
+            text = f"{points} cases, but a workload may have at most {MAX_CASES}"
             problems.append(Problem((*loc, "axes"), text, "Split it, or zip axes.", at_key=True))
     return problems
 

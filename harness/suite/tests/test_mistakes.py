@@ -155,10 +155,3 @@ def test_an_old_key_is_read_by_its_new_name() -> None:
 @pytest.mark.parametrize("tag", TAGS)
 def test_a_tag_is_refused_and_not_constructed(tag: str) -> None:
     assert error_of(GOOD.replace("Retest", tag, 1)).startswith("x.yaml:2:8: tag ")
-
-
-def test_aliases_cannot_fill_the_memory() -> None:
-    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
-
-    assert "more than 100000 values" in error_of("\n".join(lines))
