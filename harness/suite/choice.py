@@ -64,6 +64,15 @@ class Overrides:
                 raise set_error(" ".join(texts), text, problems[0].remedy)
         return changes
 
+    def cases(self, model: SuiteModel) -> list[Case]:
+        """The cases of the suite with these changes."""
+        found: list[Case] = []
+        for workload in model.workloads:
+            changed = self.apply(workload)
+            made = sweep.combinations(changed, model.measure.given(), self.settings)
+            found += sweep.kept(changed, made)
+        return found
+
     def apply(self, workload: WorkloadModel) -> WorkloadModel:
         """The workload with replaced axes. One value does not make a fixed axis a swept one: the
         case keeps its id."""

@@ -122,18 +122,16 @@ def loads(
     """As `load`, from the text of a file; `path` gives the suite its name."""
     document = read(text, path)
     model = checked(SuiteModel, document)
-    problems = [*_sweep_problems(model)] or [*_rule_problems(model)]
-    if problems:
+    if problems := [*_sweep_problems(model)]:
+        raise document.error(problems)
+    cases, problems = _cases(model)
+    if problems := [*problems, *(_rule_problems(model, cases) if cases else ())]:
         raise document.error(problems)
     free = program.free_metrics(model)
-    changes = Overrides.parse(overrides, model)
-    cases = [
-        case
-        for workload in model.workloads
-        for case in sweep.cases(changes.apply(workload), model.measure.given(), changes.settings)
-    ]
-    if contrary := _contrary(cases):
-        raise set_error(" ".join(overrides), contrary)
+    if overrides:
+        cases = Overrides.parse(overrides, model).cases(model)
+        if contrary := _contrary(cases):
+            raise set_error(" ".join(overrides), contrary)
     whole, parts = (
         (model.question, {})
         if isinstance(model.question, str)
@@ -237,24 +235,29 @@ def _repeated(
             yield Problem((key, i, "name"), f"two {what} are named {name!r}", "Rename one.")
 
 
-def _rule_problems(model: SuiteModel) -> Iterator[Problem]:
-    """Parts of the suite that refer to cases it does not have."""
+def _cases(model: SuiteModel) -> tuple[list[Case], list[Problem]]:
+    """The cases of the file, and the parts of workloads that refer to none of theirs."""
     cases: list[Case] = []
+    problems: list[Problem] = []
     for w, workload in enumerate(model.workloads):
         loc: Loc = ("workloads", w)
-        product = sweep.cases(workload, model.measure.given(), {}, excluded=True)
+        combinations = sweep.combinations(workload, model.measure.given(), {})
         for i, criteria in enumerate(workload.exclude):
-            yield from sweep.check_match(criteria, (*loc, "exclude", i), product)
-        kept = sweep.cases(workload, model.measure.given(), {})
+            problems += sweep.check_match(criteria, (*loc, "exclude", i), combinations)
+        kept = sweep.kept(workload, combinations)
         if not kept:
-            yield Problem((*loc, "exclude"), "every combination is excluded", at_key=True)
+            text = "every combination is excluded"
+            problems.append(Problem((*loc, "exclude"), text, at_key=True))
         cases += kept
-        yield from _measure_problems(workload, loc, kept)
-        yield from program.check_settings(kept, loc)
+        problems += _measure_problems(workload, loc, kept)
+        problems += program.check_settings(kept, loc)
         for key, criteria in _matches(workload):
-            yield from sweep.check_match(criteria, (*loc, *key), kept)
-    if not cases:
-        return  # what else is wrong follows from it
+            problems += sweep.check_match(criteria, (*loc, *key), kept)
+    return cases, problems
+
+
+def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem]:
+    """Parts of the suite that refer to cases it does not have."""
     for e, expectation in enumerate(model.expectations):
         yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
     yield from _repeated("verdict", "rules", model.verdict)

@@ -97,14 +97,10 @@ def _check_zip(workload: WorkloadModel, loc: Loc) -> list[Problem]:
     return problems
 
 
-def cases(
-    workload: WorkloadModel,
-    measure: Mapping[str, Any],
-    overrides: Mapping[str, Any],
-    *,
-    excluded: bool = False,
-) -> tuple[Case, ...]:
-    """The cases of a workload that passed `check`.
+def combinations(
+    workload: WorkloadModel, measure: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> list[Case]:
+    """The cases of a workload that passed `check`, with the excluded ones.
 
     The provider varies slowest, the last axis fastest; zipped axes vary in the place of the first.
 
@@ -112,9 +108,7 @@ def cases(
         workload: One entry of the suite.
         measure: Fields of MeasureSettings from the suite; the workload's own override them.
         overrides: Fields of MeasureSettings that override both.
-        excluded: Whether to include the excluded combinations.
     """
-    exclusions = [] if excluded else [match(m) for m in workload.exclude]
     swept = tuple(name for name, values in workload.axes.items() if isinstance(values, list))
     found = []
     for provider, rows in product(workload.providers, [*product(*_dimensions(workload))]):
@@ -132,19 +126,23 @@ def cases(
             nondeterministic=workload.nondeterministic or "",
         )
         case = replace(case, env={**_env(workload, case), **case.env})
-        case = replace(case, program=program.bind(workload, case))
-        if not any(m.accepts(case) for m in exclusions):
-            settings = MeasureSettings(**{**measure, **_measured(workload, case), **overrides})
-            found.append(
-                replace(
-                    case,
-                    settings=settings,
-                    allow=_allowed(workload, case),
-                    kernels=_path(workload.kernels, case),
-                    operators=_path(workload.operators, case),
-                )
+        found.append(
+            replace(
+                case,
+                program=program.bind(workload, case),
+                settings=MeasureSettings(**{**measure, **_measured(workload, case), **overrides}),
+                allow=_allowed(workload, case),
+                kernels=_path(workload.kernels, case),
+                operators=_path(workload.operators, case),
             )
-    return tuple(found)
+        )
+    return found
+
+
+def kept(workload: WorkloadModel, combinations: Sequence[Case]) -> list[Case]:
+    """The cases that are not excluded."""
+    exclusions = [match(criteria) for criteria in workload.exclude]
+    return [case for case in combinations if not any(m.accepts(case) for m in exclusions)]
 
 
 def _ours(stated: Sequence[SomeForm], case: Case) -> Sequence[SomeForm]:

@@ -80,14 +80,14 @@ MOST_LINES = {
     "harness/report": 4_580,
     "harness/runner": 2_280,
     "harness/store": 1_160,
-    "harness/suite": 2_260,
+    "harness/suite": 2_250,
     "harness/worker": 740,
     "nsa": 13_290,
     "suites": 2_150,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_650, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_600, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
