@@ -91,6 +91,9 @@ def runs(
         compared, few = _times(baseline, candidate, paired, policy, beside)
         why |= few
     summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
+    counted = counting.compare(
+        {i: counting.Counted(baseline=baseline.of(i), candidate=candidate.of(i)) for i in both}
+    )
     cases = [
         _judged(
             baseline,
@@ -98,6 +101,7 @@ def runs(
             summaries[case_id],
             comparison=compared.get(case_id),
             why=why.get(case_id, ""),
+            counted=counted[case_id],
             counters=counters,
             policy=policy,
         )
@@ -252,11 +256,11 @@ def _judged(
     *,
     comparison: Comparison | None,
     why: str,
+    counted: counting.Compared,
     counters: bool,
     policy: Policy,
 ) -> GateCase:
     case_id = summed.case.case_id
-    counted = counting.compare(a.of(case_id), b.of(case_id))
     judged = decide.judge_case(
         decide.CaseEvidence(
             suite=b.suite.path,

@@ -1,19 +1,21 @@
 """The gate by counters per step, compared exactly; it needs no GPU.
 
 Counters have no noise: one process of each side is enough, and any difference comes from the code.
-Of one that varies from step to step, the distributions of both sides are compared.
+Of one that varies from step to step, more processes of both sides are compared.
 A change that intends a difference renews ci/baselines/counters.json. On a CPU the counts depend on
 the version of torch and on nothing else about the machine.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
+from typing import TypeVar
 
+from harness.analysis.comparison import holm
 from harness.analysis.counters import by_step, exact_counters
 from harness.errors import StoreError
 from harness.gate.records import CounterChange, parse
@@ -37,11 +39,16 @@ PROCESSES = 1
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 """Nothing is timed, and waiting threads would only load the machine."""
 ERROR = 0.01
-"""Chance to call two equal distributions different."""
+"""Chance that a gate calls any counter different that varies and has not moved."""
+UNITS = 8
+"""Processes a side of a case with such a counter: with fewer, the test could reject none of 60."""
 SAMPLES = 3
 """Steps before the counted ones: the first is cold, and its length says nothing about theirs."""
 
+Key = TypeVar("Key")
 Counts = Mapping[str, int]
+Steps = Sequence[Sequence[int]]
+"""A counter of each step of each process."""
 Compared = tuple[tuple[CounterChange, ...], Finding]
 """The counters that differ, and what that means."""
 
@@ -151,46 +158,95 @@ def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
     return exact.counts, ""
 
 
-def compare(
-    baseline: Sequence[Measurement],
-    candidate: Sequence[Measurement],
-    accepted: Counts | None = None,
-) -> Compared:
-    """`judge` for measurements of both sides. Counters that vary are judged by their steps, and the
-    worst finding counts."""
-    exact = [exact_counters(side) for side in (baseline, candidate)]
-    names = dict.fromkeys(name for e in exact for name in e.disagreeing)
-    varying = {name: (by_step(baseline, name), by_step(candidate, name)) for name in names}
-    if varying and all(map(all, varying.values())):
-        counts = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
-        found = [_by_distribution(name, *steps) for name, steps in varying.items()]
-        found.append(judge(*counts, source="the baseline"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The measurements of a case on both sides."""
+
+    baseline: Sequence[Measurement]
+    candidate: Sequence[Measurement]
+    accepted: Counts | None = None
+    """Counts that the change itself records, if it does."""
+
+    def varying(self) -> Mapping[str, tuple[Steps, Steps]]:
+        """The counters of which a step differs from another, by step and process of each side."""
+        sides = self.baseline, self.candidate
+        names = dict.fromkeys(n for side in sides for n in exact_counters(side).disagreeing)
+        found = {n: (by_step(sides[0], n), by_step(sides[1], n)) for n in names}
+        return found if all(map(all, found.values())) else {}
+
+
+def undecided(case: Counted) -> bool:
+    """Whether more processes could show that a counter that varies has moved."""
+    return any(not _alike(*steps) for steps in case.varying().values())
+
+
+def compare(cases: Mapping[Key, Counted]) -> dict[Key, Compared]:
+    """Compare all cases of a gate; of each case the worst finding counts.
+
+    A counter that is the same in every step is compared exactly, without any error. One that varies
+    is compared by a rank test of the processes' means, because the steps of one process depend on
+    each other. The p-values are adjusted by Holm over all counters that vary, in all cases: the
+    chance that a gate without a change calls any of them different is at most ERROR.
+    """
+    varying = {key: case.varying() for key, case in cases.items()}
+    tests = {
+        (key, name): _p_value(*steps)
+        for key, of_case in varying.items()
+        for name, steps in of_case.items()
+        if not _alike(*steps)
+    }
+    numbered = dict(enumerate(tests))
+    adjusted = holm({str(i): tests[key] for i, key in numbered.items()})
+    p_values = {key: adjusted[str(i)] for i, key in numbered.items()}
+    answers = {}
+    for key, case in cases.items():
+        found = [
+            _of_varying(name, *steps, p_values.get((key, name)))
+            for name, steps in varying[key].items()
+        ]
+        found.append(_of_exact(case, except_for=varying[key]))
         worst = min(found, key=lambda one: WORST_FIRST.index(one[1].decision))
-        return (*chain(*(changes for changes, _ in found)),), worst[1]
-    (before, no_a), (after, no_b) = counts_of(baseline), counts_of(candidate)
+        answers[key] = (*chain(*(changes for changes, _ in found)),), worst[1]
+    return answers
+
+
+def _of_exact(case: Counted, except_for: Collection[str]) -> Compared:
+    if except_for:
+        exact = [exact_counters(side).counts for side in (case.baseline, case.candidate)]
+        kept = [{n: c for n, c in counts.items() if n not in except_for} for counts in exact]
+        return judge(*kept, source="the baseline")
+    (before, no_a), (after, no_b) = counts_of(case.baseline), counts_of(case.candidate)
     sides = (("baseline", no_a), ("candidate", no_b))
     why = "; ".join(f"{side}: {reason}" for side, reason in sides if reason)
-    return judge(before, after, source="the baseline", why=why, accepted=accepted)
+    return judge(before, after, source="the baseline", why=why, accepted=case.accepted)
 
 
-def _by_distribution(
-    name: str, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]]
-) -> Compared:
-    """Compare a counter that varies: step by step, then by a rank test over all steps."""
+def _alike(before: Steps, after: Steps) -> bool:
+    """Whether every process counted the same, step by step."""
+    return len({tuple(process) for process in (*before, *after)}) == 1
+
+
+def _p_value(before: Steps, after: Steps) -> float:
     from scipy.stats import mannwhitneyu  # slow to import
 
+    means = [[fmean(process) for process in side] for side in (before, after)]
+    return float(mannwhitneyu(*means, method="exact").pvalue)
+
+
+def _of_varying(name: str, before: Steps, after: Steps, p_value: float | None) -> Compared:
+    """What a counter that varies shows; without a p-value it is the same in each step."""
     sides = [[*chain(*processes)] for processes in (before, after)]
     ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in sides]
     text = f"{name} varies by step: {' → '.join(ranges)}"
-    if len({tuple(process) for process in (*before, *after)}) == 1:
+    if p_value is None:
         return (), _finding(Decision.GO, f"{text}; the same in each step")
     one, other = (int(median(values)) for values in sides)
     changes = (CounterChange(name=name, before=one, after=other),)
-    p = float(mannwhitneyu(*sides).pvalue)
-    if p <= ERROR:
-        detail = f"the distributions differ (p={p:.2g})"
+    if p_value <= ERROR:
+        detail = f"the processes' means differ (p = {p_value:.2g})"
         return changes, _finding(Decision.NO_GO, f"{text}; ", detail)
-    reason = f"{text}; no shift of the distributions is shown (p={p:.2g})"
+    count = min(len(before), len(after))
+    reason = f"{text}; {count} processes a side show no shift (p = {p_value:.2g})"
     return changes, _finding(Decision.INCONCLUSIVE, reason)
 
 

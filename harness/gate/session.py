@@ -11,7 +11,7 @@ from harness.gate import compare, counters, decide
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
 from harness.gate.unpaired import FEWEST
-from harness.records import Comparison, Finding, Pair, Run, Thresholds
+from harness.records import Comparison, Finding, Measurement, Pair, Run, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -99,7 +99,7 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench)
         case Mode.COUNTERS:
-            answers = _Answers(counted=_counted(plan))
+            answers = _Answers(counted=_counted(plan, bench))
         case Mode.BASELINE | Mode.ABSOLUTE:
             answers = _Answers()
     bench.finish()
@@ -218,31 +218,40 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
     return _Answers(answers, remarks)
 
 
-def _counted(plan: Plan) -> Mapping[Key, counters.Compared]:
+def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     """Compare counters with those of the baseline commit, or without one with the recorded ones.
 
     With a baseline commit, counts that the change itself records are accepted.
     """
-    candidate = plan.sides[-1]
     kept = counters.load()
     useless = counters.unfit(kept, plan.here)
-    before = counters.of_text(plan.trees.base_counters)
-    answers = {}
-    for task in plan.tasks:
-        key, measured = task.key, candidate.of(task)
-        on_record = kept.counts(*key) if kept and not useless else None
-        if plan.trees.baseline is None:
-            missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
-            after, why = counters.counts_of(measured)
-            source = "the recorded counters"
-            answers[key] = counters.judge(
-                on_record, after, source=source, why=why or useless or missing
-            )
-        elif key not in plan.sides[0].cannot:  # otherwise judged as a new case
-            unchanged = before and on_record == before.counts(*key)
-            accepted = None if unchanged else on_record
-            answers[key] = counters.compare(plan.sides[0].of(task), measured, accepted)
-    return answers
+    recorded = {t.key: kept.counts(*t.key) if kept and not useless else None for t in plan.tasks}
+    candidate = plan.sides[-1]
+    if plan.trees.baseline is None:
+        return {t.key: _by_record(recorded[t.key], candidate.of(t), useless) for t in plan.tasks}
+    before, baseline = counters.of_text(plan.trees.base_counters), plan.sides[0]
+    tasks = [t for t in plan.tasks if t.key not in baseline.cannot]  # those are judged as new
+
+    def sides(task: Task) -> counters.Counted:
+        mine = recorded[task.key]
+        accepted = None if before and mine == before.counts(*task.key) else mine
+        return counters.Counted(
+            baseline=baseline.of(task), candidate=candidate.of(task), accepted=accepted
+        )
+
+    more = range(counters.PROCESSES, counters.UNITS)
+    if varying := [(task, more) for task in tasks if counters.undecided(sides(task))]:
+        bench.rounds(varying, "counters")
+    return counters.compare({task.key: sides(task) for task in tasks})
+
+
+def _by_record(
+    recorded: counters.Counts | None, measured: Sequence[Measurement], useless: str
+) -> counters.Compared:
+    after, why = counters.counts_of(measured)
+    missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
+    source = "the recorded counters"
+    return counters.judge(recorded, after, source=source, why=why or useless or missing)
 
 
 # --- judging -----------------------------------------------------------------------------
