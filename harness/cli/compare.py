@@ -167,7 +167,7 @@ def _measured(request: Request) -> GateVerdict:
 
 
 def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
-    """A gate's policy without its rules and acknowledgements: its suites and numbers."""
+    """A gate's policy without its rules and exemptions: its suites and numbers."""
     if not file.is_file() and not named:
         raise HarnessError(
             f"{file} not found, so no suite is chosen", "Name one: --suite suites/x.yaml"
@@ -179,7 +179,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
         key: [c.model_copy(update={"cases": list(filters)}) if filters else c for c in own or kept]
         for key, kept in (("suites", form.suites), ("counters", form.counters))
     }
-    without = {"stage": "shadow", "absolute": [], "new_cases": "allow"}
+    without = {"stage": "shadow", "absolute": [], "exempt": [], "new_cases": "allow"}
     return Policy(path=str(file), form=form.model_copy(update=chosen | without))
 
 

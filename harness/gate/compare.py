@@ -2,7 +2,7 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy: no absolute limits, no acknowledgements. A
+Both are judged by the gate's rules without a policy: no absolute limits, no exemptions. A
 case of one side only, or one measured in another environment, is undecided.
 """
 
@@ -46,7 +46,7 @@ CARD = "GPU UUID"
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""
 PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[]))
-"""No absolute limits, no acknowledgements, default thresholds."""
+"""No absolute limits, no exemptions, default thresholds."""
 
 
 def runs(
@@ -65,7 +65,7 @@ def runs(
         filters: As of `harness run --filter`.
         counters: Compare counters per step instead of times.
         across: Judge even if the environments differ.
-        policy: Of a gate, whose thresholds and acknowledgements apply.
+        policy: Of a gate, whose thresholds and exemptions apply.
         beside: Number of cases of other suites that the same gate judges.
 
     Raises:

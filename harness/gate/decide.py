@@ -8,14 +8,13 @@ Anything missing or unknown is INCONCLUSIVE, never GO.
 import datetime
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from harness import units
 from harness.analysis import verdict
 from harness.gate import counters
-from harness.gate.policy import ACKNOWLEDGED, Acknowledgement, Policy
+from harness.gate.policy import Policy
 from harness.gate.records import GateCase, LeftOut, Mode, State
 from harness.records import (
     FAILURES,
@@ -119,7 +118,7 @@ def _settled(
     policy: Policy,
     today: datetime.date,
 ) -> GateCase:
-    """The case with its acknowledgements, decided by the worst finding that counts."""
+    """The case with its exemption, decided by the worst finding that counts."""
     found, excuse = _excused(found, case_id, state, policy, today)
     counting = [f for f in found if f.counts]
     worst = min(counting, key=lambda f: WORST_FIRST.index(f.decision), default=None)
@@ -212,47 +211,35 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     return State.UNCOMPARED, [finding]
 
 
-# --- acknowledgements --------------------------------------------------------------------
+# --- exemptions --------------------------------------------------------------------------
 
 
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy, today: datetime.date
 ) -> tuple[list[Finding], str]:
-    """The findings with the acknowledgements applied, and what those say."""
-    applied, over = [], []
-    for place, entry in policy.acknowledged.items():
-        if not entry.covers(case_id):
-            continue
+    """The findings with the exemption of the case applied, and what that says.
+
+    It excuses a comparison that is not GO, and a case that is missing; never a case that failed, or
+    that could not be compared.
+    """
+    entries = (e for e in policy.form.exempt if e.covers(case_id) and not e.expired(today))
+    entry = next(entries, None)
+    if entry is None or state not in (State.COMPARED, State.MISSING):
+        return found, ""
+    whole = state is State.MISSING
+    meant = [f for f in found if f.decision is not Decision.GO]
+    meant = [f for f in meant if whole or f.check in AGAINST.values()]
+    kept = [replace(f, counts=False) if f in meant else f for f in found]
+    return kept, entry.sentence if meant else ""
+
+
+def expired(policy: Policy, today: datetime.date) -> Iterator[Finding]:
+    """A NO-GO for each exemption whose last day is over."""
+    for i, entry in enumerate(policy.form.exempt):
         if entry.expired(today):
-            over.append(expired(place, entry))  # it counts, whatever else excuses the case
-            continue
-        meant: list[Finding] = []
-        match entry.verdict:
-            case "accepted":
-                meant = [
-                    f for f in found if f.check in AGAINST.values() and f.decision is Decision.NO_GO
-                ]
-            case "noise" if state is State.COMPARED:  # a missing comparison is not due to noise
-                meant = [f for f in found if f.check in NOISY]
-            case "missing" if state is State.MISSING:
-                meant = found
-            case "failure" if all(f.decision is Decision.GO for f in found):
-                applied.append(f"expected to fail but passed: remove the entry at {place}")
-            case "failure":
-                meant = found
-        if meant:
-            applied.append(entry.sentence)
-        found = [replace(f, counts=False) if f in meant else f for f in found]
-    return [*found, *over], "; ".join(applied)
-
-
-def expired(place: str, entry: Acknowledgement) -> Finding:
-    return Finding(
-        check="acknowledged",
-        decision=Decision.NO_GO,
-        reason=f"the entry at {place} expired on {entry.expires} ({entry.because}); "
-        "repair the case and remove the entry, or renew it",
-    )
+            reason = f"the exemption at {policy.place('exempt', i)} expired on {entry.expires} "
+            reason += f"({entry.because}); repair the case and remove the entry, or renew it"
+            yield Finding(check="exempt", decision=Decision.NO_GO, reason=reason)
 
 
 def _median(measured: Sequence[Measurement], case: Case) -> float | None:
@@ -320,10 +307,9 @@ def remedies(
     broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
     removed = any(c.state is State.MISSING for c in failed)
     if removed or (mode is Mode.RELATIVE and any(f.check in NOISY for f in broken)):
-        file = PurePosixPath(policy.path).with_name(ACKNOWLEDGED)
         steps.append(
-            f"if this is intended, add an entry to {file}: {{cases: [...], verdict: "
-            f"{'missing' if removed else 'accepted'}, commit:, because:, by:, date:}}"
+            f"if this is intended, add to {policy.path}: "
+            "exempt: [{cases: [...], because: ..., expires: DATE}]"
         )
     if any(f.check in limits for f in broken):
         steps.append(f"if a limit is meant to change, change it in {policy.path}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import CaseRefused, HarnessError, SuiteError
-from harness.gate import counters, policy, policy_suites
+from harness.gate import counters, policy
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
 from harness.gate.records import GateSide, LeftOut, Mode
@@ -142,11 +142,8 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         found = trees.tree.rglob("*") if trees.baseline else ()
         paths = [f.relative_to(trees.tree).as_posix() for f in found]
         policy.check(loaded.document, [*(t.case for t in tasks), *known], paths)
-    applied, notes = policy_suites.acknowledged(
-        loaded, trees.places, trees.repository, trees.baseline, trees.candidate
-    )
     return Plan(
-        policy=replace(loaded, acknowledged=applied),
+        policy=loaded,
         trees=trees,
         suites=suites,
         tasks=tuple(tasks),
@@ -154,10 +151,18 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
         stored=stored,
         findings=(
             *trees.findings,
-            *(noted("acknowledged", n) for n in notes),
+            *_unmatched(loaded, [*(t.case.case_id for t in tasks), *(x.case_id for x in gone)]),
             *_younger(trees, suites),
         ),
     )
+
+
+def _unmatched(loaded: Policy, case_ids: Sequence[str]) -> Iterator[Finding]:
+    """A note for each exemption that covers no case."""
+    for i, entry in enumerate(loaded.form.exempt):
+        if not any(map(entry.covers, case_ids)):
+            reason = f"no case matches the exemption at {loaded.place('exempt', i)}: remove it"
+            yield noted("exempt", reason)
 
 
 def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:

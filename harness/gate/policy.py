@@ -1,4 +1,4 @@
-"""The policy of a gate: its cases, limits and stage, and the acknowledgements beside it.
+"""The policy of a gate: its cases, limits and stage, and the cases that are exempt.
 
 ci/gate.yaml is read like a suite: YAML 1.2 with positions, validated by the models below, which
 also give its JSON Schema. Case patterns are checked against the suites. Every error has its file,
@@ -9,27 +9,24 @@ import datetime
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
 from harness import units
-from harness.errors import SuiteError
 from harness.gate.noise import by_scatter
 from harness.records import METRICS, Case, Rule, Thresholds
 from harness.suite.choice import fits
 from harness.suite.decisions import metric_name
-from harness.suite.fields import COMMIT, Form, Matching, Text, checked, wrong
+from harness.suite.fields import Form, Matching, Text, checked, wrong
 from harness.suite.load import text_of
 from harness.suite.positions import Document, Loc, Problem, read
 from harness.suite.schema import PathModel
 from harness.suite.sweep import check_match, match
 
 DEFAULT = Path("ci/gate.yaml")
-ACKNOWLEDGED = "acknowledged.yaml"
-"""The file of acknowledgements, beside the policy."""
 
 
 # --- the form ----------------------------------------------------------------------------
@@ -138,56 +135,25 @@ class CompareModel(Form):
     """The same against a stored run."""
 
 
-class Acknowledgement(Form):
-    """What a person decided about some cases, for gates of one change or until a date."""
+class Exemption(Form):
+    """Cases whose comparison does not decide the gate, until a date."""
 
     cases: Annotated[list[Text], Field(min_length=1)]
     """Patterns or parts of case ids."""
-    verdict: Annotated[
-        Literal["accepted", "fixed", "noise", "failure", "missing"],
-        BeforeValidator(lambda given: "noise" if given == "noisy" else given),
-    ]
-    """`accepted`: slower is meant. `fixed`: for the record. `noise`: comparisons of times are
-    ignored; counters and limits still count. `failure`: any result is ignored, and a pass is
-    reported. `missing`: the candidate may lack the case."""
     because: Text
-    by: Text | None = None
-    date: Date | None = None
-    """Day of the decision."""
-    commit: Annotated[str, Field(pattern=COMMIT)] | None = None
-    """The change."""
-    expires: Date | None = None
-    """Last day. From the next day on it fails the gate."""
-
-    @model_validator(mode="after")
-    def _sensible(self) -> "Acknowledgement":
-        if (self.commit is None) == (self.expires is None):
-            raise wrong("needs either commit or expires")
-        if (self.commit or self.verdict == "accepted") and not (self.by and self.date):
-            raise wrong("needs by and date: who decided, and when")
-        # A day is allowed for time zones.
-        if self.date and self.date > datetime.date.today() + datetime.timedelta(days=1):
-            raise wrong("is in the future", key="date", remedy="Write the day of the decision.")
-        return self
+    expires: Date
+    """Last day. From the next day on the entry is NO-GO."""
 
     def covers(self, case_id: str) -> bool:
         return any(fits(case_id, pattern) for pattern in self.cases)
 
     def expired(self, today: datetime.date) -> bool:
-        return self.expires is not None and today > self.expires
+        return today > self.expires
 
     @property
     def sentence(self) -> str:
-        """`accepted by Ada on 2026-11-22: safer`."""
-        words = (("by", self.by), ("on", self.date), ("until", self.expires))
-        return " ".join([self.verdict, *(f"{k} {v}" for k, v in words if v)]) + f": {self.because}"
-
-
-class AcknowledgedForm(Form):
-    """The file of acknowledgements."""
-
-    version: Literal[1] = Field(alias="schema")
-    acknowledged: list[Acknowledgement]
+        """`exempt until 2026-12-31: known`."""
+        return f"exempt until {self.expires}: {self.because}"
 
 
 class PolicyForm(Form):
@@ -209,8 +175,8 @@ class PolicyForm(Form):
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""
     absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
-    exemptions: Annotated[list[Acknowledgement], Field(default_factory=list)]
-    """Old place of the entries of acknowledged.yaml, beside the policy."""
+    exempt: Annotated[list[Exemption], Field(default_factory=list)]
+    """Cases whose comparison does not decide, each until a date."""
     paths: Globs | None = None
     """Changed files that trigger the suites without `paths` of their own; every file if absent. As
     in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
@@ -237,8 +203,6 @@ class Policy:
     form: PolicyForm
     document: Document | None = None
     """For the places of errors; None in a comparison of commits, which is not judged by it."""
-    acknowledged: Mapping[str, Acknowledgement] = field(default_factory=dict)
-    """By place, such as `ci/acknowledged.yaml:3:5`; in a plan, those that apply to its change."""
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -282,40 +246,18 @@ def load(path: Path) -> Policy:
     Raises:
         SuiteError: With place, problem and remedy.
     """
-    found = parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
-    beside = path.with_name(ACKNOWLEDGED)
-    if not beside.is_file():
-        return found
-    least = "Remove it, or see harness/gate/README.md for an example."
-    document = read(text_of(beside, beside, "Save it as UTF-8."), beside, least=least)
-    form = checked(AcknowledgedForm, document)
-    placed = _placed(document, "acknowledged", form.acknowledged)
-    seen: dict[tuple[str, str], str] = {}
-    for place, entry in placed.items():
-        for pattern in entry.cases:
-            key = pattern, entry.commit[:7] if entry.commit else entry.verdict
-            if (first := seen.setdefault(key, place)) != place:
-                text = f"{pattern!r} is already acknowledged at {first}"
-                raise SuiteError(place, text, "Remove one of the two.")
-    return replace(found, acknowledged={**found.acknowledged, **placed})
+    return parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
 
 
 def parse(text: str, path: Path) -> Policy:
     """The same for the text of the file, perhaps from another commit."""
     document = read(text, path, least="Write one: harness init.")
-    form = checked(PolicyForm, document)
-    old = _placed(document, "exemptions", form.exemptions)
-    policy = Policy(path=str(path), form=form, document=document, acknowledged=old)
+    policy = Policy(path=str(path), form=checked(PolicyForm, document), document=document)
     try:
         Thresholds(**policy.given)
     except ValueError as error:
         raise document.error([Problem(("compare",), str(error), at_key=True)]) from None
     return policy
-
-
-def _placed(document: Document, key: str, entries: Sequence[Any]) -> dict[str, Acknowledgement]:
-    places = [document.values[key, i] for i, _ in enumerate(entries)]
-    return {f"{document.path}:{p[0]}:{p[1]}": e for p, e in zip(places, entries, strict=True)}
 
 
 def _rule(model: AbsoluteModel, place: str) -> Rule:

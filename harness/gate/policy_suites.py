@@ -1,16 +1,13 @@
 """The suites that a policy chooses, read from the working tree, or from the candidate if only that
-has them: like the policy, a suite may be younger than the commits. And the acknowledgements that
-apply to a change."""
+has them: like the policy, a suite may be younger than the commits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.gate.policy import ACKNOWLEDGED, Acknowledgement, ChosenSuite, Policy
-from harness.gate.records import GateSide
+from harness.gate.policy import ChosenSuite, Policy
 from harness.git import origin
-from harness.git.repository import Repository, try_git
 from harness.records import Case, Suite
 from harness.suite import load as suites
 from harness.suite.choice import passes
@@ -97,48 +94,3 @@ def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:
     """The suite with only the cases that the policy chooses."""
     kept = tuple(case for case in suite.cases if passes(case.case_id, choice.cases))
     return replace(suite, cases=kept)
-
-
-def acknowledged(
-    loaded: Policy,
-    places: Sequence[Path],
-    repository: Repository | None,
-    base: GateSide | None,
-    head: GateSide,
-) -> tuple[dict[str, Acknowledgement], list[str]]:
-    """The acknowledgements that apply to a change, and a sentence for each of its own and for each
-    that matches no case.
-
-    Raises:
-        SuiteError: The repository does not have the commit of one.
-    """
-    judged, span, said = head.commit, "", list[str]()
-    applied: dict[str, Acknowledgement] = {}
-    own = PurePosixPath(loaded.path).with_name(ACKNOWLEDGED).as_posix()
-    choices = (*loaded.form.suites, *loaded.form.counters) if loaded.acknowledged else ()
-    chosen = [(c, [case.case_id for case in require(places, c, loaded).cases]) for c in choices]
-    if repository and base and choices:
-        judged = repository.snapshot() if head.uncommitted else judged
-        span = repository.ask("rev-list", f"{base.commit}..{judged}")
-        if own in repository.changed(base.commit, judged):
-            said.append(f"this change modifies {own}, which excuses cases")
-    for place, entry in loaded.acknowledged.items():
-        mine = [c for c, ids in chosen if any(map(entry.covers, ids))]
-        text, named, since = f"{place}: {', '.join(entry.cases)}: {entry.sentence}", False, None
-        if repository and entry.commit:
-            if try_git(repository.root, "cat-file", "-e", entry.commit + "^{commit}") is None:
-                remedy = "After a rebase or squash, write its new hash: git log --oneline. "
-                remedy += "In a shallow clone, fetch the history: git fetch --unshallow."
-                raise SuiteError(place, f"{entry.commit} is not a commit here", remedy)
-            if named := f"\n{entry.commit}" in f"\n{span}":
-                later = (p for p in repository.changed(entry.commit, judged) if p != own)
-                since = next((p for p in later if loaded.concerned(mine, [p])), None)
-        if entry.expires or (named and since is None):
-            applied[place] = entry
-        if since:
-            text += f"; not applied: {since} has changed since"
-        if lost := not mine and entry.verdict != "missing":
-            text += "; no case of the gate matches: correct or remove the entry"
-        if named or lost:
-            said.append(text)
-    return applied, said

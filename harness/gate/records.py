@@ -87,7 +87,7 @@ class GateCase:
     counters: tuple[CounterChange, ...] = ()
     """Counters that differ, if they were compared."""
     exemption: str = ""
-    """What acknowledgements say of the case: what was decided, by whom, until when and why."""
+    """Why the comparison does not decide the case, and until when."""
     gpu_s: float = 0.0
     """Total duration of the processes of both sides."""
     log: str = ""
@@ -157,7 +157,7 @@ class GateVerdict:
     cases: tuple[GateCase, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """Of the whole: preflight, expired acknowledgements, a change of the policy."""
+    """Of the whole: preflight, expired exemptions, a change of the policy."""
     started_at: str = ""
     ended_at: str = ""
     """ISO 8601, UTC."""

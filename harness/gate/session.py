@@ -53,11 +53,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
     cases = _cases(request, plan, answers) if plan.tasks else []
     cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
-    expired = [
-        decide.expired(place, e)
-        for place, e in plan.policy.acknowledged.items()
-        if e.expired(request.today) and not any(e.covers(c.case_id) for c in cases)
-    ]
+    expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
     return GateVerdict(

@@ -354,7 +354,7 @@ def case_reason(case: GateCase) -> str:
 
 
 def case_sentence(case: GateCase) -> str:
-    """The reason, what is undecided and what was acknowledged."""
+    """The reason, what is undecided and what is exempt."""
     return _explained(case, case.reason)
 
 

@@ -35,8 +35,6 @@ SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 ALIASES: Mapping[tuple[str, str], str] = {
     ("measure", "census"): "profile",
     ("expectations", "floor_share"): "roofline_share",
-    ("exemptions", "expect"): "verdict",
-    ("exemptions", "reason"): "because",
 }
 """(key above, old key) -> the new key, since 0.2."""
 

@@ -276,7 +276,7 @@ SUITE = "toysuites/toys.yaml"
 TWO_CASES = FILES[SUITE].replace("providers: [a]", "providers: [a, b]")
 STALE_POLICY = FILES["ci/gate.yaml"] + (
     "absolute: [{metric: step_s, high: 1.0e-9, source: a floor that nothing reaches}]\n"
-    "exemptions: [{cases: ['*'], expect: noisy, reason: all, expires: 2099-01-01}]\n"
+    "exempt: [{cases: ['*'], because: all, expires: 2099-01-01}]\n"
 )
 
 

@@ -12,7 +12,7 @@ from harness.analysis.summary import summarise
 from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
-from harness.gate.policy import Policy, load, parse
+from harness.gate.policy import Policy, parse
 from harness.gate.records import CounterChange, GateCase, LeftOut, Mode, State, decode, encode
 from harness.records import (
     Change,
@@ -39,10 +39,8 @@ def policy_of(*lines: str, stage: str = "block") -> Policy:
     return parse(text, Path("ci/gate.yaml"))
 
 
-def exempt(expect: str, until: str = "2026-12-31") -> Policy:
-    """By the old keys of a policy."""
-    entry = f"{{cases: ['train/*'], expect: {expect}, reason: known, expires: {until}}}"
-    return policy_of(f"exemptions: [{entry}]")
+def exempt(until: str = "2026-12-31") -> Policy:
+    return policy_of(f"exempt: [{{cases: ['train/*'], because: known, expires: {until}}}]")
 
 
 def floor(value: float, *, gpu: str = "*", provider: str = "nsa") -> str:
@@ -146,11 +144,11 @@ def test_a_case_without_comparison_is_undecided_unless_it_is_new(
 
 def test_a_missing_case_is_undecided_unless_exempted() -> None:
     left = LeftOut(suite="s", case_id=CASE.case_id, reason="it is gone")
-    gone, meant = (decide.judge_gone(left, p, TODAY) for p in (POLICY, exempt("missing")))
+    gone, meant = (decide.judge_gone(left, p, TODAY) for p in (POLICY, exempt()))
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)
-    assert meant.exemption == "missing until 2026-12-31: known"
+    assert meant.exemption == "exempt until 2026-12-31: known"
 
 
 @pytest.mark.parametrize(
@@ -201,101 +199,35 @@ COUNTED = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, source="the base
 
 
 @pytest.mark.parametrize(
-    ("expect", "changes", "decision"),
+    ("changes", "decision", "named"),
     [
-        ("noisy", {"comparison": SLOWER}, GO),
-        ("noisy", {"measured": ended(Outcome.CRASH)}, NO_GO),
-        ("noisy", {"comparison": None, "base": Outcome.CRASH}, OPEN),
-        ("noisy", {"comparison": None, "base": [], "no_comparison": "no baseline"}, OPEN),
-        ("noisy", {"mode": Mode.COUNTERS, "comparison": None, "counted": COUNTED}, NO_GO),
-        ("failure", {"mode": Mode.COUNTERS, "comparison": None, "counted": COUNTED}, GO),
-        ("failure", {"measured": ended(Outcome.CRASH)}, GO),
+        ({}, GO, False),
+        ({"comparison": SLOWER}, GO, True),
+        ({"comparison": replace(SAME, change=Change.UNDECIDED)}, GO, True),
+        ({"mode": Mode.COUNTERS, "comparison": None, "counted": COUNTED}, GO, True),
+        ({"measured": ended(Outcome.CRASH)}, NO_GO, False),
+        ({"comparison": None, "base": Outcome.CRASH}, OPEN, False),
+        ({"comparison": None, "base": [], "no_comparison": "not steady"}, OPEN, False),
     ],
 )
-def test_an_exemption_excuses_what_it_names(
-    expect: str, changes: dict[str, Any], decision: Decision
+def test_an_exemption_excuses_only_what_the_comparison_says(
+    changes: dict[str, Any], decision: Decision, named: bool
 ) -> None:
-    found = judged(policy=exempt(expect), **changes)
+    found = judged(policy=exempt(), **changes)
 
     assert found.decision is decision
-    assert bool(found.exemption) is (decision is GO), "named only where it excuses"
-    assert found.reason.startswith("excused") == (expect == "failure")
+    assert found.exemption == ("exempt until 2026-12-31: known" if named else "")
 
 
-ENTRY = {"cases": "['train/*']", "commit": "ccccccc", "verdict": "accepted", "because": "safer"}
-ENTRY |= {"by": "Ada", "date": "2026-11-20"}
+def test_an_expired_exemption_excuses_nothing_and_is_no_go() -> None:
+    over, last_day = exempt(until="2026-11-20"), exempt(until="2026-11-21")
 
+    (finding,) = decide.expired(over, TODAY)
 
-def acknowledged(folder: Path, *changes: dict[str, Any]) -> Policy:
-    """A policy with acknowledgements beside it."""
-    (folder / "gate.yaml").write_text("schema: 1\nstage: block\nsuites: [{suite: s.yaml}]\n")
-    text = "schema: 1\nacknowledged:\n"
-    for change in changes:
-        entry = {**ENTRY, **change}
-        text += f"  - {{{', '.join(f'{k}: {v}' for k, v in entry.items() if v)}}}\n"
-    (folder / "acknowledged.yaml").write_text(text)
-    return load(folder / "gate.yaml")
-
-
-def test_an_accepted_change_is_no_longer_no_go_and_says_so(tmp_path: Path) -> None:
-    policy = acknowledged(tmp_path, {})
-    beyond = judged(ended(Outcome.CRASH), policy=policy)
-    slower = judged(comparison=SLOWER, policy=policy)
-
-    assert (slower.decision, beyond.decision) == (GO, NO_GO), "only what was compared"
-    assert slower.exemption == "accepted by Ada on 2026-11-20: safer"
-    assert judged(policy=policy).exemption == ""
-    fixed = acknowledged(tmp_path, {"verdict": "fixed"})
-    assert judged(comparison=SLOWER, policy=fixed).decision is NO_GO, "for the record"
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"verdict": "fine"}, "verdict must be"),
-        ({"commit": "HEAD"}, "'HEAD' is not"),
-        ({"commit": None}, "needs either commit or expires"),
-        ({"expires": "2026-12-31"}, "needs either commit or expires"),
-        ({"by": None}, "needs by and date"),
-        ({"who": "Ada"}, "unknown key 'who'"),
-        ({"date": "2999-01-01"}, "is in the future"),
-    ],
-)
-def test_a_wrong_acknowledgement_is_refused_at_its_place(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(HarnessError, match=rf"acknowledged\.yaml:3.*{message}"):
-        acknowledged(tmp_path, changes)
-
-
-def test_one_change_of_a_case_is_acknowledged_once(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"yaml:4:5: .train/\*. is already .*yaml:3:5"):
-        acknowledged(tmp_path, {}, {"commit": "c" * 10, "verdict": "noise"})
-    assert acknowledged(tmp_path, {}, {"commit": "d" * 10})
-
-
-def test_an_unexpected_pass_is_reported() -> None:
-    passing = judged(policy=exempt("failure"))
-
-    assert passing.decision is GO
-    assert passing.exemption == "expected to fail but passed: remove the entry at ci/gate.yaml:4:14"
-
-
-(ANY_FAILURE,) = exempt("failure").acknowledged.values()
-
-
-@pytest.mark.parametrize("expect", ["noisy", "failure"])
-def test_an_expired_exemption_fails_the_case(expect: str) -> None:
-    over = exempt(expect, until="2026-11-20")
-
-    clean, crashed = judged(policy=over), judged(ended(Outcome.CRASH), policy=over)
-
-    assert (clean.decision, crashed.decision) == (NO_GO, NO_GO)
-    assert "at ci/gate.yaml:4:14 expired on 2026-11-20" in clean.reason
-    assert crashed.exemption == ""
-    both = replace(over, acknowledged={**over.acknowledged, "b": ANY_FAILURE})
-    assert judged(ended(Outcome.CRASH), policy=both).decision is NO_GO, "whatever else excuses it"
-    assert judged(policy=exempt(expect, until="2026-11-21")).decision is GO, "its last day"
+    assert judged(comparison=SLOWER, policy=over).decision is NO_GO
+    assert judged(comparison=SLOWER, policy=last_day).decision is GO
+    assert "at ci/gate.yaml:4 expired on 2026-11-20 (known)" in finding.reason
+    assert (finding.decision, list(decide.expired(last_day, TODAY))) == (NO_GO, [])
 
 
 @pytest.mark.parametrize(
