@@ -86,7 +86,6 @@ def compare(
                 base=baseline,
                 head=candidate,
                 given=_policy(policy_file, suite or (), only or ()),
-                every_case=True,
                 store=store_root,
                 command=command(),
                 wait_for_gpu_s=wait_for_gpu,

@@ -35,9 +35,6 @@ def gate(
         typer.Option("--record", help="With --counters: store the counts, to accept a change."),
     ] = False,
     policy_file: options.PolicyOption = policy.DEFAULT,
-    every_case: Annotated[
-        bool, typer.Option("--all", help="Also judge cases that the change does not concern.")
-    ] = False,
     ci: Annotated[
         bool,
         typer.Option("--ci", help="Exit 0 unless the policy's stage blocks this verdict."),
@@ -74,7 +71,6 @@ def gate(
         policy=policy_file,
         base=base,
         head=head,
-        every_case=every_case,
         store=store_root,
         runs=baseline or (),
         command=command(),

@@ -264,9 +264,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
         more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
         return worst, share + "; ".join(decisive[:2]) + more
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
-    text = (
-        f"{_counted(len(cases), 'case')} passed" if cases else "no case was affected by the change"
-    )
+    text = f"{_counted(len(cases), 'case')} passed"
     if faster:
         best = min(faster, key=lambda c: c.ratio)
         text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"

@@ -52,8 +52,6 @@ class Request:
     """The stored runs to compare with, one a suite."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
-    every_case: bool = False
-    """Also measure suites that no changed file concerns."""
     store: Path = store.DEFAULT_ROOT
     command: tuple[str, ...] = ()
     wait_for_gpu_s: float = 0.0
@@ -78,7 +76,6 @@ class Plan:
     rig: Rig | None = None
     sides: tuple[Side, ...] = ()
     """The baseline first, if there is one; empty if there is nothing to measure."""
-    left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     began: str = ""
     say: Say = lambda _: None
@@ -111,8 +108,6 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         loaded = replace(policy.load(request.policy), path=_from_root(request.policy, root))
     trees = _trees(request, repository, root, loaded, held)
     plan = _chosen(request, loaded, trees)
-    if trees.baseline and not request.every_case:
-        plan = _concerned(plan, request.mode)
     if plan.tasks:
         plan = _on_machine(request, plan, held, say)
     return replace(plan, began=began, say=say)
@@ -136,12 +131,10 @@ def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
     tasks = [Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases]
     if loaded.document is not None:
-        # Every case and file that the policy names must exist, also those of the other mode.
+        # Every case that the policy names must exist, also those of the other mode.
         others = loaded.form.suites if asked is loaded.form.counters else loaded.form.counters
         known = [case for c in others for case in require(trees.places, c, loaded).cases]
-        found = trees.tree.rglob("*") if trees.baseline else ()
-        paths = [f.relative_to(trees.tree).as_posix() for f in found]
-        policy.check(loaded.document, [*(t.case for t in tasks), *known], paths)
+        policy.check(loaded.document, [*(t.case for t in tasks), *known])
     return Plan(
         policy=loaded,
         trees=trees,
@@ -178,21 +171,6 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
 
 
-def _concerned(plan: Plan, mode: Mode) -> Plan:
-    """The plan with only the suites that a changed file concerns."""
-    kept = plan.policy.concerned(_choices(plan.policy, mode), plan.trees.changed)
-    reason = f"no changed file matches the paths of its suite in {plan.policy.path}"
-    return replace(
-        plan,
-        tasks=tuple(t for t in plan.tasks if t.suite in kept),
-        left_out=tuple(
-            LeftOut(case_id=t.case.case_id, suite=t.suite, reason=reason)
-            for t in plan.tasks
-            if t.suite not in kept
-        ),
-    )
-
-
 def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan:
     """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
     counting = request.mode is Mode.COUNTERS
@@ -224,7 +202,6 @@ class Trees:
     baseline: GateSide | None = None
     folders: tuple[Path, ...]
     """The baseline's first, if there is one."""
-    changed: tuple[str, ...] = ()
     base_counters: str | None = None
     """The baseline's file of recorded counters."""
     base_policy: str | None = None
@@ -285,7 +262,6 @@ def _trees(
         trees,
         baseline=GateSide(ref=request.base, commit=base),
         folders=folders,
-        changed=repository.changed(base, judged),
         base_counters=repository.text(base, _from_root(counters.FILE, root)),
         base_policy=before if request.given is None else None,
     )

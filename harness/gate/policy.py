@@ -7,8 +7,7 @@ line and column.
 
 import datetime
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -22,7 +21,7 @@ from harness.suite.choice import fits
 from harness.suite.decisions import metric_name
 from harness.suite.fields import Form, Matching, Text, checked, wrong
 from harness.suite.load import text_of
-from harness.suite.positions import Document, Loc, Problem, read
+from harness.suite.positions import Document, Problem, read
 from harness.suite.schema import PathModel
 from harness.suite.sweep import check_match, match
 
@@ -47,25 +46,8 @@ def _date(text: Any) -> datetime.date:
         raise wrong(f"must be a date, not {text!r}", remedy="Write it as 2026-12-31.") from None
 
 
-def _globs(patterns: list[str]) -> list[str]:
-    for pattern in patterns:
-        if special := re.search(r"[][?+{}\\]", pattern):
-            remedy = "Use *, ** and a leading !."
-            raise wrong(f"{pattern!r} contains {special[0]!r}", remedy=remedy)
-    if all(pattern.startswith("!") for pattern in patterns):
-        raise wrong("only excludes files", remedy='Begin with "**", which includes every file.')
-    return patterns
-
-
-def _fits_glob(path: str, glob: str) -> bool:
-    parts = re.split(r"(\*\*/|\*\*|\*)", glob)
-    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
-    return re.fullmatch("".join(wild.get(p, re.escape(p)) for p in parts), path) is not None
-
-
 Inside = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
 Date = Annotated[datetime.date, PlainValidator(_date, json_schema_input_type=str)]
-Globs = Annotated[list[Text], Field(min_length=1), AfterValidator(_globs)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -76,8 +58,6 @@ class ChosenSuite(Form):
     """Path of the suite file from the root of the repository."""
     cases: list[Text] = Field(default_factory=list)
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
-    paths: Globs | None = None
-    """Changed files that trigger these cases; the policy's `paths` if absent."""
 
 
 class AbsoluteModel(Form):
@@ -177,10 +157,6 @@ class PolicyForm(Form):
     compare: CompareModel = CompareModel()
     exempt: Annotated[list[Exemption], Field(default_factory=list)]
     """Cases whose comparison does not decide, each until a date."""
-    paths: Globs | None = None
-    """Changed files that trigger the suites without `paths` of their own; every file if absent. As
-    in GitHub Actions: `*` stays within a folder, `**` crosses folders, `!` excludes, and the last
-    pattern that matches decides. A suite's own file and the policy always trigger it."""
 
     @model_validator(mode="after")
     def _once(self) -> "PolicyForm":
@@ -225,20 +201,6 @@ class Policy:
         """Such as `ci/gate.yaml:12`."""
         return f"{self.path}:{self.document.values[loc][0]}" if self.document else self.path
 
-    def concerned(self, choices: Sequence[ChosenSuite], changed: Sequence[str]) -> Sequence[str]:
-        """The suites that changed files trigger; a change of this policy triggers all."""
-        return [
-            c.suite
-            for c in choices
-            if self.path in changed or any(self._triggers(path, c) for path in changed)
-        ]
-
-    def _triggers(self, path: str, choice: ChosenSuite) -> bool:
-        """Whether a changed file triggers a suite; the last pattern that matches decides."""
-        globs = choice.paths or self.form.paths or ["**"]
-        fitting = [glob for glob in globs if _fits_glob(path, glob.removeprefix("!"))]
-        return path == choice.suite or bool(fitting and not fitting[-1].startswith("!"))
-
 
 def load(path: Path) -> Policy:
     """Read a policy.
@@ -276,31 +238,14 @@ def _rule(model: AbsoluteModel, place: str) -> Rule:
     )
 
 
-def check(document: Document, cases: Sequence[Case], files: Sequence[str] = ()) -> None:
-    """Check that the cases and files in a policy exist.
-
-    Args:
-        cases: All cases that it chooses.
-        files: Paths of the candidate's files; empty if no change is judged.
+def check(document: Document, cases: Sequence[Case]) -> None:
+    """Check that a policy's limits match some of these cases, which are all that it chooses.
 
     Raises:
-        SuiteError: A line has no effect: no case or file matches it.
+        SuiteError: A line has no effect, because no case matches it.
     """
     problems = []
     for i, rule in enumerate(document.data.get("absolute", ())):
         problems += check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
-    if problems := problems + [*_stale_globs(document.data, files)] * bool(files):
+    if problems:
         raise document.error(problems)
-
-
-def _stale_globs(data: Any, files: Sequence[str]) -> Iterator[Problem]:
-    """Patterns that match no file: with a misspelt one the gate would measure nothing."""
-    places: list[tuple[Loc, Any]] = [((), data)]
-    for key in ("suites", "counters"):
-        places += [((key, i), choice) for i, choice in enumerate(data.get(key, ()))]
-    for loc, entry in places:
-        for j, glob in enumerate(entry.get("paths", ())):
-            if not glob.startswith("!") and not any(_fits_glob(file, glob) for file in files):
-                text = f"no file of the candidate matches {glob!r}"
-                remedy = "Patterns start at the root of the repository."
-                yield Problem((*loc, "paths", j), text, remedy)

@@ -67,7 +67,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         baseline=_with_runs(plan.trees.baseline, plan.sides[:-1]) if plan.trees.baseline else None,
         device=plan.here.device_name if plan.sides else "",
         cases=tuple(cases),
-        left_out=plan.left_out,
         findings=findings,
         started_at=plan.began,
         ended_at=now(),

@@ -136,11 +136,6 @@ class Repository:
             )
         return found.strip()
 
-    def changed(self, base: str, head: str) -> tuple[str, ...]:
-        """Paths from the root that differ; a moved file gives its old and its new path."""
-        names = self.ask("diff", "--name-only", "--no-renames", "--no-ext-diff", "-z", base, head)
-        return tuple(name for name in names.split("\0") if name)
-
     def text(self, commit: str, path: str) -> str | None:
         """The content of a file in a commit; None if the commit does not contain it."""
         return try_git(self.root, "show", f"{commit}:{path}")

@@ -297,7 +297,6 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
         suites=suite,
         **({"counters": suite} if counted else {}),
         **({} if here.gpu else {"compare": ON_CPU}),
-        paths=["**", "!**/*.md"],
         absolute=absolute,
     )
 

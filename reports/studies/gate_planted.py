@@ -198,9 +198,7 @@ class Scratch:
         before = Path.cwd()
         os.chdir(self.folder)
         try:
-            request = Request(
-                mode=Mode.RELATIVE, base="main", head=head, every_case=True, self_test=proof
-            )
+            request = Request(mode=Mode.RELATIVE, base="main", head=head, self_test=proof)
             return carry_out(request, Quiet(), _tell)
         finally:
             os.chdir(before)

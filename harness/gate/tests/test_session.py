@@ -172,19 +172,6 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     assert first == (["main", "change"] * len(first))[: len(first)], "they alternate their order"
 
 
-def test_a_suite_without_changes_is_not_measured(tmp_path: Path) -> None:
-    folder = repository(
-        tmp_path / "toys", {**tree("same"), "ci/gate.yaml": TOYS_POLICY + 'paths: ["toy/**"]\n'}
-    )
-    commit(folder, {"README.md": "words"}, branch="change")
-
-    verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")
-
-    assert (verdict.decision, verdict.cases) == (GO, ())
-    assert [x.case_id for x in verdict.left_out] == [case_id("same")]
-    assert not (folder / "reports/runs").exists()
-
-
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
@@ -325,7 +312,7 @@ def test_a_case_that_is_not_measured_any_more_is_missing(
     )
 
     write(folder, {"ci/gate.yaml": narrow})
-    by_policy = judge(folder, mode=Mode.COUNTERS, base="HEAD", every_case=True)
+    by_policy = judge(folder, mode=Mode.COUNTERS, base="HEAD")
     on_record = judge(folder, mode=Mode.COUNTERS)
     whys = [of(v, "slow") for v in (by_policy, on_record)]
     assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 2
@@ -350,7 +337,7 @@ def test_code_from_outside_both_trees_is_refused(
     write(folder, {"src/kern/ops.py": kernel(SYNC)})
     monkeypatch.syspath_prepend(str(folder / "src"))
 
-    verdict = judge(folder, mode=Mode.COUNTERS, base="HEAD", every_case=True)
+    verdict = judge(folder, mode=Mode.COUNTERS, base="HEAD")
 
     case = of(verdict, "same")
     assert (case.decision, case.state) == (NO_GO, found), case
@@ -421,7 +408,7 @@ def test_an_interrupted_gate_removes_its_worktrees(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interleave, "run_one", run_one)
-    words = ("--base", "main", "--head", "HEAD", "--all", "--no-self-test")
+    words = ("--base", "main", "--head", "HEAD", "--no-self-test")
     gate = harness("gate", *words, cwd=folder)
 
     assert gate.returncode == 3
