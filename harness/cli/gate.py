@@ -52,7 +52,7 @@ def gate(
     \b
     harness gate --base origin/main    # candidate and merge base, interleaved processes
     harness gate --baseline RUN        # against a stored run
-    harness gate                       # only the policy's absolute limits
+    harness gate                       # against the runs that the policy names
     harness gate --counters            # exact counts per step, on any machine
     harness gate --counters --record   # store them; commit ci/baselines/counters.json
 
@@ -65,7 +65,7 @@ def gate(
         )
     if record and (base or not counters):
         raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
-    mode = Mode.RELATIVE if base else Mode.BASELINE if baseline else Mode.ABSOLUTE
+    mode = Mode.RELATIVE if base else Mode.BASELINE
     request = Request(
         mode=Mode.COUNTERS if counters else mode,
         policy=policy_file,

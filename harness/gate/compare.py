@@ -2,7 +2,7 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy: no absolute limits, no exemptions. A
+Both are judged by the gate's rules without a policy, so no case is exempt. A
 case of one side only, or one measured in another environment, is undecided.
 """
 
@@ -46,7 +46,7 @@ CARD = "GPU UUID"
 ENVIRONMENT = "environment"
 """The check that leaves a comparison across environments undecided."""
 PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[]))
-"""No absolute limits, no exemptions, default thresholds."""
+"""No exemptions, default thresholds."""
 
 
 def runs(
@@ -274,7 +274,6 @@ def _judged(
             counted=counted if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
             policy=policy,
-            environment=b.environment,
             today=datetime.date.today(),
         )
     )

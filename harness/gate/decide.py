@@ -1,7 +1,7 @@
 """From measurements to a verdict. Pure: records in, records out.
 
-Each case gets one finding per check, in this order: it ran correctly; the policy's absolute limits;
-the comparison. The worst finding that counts decides the case, and the worst case decides the gate.
+Each case gets one finding per check, in this order: it ran correctly; the comparison. The worst
+finding that counts decides the case, and the worst case decides the gate.
 Anything missing or unknown is INCONCLUSIVE, never GO.
 """
 
@@ -24,12 +24,10 @@ from harness.records import (
     Change,
     Comparison,
     Decision,
-    Environment,
     Fact,
     Finding,
     Measurement,
     Outcome,
-    gpu_matches,
 )
 
 AGAINST = {
@@ -56,7 +54,6 @@ class CaseEvidence:
 
     mode: Mode
     policy: Policy
-    environment: Environment
     today: datetime.date
     suite: str
     case: Case
@@ -83,7 +80,6 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         found = _ran(evidence, evidence.summary)
         state = State.FAILED
         if evidence.summary.outcome is Outcome.OK:
-            found += _absolute(evidence, evidence.summary)
             state, compared = _compared(evidence)
             found += compared
     judged = _settled(evidence.suite, case_id, state, found, evidence.policy, evidence.today)
@@ -163,28 +159,7 @@ def _with_sentence(found: Finding, check: str) -> Finding:
     return replace(found, check=check, reason=units.finding_sentence(found))
 
 
-def _absolute(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
-    """Findings of the policy's absolute limits; none in counters mode."""
-    device, mode = evidence.environment.device_name, evidence.mode
-    rules = [
-        rule
-        for rule in evidence.policy.rules
-        if mode is not Mode.COUNTERS and gpu_matches(rule.gpu, device)
-        if rule.match.accepts(summary.case)
-    ]
-    if not rules and mode is Mode.ABSOLUTE:
-        unknown = f"the policy sets no absolute limit for this case on {device}"
-        return [Finding(check="absolute", decision=Decision.INCONCLUSIVE, reason=unknown)]
-    found = [_with_sentence(verdict.judge_case(rule, summary), rule.name) for rule in rules]
-    return [
-        f if f.decision is Decision.GO else replace(f, reason=f"{f.reason}; {f.check}")
-        for f in found
-    ]
-
-
 def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
-    if evidence.mode is Mode.ABSOLUTE:
-        return State.UNCOMPARED, []
     check = AGAINST[evidence.mode]
     if evidence.counted is not None:
         finding = evidence.counted[1]
@@ -301,7 +276,6 @@ def remedies(
     if mode is Mode.RELATIVE and slower:
         case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
         steps.append(f"to find the commit: harness bisect {case} --good BASE --bad HEAD")
-    limits = {rule.name for rule in policy.rules}
     broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
     removed = any(c.state is State.MISSING for c in failed)
     if removed or (mode is Mode.RELATIVE and any(f.check in NOISY for f in broken)):
@@ -309,17 +283,10 @@ def remedies(
             f"if this is intended, add to {policy.path}: "
             "exempt: [{cases: [...], because: ..., expires: DATE}]"
         )
-    if any(f.check in limits for f in broken):
-        steps.append(f"if a limit is meant to change, change it in {policy.path}")
     if mode is Mode.COUNTERS and any(c.counters for c in failed):
         steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
         steps.append("to compare with a commit instead: harness gate --counters --base REF")
-    if mode is Mode.ABSOLUTE and any(f.check == "absolute" for c in cases for f in c.findings):
-        steps.append(
-            f"set limits under `absolute` in {policy.path}, or compare with a commit: "
-            "harness gate --base REF"
-        )
     return steps
 
 

@@ -18,22 +18,18 @@ from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.git.worktrees import checked_out
 from harness.machine import doctor, environment, requirements
 from harness.records import (
-    METRICS,
     Case,
     Decision,
     Environment,
     Finding,
     Grade,
-    PathRule,
     Run,
     Suite,
-    gpu_matches,
 )
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig
 from harness.store import reader as store
 from harness.store.writer import now
-from harness.suite.sweep import match
 
 Say = Callable[[str], None]
 
@@ -68,17 +64,16 @@ class Plan:
     trees: "Trees"
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
+    stored: Mapping[str, Run]
+    """Suite -> the stored run to compare with."""
     tasks: tuple[Task, ...]
     gone: tuple[LeftOut, ...]
     """Cases of the baseline, or on record, that are not measured."""
-    stored: Mapping[str, Run] = field(default_factory=dict)
-    """Suite -> the stored run to compare with."""
-    rig: Rig | None = None
-    sides: tuple[Side, ...] = ()
-    """The baseline first, if there is one; empty if there is nothing to measure."""
-    findings: tuple[Finding, ...] = ()
-    began: str = ""
-    say: Say = lambda _: None
+    rig: Rig
+    sides: tuple[Side, ...]
+    """The baseline first, if there is one."""
+    findings: tuple[Finding, ...]
+    began: str
 
     @property
     def here(self) -> Environment:
@@ -100,58 +95,80 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     Raises:
         HarnessError: The request cannot be carried out.
     """
-    began = now()
+    began, counting = now(), request.mode is Mode.COUNTERS
     repository = _repository(request)
     root = repository.root if repository else Path.cwd()
     loaded = request.given
     if loaded is None:
         loaded = replace(policy.load(request.policy), path=_from_root(request.policy, root))
     trees = _trees(request, repository, root, loaded, held)
-    plan = _chosen(request, loaded, trees)
-    if plan.tasks:
-        plan = _on_machine(request, plan, held, say)
-    return replace(plan, began=began, say=say)
+    suites, stored = _chosen(request, loaded, trees)
+    kept = counters.load() if counting else None
+    gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
+    rig = Rig(_device(suites, loaded), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
+    held.enter_context(rig)
+    sides = _sides(request, loaded, trees, suites, rig)
+    here = sides[-1].environment
+    for suite in suites.values():
+        remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
+        requirements.require(suite, here, remedy)
+    home = sides[-1].roots[0]
+    why = () if counting else unfitness(here, store=request.store, home=home)
+    findings = (
+        *trees.findings,
+        *_unmatched(loaded, suites, gone),
+        *_younger(trees, suites),
+        *map(unfit, why),
+    )
+    plan = Plan(
+        policy=loaded,
+        trees=trees,
+        suites=suites,
+        stored=stored,
+        tasks=tuple(
+            Task(
+                suite=path,
+                case=counters.without_times(case) if counting else case,
+                attest=bool(case.kernels or case.operators),
+            )
+            for path, suite in suites.items()
+            for case in suite.cases
+        ),
+        gone=gone,
+        rig=rig,
+        sides=sides,
+        findings=findings,
+        began=began,
+    )
+    if plan.sound:
+        _preflight(plan)
+    return plan
 
 
-def _chosen(request: Request, loaded: Policy, trees: "Trees") -> Plan:
-    """The suites that the policy chooses, and the cases that are gone from them."""
+def _chosen(
+    request: Request, loaded: Policy, trees: "Trees"
+) -> tuple[dict[str, Suite], dict[str, Run]]:
+    """The suites that are judged, and the stored runs to compare them with."""
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(
             loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
         )
-    kept = counters.load() if request.mode is Mode.COUNTERS else None
-    suites = {c.suite: require(trees.places, c, loaded) for c in asked}
-    stored = {}
+    suites, stored = {c.suite: require(trees.places, c, loaded) for c in asked}, {}
     if request.mode is Mode.BASELINE:
         stored = _stored(request, loaded, suites)
         suites = {path: suites[path] for path in stored}
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
-    gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
-    tasks = [Task(suite=path, case=case) for path, suite in suites.items() for case in suite.cases]
-    if loaded.document is not None:
-        # Every case that the policy names must exist, also those of the other mode.
-        others = loaded.form.suites if asked is loaded.form.counters else loaded.form.counters
-        known = [case for c in others for case in require(trees.places, c, loaded).cases]
-        policy.check(loaded.document, [*(t.case for t in tasks), *known])
-    return Plan(
-        policy=loaded,
-        trees=trees,
-        suites=suites,
-        tasks=tuple(tasks),
-        gone=gone,
-        stored=stored,
-        findings=(
-            *trees.findings,
-            *_unmatched(loaded, [*(t.case.case_id for t in tasks), *(x.case_id for x in gone)]),
-            *_younger(trees, suites),
-        ),
-    )
+    return suites, stored
 
 
-def _unmatched(loaded: Policy, case_ids: Sequence[str]) -> Iterator[Finding]:
+def _unmatched(
+    loaded: Policy, suites: Mapping[str, Suite], gone: Sequence[LeftOut]
+) -> Iterator[Finding]:
     """A note for each exemption that covers no case."""
+    case_ids = [case.case_id for suite in suites.values() for case in suite.cases]
+    case_ids += [left.case_id for left in gone]
     for i, entry in enumerate(loaded.form.exempt):
         if not any(map(entry.covers, case_ids)):
             reason = f"no case matches the exemption at {loaded.place('exempt', i)}: remove it"
@@ -169,25 +186,6 @@ def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
-
-
-def _on_machine(request: Request, plan: Plan, held: ExitStack, say: Say) -> Plan:
-    """The plan on this machine: its sides, tasks as they are measured here, and its fitness."""
-    counting = request.mode is Mode.COUNTERS
-    rig = Rig(_device(plan), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
-    held.enter_context(rig)
-    plan = replace(plan, rig=rig, sides=_sides(request, plan, rig))
-    plan = replace(plan, tasks=tuple(_as_measured(t, plan, request.mode) for t in plan.tasks))
-    for suite in plan.suites.values():
-        remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
-        requirements.require(suite, plan.here, remedy)
-    home = plan.sides[-1].roots[0]
-    why = () if counting else unfitness(plan.here, store=request.store, home=home)
-    findings = (*plan.findings, *_foreign_limits(plan, request.mode), *map(unfit, why))
-    plan = replace(plan, findings=findings)
-    if plan.sound:
-        _preflight(plan)
-    return plan
 
 
 # --- trees and suites --------------------------------------------------------------------
@@ -303,10 +301,16 @@ def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> di
     """The stored run of each suite that has one.
 
     Raises:
-        HarnessError: There is no such run, or the policy does not choose its suite.
+        HarnessError: There is none, no such run, or the policy does not choose its suite.
     """
     found = {}
-    for name in request.runs:
+    names = request.runs or [c.baseline for c in loaded.form.suites if c.baseline]
+    if not names:
+        raise HarnessError(
+            "nothing to compare with: no base, and no baseline here or in the policy",
+            f"Give --base REF or --baseline RUN. Without either: harness run {next(iter(suites))}",
+        )
+    for name in names:
         run = store.load(request.store, name)
         path = next((p for p, suite in suites.items() if suite.name == run.suite.name), None)
         if path is None:
@@ -316,56 +320,28 @@ def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> di
     return found
 
 
-def _foreign_limits(plan: Plan, mode: Mode) -> Iterator[Finding]:
-    """A note if the policy has absolute limits, but none for this device."""
-    device, rules = plan.here.device_name, plan.policy.rules
-    if mode is not Mode.COUNTERS and rules and not any(gpu_matches(r.gpu, device) for r in rules):
-        stated = ", ".join(sorted({r.gpu for r in rules}))
-        reason = f"{plan.policy.path} sets absolute limits for {stated}, but not for {device}"
-        yield noted("absolute", reason)
-
-
-def _as_measured(task: Task, plan: Plan, mode: Mode) -> Task:
-    """The task with the kernels that the policy requires, counted in every process if a rule needs
-    that."""
-    case, device = task.case, plan.here.device_name
-    for limit in plan.policy.form.absolute:
-        kernels = limit.kernels
-        if kernels and match(limit.match).accepts(case) and gpu_matches(limit.gpu, device):
-            rule = PathRule(
-                must=(*case.kernels.must, *kernels.must),
-                must_not=(*case.kernels.must_not, *kernels.must_not),
-            )
-            case = replace(case, kernels=rule)
-    counted = any(
-        METRICS[rule.metric].counted and rule.match.accepts(case) for rule in plan.policy.rules
-    )
-    attest = bool(case.kernels or case.operators) or counted
-    if mode is Mode.COUNTERS:
-        case = counters.without_times(case)
-    return replace(task, case=case, attest=attest)
-
-
 # --- the machine -------------------------------------------------------------------------
 
 
-def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
+def _sides(
+    request: Request, loaded: Policy, trees: Trees, suites: Mapping[str, Suite], rig: Rig
+) -> tuple[Side, ...]:
     """A side for each tree, with its warm launcher and its environment."""
-    sides, trees, repository = [], plan.trees.folders, plan.trees.repository
-    for name, tree in zip(("baseline", "candidate")[-len(trees) :], trees, strict=True):
-        roots = [(tree / root).resolve() for root in plan.policy.form.roots]
+    sides, repository = [], trees.repository
+    names = ("baseline", "candidate")[-len(trees.folders) :]
+    for name, tree in zip(names, trees.folders, strict=True):
+        roots = [(tree / root).resolve() for root in loaded.form.roots]
         launcher = rig.start(
             roots,
             elsewhere=repository.worktrees() if repository else (),
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
-        cases = [t.case for t in plan.tasks]
         here = rig.describe(
             launcher,
             command=request.command,
             repository=tree,
-            cases=cases,
-            required={key for s in plan.suites.values() for key in (*s.requires, *s.wants)},
+            cases=[case for suite in suites.values() for case in suite.cases],
+            required={key for s in suites.values() for key in (*s.requires, *s.wants)},
         )
         sides.append(Side(name, roots, launcher, here))
     if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
@@ -373,16 +349,16 @@ def _sides(request: Request, plan: Plan, rig: Rig) -> tuple[Side, ...]:
     return tuple(sides)
 
 
-def _device(plan: Plan) -> str:
-    devices = {suite.device: path for path, suite in plan.suites.items()}
+def _device(suites: Mapping[str, Suite], loaded: Policy) -> str:
+    devices = {suite.device: path for path, suite in suites.items()}
     if "cpu" in devices and len(devices) > 1:
         other = next(path for device, path in devices.items() if device != "cpu")
         raise SuiteError(
-            plan.policy.path,
+            loaded.path,
             f"{devices['cpu']} runs on the CPU, but {other} runs on a GPU",
             "A gate judges one device: split the suites into two policies.",
         )
-    return next(iter(devices), "any")
+    return next(iter(devices))
 
 
 def unfitness(here: Environment, *, store: Path, home: Path) -> Iterator[str]:

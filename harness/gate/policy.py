@@ -1,4 +1,4 @@
-"""The policy of a gate: its cases, limits and stage, and the cases that are exempt.
+"""The policy of a gate: its cases, thresholds and stage, and the cases that are exempt.
 
 ci/gate.yaml is read like a suite: YAML 1.2 with positions, validated by the models below, which
 also give its JSON Schema. Case patterns are checked against the suites. Every error has its file,
@@ -7,23 +7,19 @@ line and column.
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, model_validator
 
-from harness import units
 from harness.gate.noise import by_scatter
-from harness.records import METRICS, Case, Rule, Thresholds
+from harness.records import Thresholds
 from harness.suite.choice import fits
-from harness.suite.decisions import metric_name
-from harness.suite.fields import Form, Matching, Text, checked, wrong
+from harness.suite.fields import Form, Text, checked, wrong
 from harness.suite.load import text_of
 from harness.suite.positions import Document, Problem, read
-from harness.suite.schema import PathModel
-from harness.suite.sweep import check_match, match
 
 DEFAULT = Path("ci/gate.yaml")
 
@@ -58,40 +54,8 @@ class ChosenSuite(Form):
     """Path of the suite file from the root of the repository."""
     cases: list[Text] = Field(default_factory=list)
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
-
-
-class AbsoluteModel(Form):
-    """An absolute limit, or required kernels, for some cases on some GPUs."""
-
-    match: Annotated[Matching, Field(default_factory=dict)]
-    """The cases, by axis, `workload` or `provider`; all if absent."""
-    gpu: Text = "*"
-    """A pattern: `A100` means `*A100*`; `cpu` means no GPU."""
-    metric: Annotated[str, AfterValidator(metric_name)] | None = None
-    low: float | None = None
-    """Lower limit in SI units: NO-GO if the whole interval is below."""
-    high: float | None = None
-    """Upper limit in SI units: NO-GO if the whole interval is above."""
-    kernels: PathModel | None = None
-    source: Text
-    """Where the number comes from."""
-
-    @model_validator(mode="after")
-    def _sensible(self) -> "AbsoluteModel":
-        if (self.metric is None) == (self.kernels is None):
-            raise wrong("needs either a metric or kernels")
-        if self.metric is None:
-            if self.low is not None or self.high is not None:
-                raise wrong("low and high need a metric")
-            return self
-        if self.metric == "scaling_exponent":
-            raise wrong("scaling_exponent is of several cases; a gate judges one", key="metric")
-        good = METRICS[self.metric].higher_is_better
-        wanted, other = (self.low, self.high) if good else (self.high, self.low)
-        if wanted is None or other is not None:
-            title, side = METRICS[self.metric].title, "low" if good else "high"
-            raise wrong(f"{title} needs {side} only", remedy="The other direction is better.")
-        return self
+    baseline: Text = ""
+    """The stored run that `harness gate` compares with, if it names neither base nor baseline."""
 
 
 class CompareModel(Form):
@@ -146,14 +110,13 @@ class PolicyForm(Form):
     inconclusive: Literal["neutral", "block"] = "neutral"
     """Whether an undecided gate blocks in stage block. It is never shown as a pass."""
     new_cases: Literal["allow", "block"] = "allow"
-    """Whether a case that the baseline cannot run passes on absolute limits alone."""
+    """Whether a case that the baseline cannot run passes if it runs correctly."""
     roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
     """Folders of the repository from which its packages are imported."""
     suites: Annotated[list[ChosenSuite], Field(min_length=1)]
     """Suites that are timed."""
     counters: Annotated[list[ChosenSuite], Field(default_factory=list)]
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""
-    absolute: Annotated[list[AbsoluteModel], Field(default_factory=list)]
     compare: CompareModel = CompareModel()
     exempt: Annotated[list[Exemption], Field(default_factory=list)]
     """Cases whose comparison does not decide, each until a date."""
@@ -191,12 +154,6 @@ class Policy:
         """Of a case whose pairs have this standard deviation."""
         return by_scatter(Thresholds(**self.given), self.given, pair_sd / math.sqrt(2))
 
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """Absolute limits; `go` is also `abort`."""
-        limits = enumerate(self.form.absolute)
-        return tuple(_rule(a, self.place("absolute", i)) for i, a in limits if a.metric)
-
     def place(self, *loc: str | int) -> str:
         """Such as `ci/gate.yaml:12`."""
         return f"{self.path}:{self.document.values[loc][0]}" if self.document else self.path
@@ -220,32 +177,3 @@ def parse(text: str, path: Path) -> Policy:
     except ValueError as error:
         raise document.error([Problem(("compare",), str(error), at_key=True)]) from None
     return policy
-
-
-def _rule(model: AbsoluteModel, place: str) -> Rule:
-    bound = model.high if model.low is None else model.low
-    assert model.metric is not None
-    assert bound is not None
-    title, gpu = METRICS[model.metric].title, "" if model.gpu == "*" else f" on {model.gpu}"
-    limit = units.quantity(model.metric, bound)
-    side = "lower limit of" if METRICS[model.metric].higher_is_better else "upper limit of"
-    return Rule(
-        name=f"{side} {title}{gpu}: {limit} ({model.source}, {place})",
-        metric=model.metric,
-        go=bound,
-        match=match(model.match),
-        gpu=model.gpu,
-    )
-
-
-def check(document: Document, cases: Sequence[Case]) -> None:
-    """Check that a policy's limits match some of these cases, which are all that it chooses.
-
-    Raises:
-        SuiteError: A line has no effect, because no case matches it.
-    """
-    problems = []
-    for i, rule in enumerate(document.data.get("absolute", ())):
-        problems += check_match(rule.get("match", {}), ("absolute", i, "match"), cases)
-    if problems:
-        raise document.error(problems)

@@ -26,7 +26,6 @@ UNCOMMITTED = " with uncommitted changes"
 class Mode(StrEnum):
     """What the candidate is compared with."""
 
-    ABSOLUTE = "absolute"  # the policy's absolute limits only
     RELATIVE = "relative"  # the baseline commit, in interleaved fresh processes
     BASELINE = "baseline"  # a stored run
     COUNTERS = "counters"  # counters per step, exactly; needs no GPU
@@ -44,7 +43,7 @@ class VerdictSubject(StrEnum):
     """What a verdict judges."""
 
     GATE = "gate"  # a change or a tree, by a policy
-    RUN = "run"  # a stored run, by its suite; mode, stage and blocks mean nothing
+    RUN = "run"  # a stored run, by its suite; stage and blocks mean nothing
     COMPARISON = "comparison"  # two runs or commits, without a policy; blocks nothing
 
 
@@ -52,10 +51,10 @@ class State(StrEnum):
     """Whether a case could be compared."""
 
     COMPARED = "compared"
-    NEW = "new"  # the baseline lacks it or cannot run it; absolute limits only
+    NEW = "new"  # the baseline lacks it or cannot run it
     MISSING = "missing"  # the candidate lacks it
     FAILED = "failed"  # the candidate did not end ok
-    UNCOMPARED = "uncompared"  # no comparison was possible, or none was requested
+    UNCOMPARED = "uncompared"  # no comparison was possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,8 @@ class GateVerdict:
     decision: Decision
     reason: str
     """One sentence."""
-    mode: Mode
+    mode: Mode | None = None
+    """None of a run."""
     stage: Stage = Stage.SHADOW
     blocks: bool = False
     """Whether the policy prevents the merge."""

@@ -45,13 +45,12 @@ class _Answers:
 
 
 def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
-    answers = _Answers()
-    if plan.tasks and plan.sound:
+    if plan.sound:
         answers = _measured(request, plan, held, observer)
-    elif plan.tasks:
+    else:
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
-    cases = _cases(request, plan, answers) if plan.tasks else []
+    cases = _cases(request, plan, answers)
     cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
     expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
@@ -65,7 +64,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         policy=plan.policy.path,
         candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
         baseline=_with_runs(plan.trees.baseline, plan.sides[:-1]) if plan.trees.baseline else None,
-        device=plan.here.device_name if plan.sides else "",
+        device=plan.here.device_name,
         cases=tuple(cases),
         findings=findings,
         started_at=plan.began,
@@ -95,7 +94,7 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
             answers = _interleaved(plan, bench)
         case Mode.COUNTERS:
             answers = _Answers(counted=_counted(plan, bench))
-        case Mode.BASELINE | Mode.ABSOLUTE:
+        case Mode.BASELINE:
             answers = _Answers()
     bench.finish()
     return answers
@@ -107,16 +106,14 @@ def _processes(mode: Mode, task: Task, plan: Plan) -> int:
         return counters.PROCESSES
     if mode is Mode.RELATIVE:
         return plan.policy.thresholds().screen_pairs
-    asked = max(task.case.settings.processes, FEWEST)
     # On a noisy node two processes are not enough to bound a ratio.
-    return max(asked, plan.policy.thresholds().screen_pairs) if mode is Mode.BASELINE else asked
+    return max(task.case.settings.processes, FEWEST, plan.policy.thresholds().screen_pairs)
 
 
 def _started(
     request: Request, plan: Plan, held: ExitStack, observer: Observer
 ) -> tuple[Bench, Mapping[Key, int]]:
     """A bench with a new run of each side and suite, and the number of processes of each case."""
-    assert plan.rig is not None
     plan.rig.observe(plan.here)
     bench = Bench(plan.sides, plan.rig.probes, observer, held, plan.rig.gpu)
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
@@ -126,7 +123,7 @@ def _started(
             for t in plan.tasks
             if t.suite == path
         )
-        for side in plan.sides if cases else ():
+        for side in plan.sides:
             bench.record(request.store, side, replace(suite, cases=cases), path)
     return bench, counts
 
@@ -280,7 +277,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 folder=runs[task.suite].folder if task.suite in runs else "",
                 mode=request.mode,
                 policy=plan.policy,
-                environment=plan.here,
                 today=request.today,
             )
         )

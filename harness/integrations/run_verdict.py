@@ -7,7 +7,6 @@ from harness.gate.records import (
     GateCase,
     GateVerdict,
     LeftOut,
-    Mode,
     Stage,
     State,
     VerdictSubject,
@@ -23,7 +22,6 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
     return GateVerdict(
         decision=verdict.decision,
         reason=verdict_sentence(verdict),
-        mode=Mode.ABSOLUTE,
         stage=Stage.BLOCK,
         blocks=False,
         policy=run.suite.path,

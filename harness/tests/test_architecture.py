@@ -70,9 +70,9 @@ MOST_LINES = {
     "harness/bisect": 1_990,
     "harness/cli": 2_390,
     "harness/executor": 360,
-    "harness/gate": 2_630,
+    "harness/gate": 2_360,
     "harness/git": 540,
-    "harness/integrations": 1_020,
+    "harness/integrations": 1_010,
     "harness/machine": 1_650,
     "harness/measure": 2_540,
     "harness/program": 2_000,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_600, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_450, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from harness import units
-from harness.analysis.summary import summarise
 from harness.errors import HarnessError
 from harness.gate.policy import parse
 from harness.integrations import first_gate
@@ -60,14 +59,13 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
     slower = harness("gate", "--base", "HEAD~1", "--ci", "--no-self-test", cwd=theirs)
 
     assert made.returncode == 0, made.stderr
-    assert "bench/program: 1 ms; limit 2 ms" in made.stdout
+    assert "\n  bench/program: 1 ms\n" in made.stdout
     assert "\n  step time: 1.00 ms in the line `step   8 of 8 took 1.00 ms`\n" in made.stdout
     assert max(map(len, made.stdout.splitlines())) <= 100
     assert first.returncode == 0, first.stdout + first.stderr
     assert "there is no file 'bench.py'" in first.stdout
     assert slower.returncode == 1, slower.stdout + slower.stderr
     assert re.search(r"4\.00x .* slower", slower.stdout)
-    assert "upper limit of step time on cpu: 2 ms" in slower.stdout
     assert git(theirs, "status", "--porcelain") == "", "what a run writes is ignored"
     assert not (theirs / "ci/baselines").exists()
 
@@ -88,7 +86,7 @@ def norm(provider, axes):
 
 
 def test_a_factory_has_a_gate_that_counts(theirs: Path) -> None:
-    """Beside the limits: its counters are exact, and one more operator is a difference."""
+    """Its counters are exact, and one more operator is a difference."""
     commit(theirs, {"benchmarks/__init__.py": "", "benchmarks/workloads.py": WORKLOADS})
     command = ("--factory", "benchmarks.workloads:norm", "--provider", "mine", "--axis", "rows=2")
 
@@ -152,17 +150,12 @@ def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstGa
 
 
 @pytest.mark.parametrize(
-    ("env", "hosted", "gpu", "limit", "pairs"),
-    [(CPU, "times", "cpu", 0.008, 20), (H200, "nothing", "NVIDIA H200", 0.0044, 64)],
+    ("env", "hosted", "pairs"),
+    [(CPU, "times", 20), (H200, "nothing", 64)],
     ids=["CPU", "GPU"],
 )
-def test_limits_and_workflow_are_of_this_machine(
-    init: Callable[..., FirstGate],
-    env: Environment,
-    hosted: str,
-    gpu: str,
-    limit: float,
-    pairs: int,
+def test_thresholds_and_workflow_are_of_this_machine(
+    init: Callable[..., FirstGate], env: Environment, hosted: str, pairs: int
 ) -> None:
     made = init(env)
     files = made.files
@@ -171,35 +164,16 @@ def test_limits_and_workflow_are_of_this_machine(
     assert form.stage == "block"
     assert form.counters, "they are exact here"
     assert (form.compare.tolerance is None) is (env is H200)
-    assert [(a.gpu, a.match["rows"]) for a in form.absolute] == [(gpu, 2), (gpu, 4)]
-    assert [a.high for a in form.absolute] == pytest.approx([limit] * 2, rel=0.02)
     assert f"  HOSTED: {hosted} #" in files[GATE]
     assert f"FORKS_NEED_GPU: {str(env is H200).lower()}\n" in files[GATE]
     assert 'default: "origin/trunk"' in files[GATE]
     assert files[".gitignore"].startswith("/build/\n__pycache__/\n")
     (case, _) = loads(files["suites/gate.yaml"], "suites/gate.yaml").cases
-    wall_s = pairs * 4 * sum(m.wall_s for m in quick(case)) / first_gate.PROCESSES  # of two cases
-    assert f"up to {units.duration(wall_s)} more" in "".join(made.notes)
-
-
-def test_processes_that_differ_as_on_a_busy_cpu_bound_a_case_below_its_limit(
-    init: Callable[..., FirstGate],
-) -> None:
-    def busy(case: Case) -> list[Measurement]:
-        each = (replace(m, process=i) for i, s in enumerate((8, 9.2, 10.4)) for m in slow(case, s))
-        return list(each)[: case.settings.processes]
-
-    def slow(case: Case, ms: float) -> list[Measurement]:
-        return counted(case, ms / 1e3)[:1]
-
-    made = init(CPU, busy)
-    (case, _) = loads(made.files["suites/gate.yaml"], "suites/gate.yaml").cases
-    step = summarise(fake_runs.run([case], busy))[0].metrics["step_s"]
-
-    assert step.high is not None
-    assert step.high < first_gate.ROOM[False] * step.value
-    wall_s = 6 * 4 * busy(case)[0].wall_s  # six pairs of two cases
-    assert f"A gate takes about {units.duration(wall_s)} here" in "".join(made.notes)
+    pair_s = 4 * sum(m.wall_s for m in quick(case)) / first_gate.PROCESSES  # of two cases
+    said = "".join(made.notes)
+    assert f"A gate takes about {units.duration(6 * pair_s)} here" in said
+    assert f"up to {units.duration(pairs * pair_s)} more" in said
+    assert "norm/mine/rows=2: 3.99 ms" in said
 
 
 def test_gitlab_is_seen_and_its_pipeline_is_not_touched(
