@@ -3,7 +3,6 @@
 # minutes of an H200; reports and records come under reports/, what else is made under FOLDER.
 #
 #   tests      every test that needs a GPU
-#   sampling   A/A over 24 pairs of processes: what reading the probes costs, and the spread
 #   attention  the operator against dense attention, peers and the floor
 #   train      the 125M model
 #   decode     one more token at long contexts
@@ -25,10 +24,6 @@ case "$part" in
     "$python" -m pytest -q -p no:benchmark -m gpu harness || failed=1
     "$python" -m pytest -q -p no:benchmark -m gpu nsa suites -n "${WORKERS:-8}" || failed=1
     exit "$failed"
-    ;;
-  sampling)
-    harness overhead attention --processes 24 \
-      --filter 'whole/triton/*head_dim_qk=192*seq_len=8192/pass=forward+backward'
     ;;
   attention) harness run attention ;;
   train) harness run train-125m ;;

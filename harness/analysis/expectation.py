@@ -18,9 +18,6 @@ from harness.records import (
     gpu_matches,
 )
 
-SUSPICIOUS_MFU = 0.01
-"""A target below this share of the peak proves little when it is met."""
-
 
 def _flops(bf16: float, tf32: float, fp32: float) -> Mapping[str, float]:
     return {"bf16": bf16, "fp16": bf16, "tf32": tf32, "fp32": fp32}
@@ -67,14 +64,6 @@ def peak(gpu_name: str, precision: str | None) -> Peak | None:
         if fnmatchcase(gpu_name, pattern):
             return _peak(label, flops, precision)
     return None
-
-
-def stated_peak(gpu_pattern: str, precision: str | None) -> Peak | None:
-    """Peak of the card that an expectation names; the lowest if several match (`H100`)."""
-    wanted = gpu_pattern.strip("*").removeprefix("NVIDIA ").lower()
-    fits = [_peak(label, flops, precision) for _, label, flops in _PEAKS if wanted in label.lower()]
-    known = [p for p in fits if p is not None]
-    return min(known, key=lambda p: p.flops_per_s) if wanted and known else None
 
 
 def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:

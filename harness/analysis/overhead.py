@@ -77,31 +77,9 @@ class TimeUse:
         return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
 
 
-def arranged(suite: Suite, *, processes: int) -> Suite:
-    """The suite with every case twice, with and without telemetry, and without rules."""
-    return replace(
-        suite,
-        name=f"{suite.name}-sampling",
-        title=f"{suite.title}: cost of sampling",
-        subject=f"{suite.subject} Sampling",
-        question="How much step time does reading the probes cost?",
-        rules=(),
-        expectations=(),
-        cost=None,
-        cases=tuple(
-            replace(
-                case,
-                case_id=f"{case.case_id}/{side}",
-                settings=replace(case.settings, processes=processes, telemetry=side == WITH),
-            )
-            for case in suite.cases
-            for side in (WITH, WITHOUT)
-        ),
-    )
-
-
 def overhead(run: Run) -> Overhead | None:
-    """The cost, from a run of an arranged suite; None without a complete pair."""
+    """The cost, from a run with each case twice, with and without sampling; None without a
+    complete pair."""
     medians = {
         (m.case_id, m.process): float(np.median(m.samples_s))
         for m in run.measurements

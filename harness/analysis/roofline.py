@@ -18,21 +18,14 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis.counters import launches
-from harness.analysis.expectation import SUSPICIOUS_MFU, Peak, peak, precision_of, stated_peak
 from harness.analysis.statistics import median_clock_hz, of_ranks, readings
 from harness.records import (
     Breakdown,
-    Case,
     CaseSummary,
     Counters,
-    Environment,
     Measurement,
     Outcome,
     Peaks,
-    Scalar,
-    Suite,
-    Work,
-    gpu_matches,
 )
 
 HOST_BELOW, BUSY_FROM = 0.8, 0.9
@@ -62,18 +55,6 @@ class RooflineBound:
     seconds: float
     by: str
     """The term that sets it: compute, bandwidth or launches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A stated tokens/s that asks for less than SUSPICIOUS_MFU of a card."""
-
-    stated_by: str
-    """`the rule “throughput”`, or `the expectation of <source>`."""
-    tokens_per_s: float
-    case_id: str
-    mfu: float
-    peak: Peak
 
 
 # --- the bound ---------------------------------------------------------------------------
@@ -317,74 +298,3 @@ def _limit_of(
     return ClockLimit(
         by=by, limited=limited[by], readings=len(masks), clock_hz=median(clocks), max_hz=max_hz
     )
-
-
-# --- targets of little ambition ----------------------------------------------------------
-
-
-def modest(
-    suite: Suite,
-    environment: Environment,
-    work: Mapping[str, Work],
-    effective: Mapping[str, Mapping[str, Scalar]] | None = None,
-) -> tuple[Target, ...]:
-    """The tokens/s of rules and expectations that prove little when met, in the suite's order.
-
-    Each is given for the case in which it asks for most.
-
-    Args:
-        environment: Its GPU is assumed if a statement names no GPU, or a pattern that matches it.
-        work: Case id -> the work of one step.
-        effective: Case id -> the observed configuration, for cases that have run.
-    """
-    stated = [
-        (f"the expectation of “{e.source}”", e.match, e.gpu, (e.low, e.high))
-        for e in suite.expectations
-        if e.metric == "tokens_per_s"
-    ] + [
-        (f"the rule “{r.name}”", r.match, r.gpu, (r.go, r.abort))
-        for r in suite.rules
-        if r.metric == "tokens_per_s" and r.against is None
-    ]
-    found = []
-    for by, match, gpu, ends in stated:
-        most = max(end for end in ends if end is not None)
-        targets = [
-            target
-            for case in suite.cases
-            if match.accepts(case)
-            and (target := _target(by, most, gpu, case, work, effective or {}, environment))
-        ]
-        highest = max(targets, key=lambda t: t.mfu, default=None)
-        if highest is not None and highest.mfu < SUSPICIOUS_MFU:
-            found.append(highest)
-    return tuple(found)
-
-
-def done(summaries: tuple[CaseSummary, ...]) -> Mapping[str, Work]:
-    """The work of one step of each case whose workload was built."""
-    return {
-        s.case.case_id: Work(tokens=s.tokens, flops=s.flops)
-        for s in summaries
-        if s.tokens or s.flops
-    }
-
-
-def _target(
-    by: str,
-    tokens_per_s: float,
-    gpu: str,
-    case: Case,
-    work: Mapping[str, Work],
-    effective: Mapping[str, Mapping[str, Scalar]],
-    environment: Environment,
-) -> Target | None:
-    step = work.get(case.case_id)
-    precision = precision_of(case.axes, effective.get(case.case_id, {}), environment)
-    card = stated_peak(gpu, precision)
-    if gpu_matches(gpu, environment.device_name):
-        card = peak(environment.device_name, precision) or card
-    if card is None or step is None or not step.tokens or not step.flops:
-        return None
-    mfu = tokens_per_s * step.flops / step.tokens / card.flops_per_s
-    return Target(stated_by=by, tokens_per_s=tokens_per_s, case_id=case.case_id, mfu=mfu, peak=card)

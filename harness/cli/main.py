@@ -94,7 +94,6 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "show": history.show_,
         "report": report.report_,
         "doctor": doctor.doctor_,
-        "overhead": run.overhead,
     },
     "Compare": {
         "init": init,

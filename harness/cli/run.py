@@ -1,4 +1,4 @@
-"""The commands `run` and `overhead`: measure a suite, and what measuring costs."""
+"""The command `run`: measure a suite."""
 
 import time
 from collections.abc import Sequence
@@ -12,11 +12,10 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis import roofline
 from harness.analysis import verdict as gate
 from harness.cli import console, options
 from harness.cli import report as pages
-from harness.cli.options import command, document, err, out, say, show
+from harness.cli.options import command, document, err, out, say
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
@@ -252,11 +251,9 @@ def _on_one_gpu(
         launcher.traces = trace
         if before is not None:
             drift.require_alike(before, here)
-        work = launcher.preflight(chosen)
+        launcher.preflight(chosen)
         if launcher.not_preloaded:
             say(f"note: every worker imports its workload again: {launcher.not_preloaded}")
-        for target in roofline.modest(chosen, here, work):
-            say(f"warning: {text.target_text(target)}")
         if before is None:
             writer = store_writer.create(store, chosen, here)
         else:
@@ -357,42 +354,3 @@ def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.
         stored = summaries.read(store_root, say).runs(choice)
     alike = [h for h in stored if h.device == (device or h.device) and not h.problem][-MOST_RUNS:]
     return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
-
-
-def overhead(
-    suite: options.SuiteArgument,
-    only: options.FilterOption = None,
-    overrides: options.SetOption = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            metavar="COUNT", min=2, help="Pairs of processes per case: one sampled, one not."
-        ),
-    ] = 12,
-    as_json: options.JsonOption = False,
-    store_root: options.StoreOption = options.STORE,
-) -> None:
-    """Measure what sampling the probes costs: the same cases with and without it, interleaved.
-
-    \b
-    harness overhead attention --filter 'whole/triton/*seq_len=8192/pass=forward' --processes 24
-
-    Exit status: 0 at most 0.5 % of the step time; 1 more; 3 undecided.
-    """
-    chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
-    chosen = sampling.arranged(chosen, processes=processes)
-    with ExitStack() as held:
-        rig, launcher, here = take(held, chosen, command=command(), wait_s=0.0, say=say)
-        launcher.preflight(chosen)
-        with store_writer.create(store_root, chosen, here) as writer:
-            if _carry_out(Agenda(chosen), rig, launcher, here, writer, self_test=True):
-                writer.finish()
-    recorded = reader.load(store_root, writer.folder)
-    found = sampling.overhead(recorded)
-    if as_json:
-        document({"run": recorded.run_id, "overhead": asdict(found) if found else None})
-    else:
-        none = "no pair of processes ended ok"
-        show(text.overhead_sentence(found, sampling.LIMIT) if found else none)
-        show(f"Run: {recorded.folder}")
-    raise typer.Exit({True: 0, False: 1, None: EXIT_UNDECIDED}[found.shown if found else None])

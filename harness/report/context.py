@@ -26,7 +26,6 @@ from harness.analysis.effects import (
 )
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
-from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
@@ -185,7 +184,6 @@ def build(
     pictures = _pictures(run, summaries, fits, parts)
     names = [p.name for p in pictures]
     assessments = assess(suite, env, summaries)
-    targets = modest(suite, env, done(summaries), {s.case.case_id: s.effective for s in summaries})
     axis_effects, acting = effects(summaries), together(summaries)
     odd, found = oddities(run, summaries), causes(run, summaries)
     used = time_use(run)
@@ -255,7 +253,6 @@ def build(
         "failures": failed,
         "not_run": not_run(summaries, run),
         "expectations": tables.expectations(assessments, short),
-        "low_targets": tuple(f"{text.target_text(t, short)}." for t in targets),
         "judged_scaling": tables.scaling(fitted, short, suite.axis) if fitted else None,
         "scaling": tables.scaling(fits, short, suite.axis) if fits else None,
         "scaling_pictures": [n for n in names if n.startswith("scaling-")],

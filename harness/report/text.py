@@ -14,7 +14,6 @@ from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
 from harness.analysis.overhead import Overhead, TimeUse
-from harness.analysis.roofline import Target
 from harness.analysis.suspects import Together
 from harness.machine import requirements
 from harness.records import (
@@ -163,18 +162,7 @@ def _names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-# --- targets, time and sampling ---------------------------------------------------------
-
-
-def target_text(t: Target, names: Mapping[str, str] | None = None) -> str:
-    """The rule “floor” asks for 785 tokens/s of x: 0.12 % MFU on A100, 850x below its peak."""
-    case = names[t.case_id] if names else f"`{t.case_id}`"
-    return (
-        f"{t.stated_by} asks for {units.quantity('tokens_per_s', t.tokens_per_s)} of "
-        f"{case}: {units.percent(t.mfu)} MFU on {t.peak.gpu}, "
-        f"{units.factor(1 / t.mfu)} below its peak "
-        f"({units.number(t.peak.flops_per_s / 1e12)} TFLOP/s, dense {t.peak.precision})"
-    )
+# --- time and sampling ------------------------------------------------------------------
 
 
 def time_use_sentence(used: TimeUse) -> str:

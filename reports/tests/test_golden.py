@@ -26,7 +26,6 @@ from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import WITH, WITHOUT, by_phase, overhead, time_use
-from harness.analysis.roofline import done, modest
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import unfit
 from harness.analysis.summary import spreads
@@ -71,7 +70,6 @@ def of_one(run: Run) -> dict[str, Values]:
     """All that is computed from one run alone."""
     summaries = summary.summarise(run)
     fits = fit(summaries)
-    seen = {s.case.case_id: s.effective for s in summaries}
     odd = oddities(run, summaries)
     return {
         "run": _run(run),
@@ -112,10 +110,6 @@ def of_one(run: Run) -> dict[str, Values]:
                 *(_estimate(a.actual), a.bound, a.factors),
             ]
             for a in assess(run.suite, run.environment, summaries)
-        ],
-        "targets": [
-            [t.case_id, t.tokens_per_s, t.mfu, t.peak.precision, t.peak.flops_per_s]
-            for t in modest(run.suite, run.environment, done(summaries), seen)
         ],
         "spreads": {
             s.case_id: [

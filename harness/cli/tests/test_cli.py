@@ -304,7 +304,7 @@ def measurements(record: Path) -> int:
         (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
         (["run", "smoke", "--set", "presett=tiny"], "--dry-run` lists"),
-        (["overhead", "attention"], "`harness run smoke` needs no GPU"),
+        (["run", "attention"], "`harness run smoke` needs no GPU"),
         (["report", "--all", "--json"], "--all renders each report as it was made\n  Name only"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "harness list runs"),

@@ -112,13 +112,16 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
 
 
 def test_a_run_that_asks_what_sampling_costs_is_answered() -> None:
-    suite = overhead.arranged(small().suite, processes=6)
-    measured = run(suite.cases, lambda c: timed(c, 0.05, processes=6), subject=suite.subject)
+    (asked, *_) = small().suite.cases
+    both = [
+        replace(asked, case_id=f"{asked.case_id}/{side}")
+        for side in (overhead.WITH, overhead.WITHOUT)
+    ]
+    measured = run(both, lambda c: timed(c, 0.05, processes=12))
 
     built = values(measured)
 
     assert any("(12 pairs of processes)" in sentence for sentence in built["answers"])
-    assert measured.suite.subject == "Small Sampling"
 
 
 @pytest.mark.parametrize(
