@@ -219,6 +219,12 @@ def measured(metric: str, estimate: Estimate) -> str:
     return _cell(metric, estimate, _suffix(metric))
 
 
+def plural(noun: str, count: int) -> str:
+    """`1 case`, `3 cases`, `2 processes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
+
+
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
     """A ratio of times: `+24 % [+20 … +28]`, from twice on `2.4x [2.2 … 2.6]`.
 

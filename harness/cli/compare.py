@@ -64,48 +64,43 @@ def compare(
             "the working tree must be the candidate",
             f"Name it second: harness compare {candidate} .",
         )
-    runs = [_run_of(name, store_root) for name in (baseline, candidate)]
-    match runs:
-        case [Run() as first, Run() as second]:
-            if suite:
-                raise HarnessError("--suite applies to commits only", "Remove --suite.")
-            answer = comparing.runs(
-                first,
-                second,
-                filters=only or (),
-                counters=counters,
-                across=across,
-            )
-        case [None, None]:
-            if across:
-                raise HarnessError(
-                    "--across applies to stored runs only", "Remove --across, or name two runs."
-                )
-            request = Request(
-                mode=Mode.COUNTERS if counters else Mode.RELATIVE,
-                base=baseline,
-                head=candidate,
-                given=_policy(policy_file, suite or (), only or ()),
-                store=store_root,
-                command=command(),
-                wait_for_gpu_s=wait_for_gpu,
-                self_test=self_test,
-            )
-            answer = _measured(request)
-        case _:
-            name, run = (candidate, runs[0]) if runs[0] else (baseline, runs[1])
-            remedy = "Record a run of the working tree first: harness run SUITE"
-            if name != WORKING_TREE:
-                commit = Repository.around(Path.cwd()).commit(name)[:10]
-                remedy = f"Find its runs: harness list runs --commit {commit}; or name two commits."
+    first, second = (_run_of(name, store_root) for name in (baseline, candidate))
+    if first and second:
+        if suite:
+            raise HarnessError("--suite applies to commits only", "Remove --suite.")
+        answer = comparing.runs(first, second, filters=only or (), counters=counters, across=across)
+    elif first or second:
+        raise _mixed(baseline if second else candidate, first or second)
+    else:
+        if across:
             raise HarnessError(
-                f"{name} is a commit but {run.run_id if run else ''} is a run", remedy
+                "--across applies to stored runs only", "Remove --across, or name two runs."
             )
+        request = Request(
+            mode=Mode.COUNTERS if counters else Mode.RELATIVE,
+            base=baseline,
+            head=candidate,
+            given=_policy(policy_file, suite or (), only or ()),
+            store=store_root,
+            command=command(),
+            wait_for_gpu_s=wait_for_gpu,
+            self_test=self_test,
+        )
+        answer = _measured(request)
     if as_json:
         document(records.document(answer))
     else:
         out.print(console.judged(answer))
     raise typer.Exit(answer.exit_status)
+
+
+def _mixed(commit: str, run: Run | None) -> HarnessError:
+    """The error of a commit beside a run."""
+    remedy = "Record a run of the working tree first: harness run SUITE"
+    if commit != WORKING_TREE:
+        digits = Repository.around(Path.cwd()).commit(commit)[:10]
+        remedy = f"Find its runs: harness list runs --commit {digits}; or name two commits."
+    return HarnessError(f"{commit} is a commit but {run.run_id if run else ''} is a run", remedy)
 
 
 def _run_of(name: str, root: Path) -> Run | None:

@@ -40,7 +40,7 @@ from harness.records import (
 from harness.report import endings
 from harness.report.markdown import plain
 from harness.report.tables import NONE, environment_rows
-from harness.report.text import command_text, outcome_name, plural, rest_command
+from harness.report.text import command_text, outcome_name, rest_command
 from harness.report.verdict_text import (
     case_reason,
     change_text,
@@ -265,8 +265,8 @@ def plan(
         rows,
         state,
         Text(
-            f"{plural('case', len(suite.cases))}, {plural('process', processes)}; expected in all: "
-            + _span(low_s, high_s)
+            f"{units.plural('case', len(suite.cases))}, {units.plural('process', processes)}; "
+            f"expected in all: {_span(low_s, high_s)}"
         ),
         Text(f"Expected times: {'; '.join(_sources(expected))}"),
         Text("No workload was started; it may still decline a case when it runs."),
@@ -281,7 +281,7 @@ def _span(low_s: float, high_s: float) -> str:
 def _sources(expected: Sequence[ExpectedTime]) -> Iterator[str]:
     for run_id, count in Counter(e.run_id for e in expected).items():
         how = f"as in run {run_id}" if run_id else "between sample_s and timeout_s a process"
-        yield f"{plural('case', count)} {how}"
+        yield f"{units.plural('case', count)} {how}"
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from harness import units
 from harness.analysis import overhead as sampling
 from harness.analysis import summary
 from harness.analysis import verdict as gate
@@ -103,7 +104,7 @@ def report_(
         changed = every_page.write(reports, store_root)
         for path in changed:
             show(str(path))
-        show(f"{text.plural('file', len(changed))} changed in {reports}")
+        show(f"{units.plural('file', len(changed))} changed in {reports}")
         return
     recorded = judged_by(rules or "", reader.load(store_root, run_id))
     page = written(recorded, reports, against=against)

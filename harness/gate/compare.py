@@ -29,7 +29,6 @@ from harness.gate.unpaired import Process, compare_stored, processes, too_few
 from harness.machine import drift, facts
 from harness.records import (
     Case,
-    CaseSummary,
     Comparison,
     Decision,
     Finding,
@@ -85,28 +84,8 @@ def runs(
     around = tuple(drift.differences(baseline.environment, candidate.environment))
     differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
     unlike, why = (differs, {}) if one_suite else ({}, differs)
-    compared: Mapping[str, Comparison] = {}
-    if not counters:
-        paired = {i: (before[i], after[i]) for i in both if i not in why}
-        compared, few = _times(baseline, candidate, paired, policy, beside)
-        why |= few
-    summaries = {s.case.case_id: s for s in summary.summarise(candidate)}
-    counted = counting.compare(
-        {i: counting.Counted(baseline=baseline.of(i), candidate=candidate.of(i)) for i in both}
-    )
-    cases = [
-        _judged(
-            baseline,
-            candidate,
-            summaries[case_id],
-            comparison=compared.get(case_id),
-            why=why.get(case_id, ""),
-            counted=counted[case_id],
-            counters=counters,
-            policy=policy,
-        )
-        for case_id in both
-    ]
+    pairs = {i: (before[i], after[i]) for i in both}
+    cases = _judged(baseline, candidate, pairs, why, counters, policy, beside)
     foreign = [d for d in around if d.name not in (*EXPECTED, CARD)]
     if foreign and not across:
         cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
@@ -252,35 +231,47 @@ def _code(run: Run) -> tuple[str, str] | None:
 def _judged(
     a: Run,
     b: Run,
-    summed: CaseSummary,
-    *,
-    comparison: Comparison | None,
-    why: str,
-    counted: counting.Compared,
+    pairs: Mapping[str, tuple[Case, Case]],
+    why: Mapping[str, str],
     counters: bool,
     policy: Policy,
-) -> GateCase:
-    case_id = summed.case.case_id
-    judged = decide.judge_case(
-        decide.CaseEvidence(
+    beside: int,
+) -> list[GateCase]:
+    """The cases of both runs, as a gate judges them.
+
+    Args:
+        why: Why a case cannot be compared.
+    """
+    times: Mapping[str, Comparison] = {}
+    if not counters:
+        times, few = _times(a, b, {i: c for i, c in pairs.items() if i not in why}, policy, beside)
+        why = {**why, **few}
+    counted = counting.compare(
+        {i: counting.Counted(baseline=a.of(i), candidate=b.of(i)) for i in pairs}
+    )
+    cases = []
+    for summed in (s for s in summary.summarise(b) if s.case.case_id in pairs):
+        case_id = summed.case.case_id
+        evidence = decide.CaseEvidence(
             suite=b.suite.path,
             case=summed.case,
             summary=summed,
             candidate=b.of(case_id),
             baseline=a.of(case_id),
-            comparison=comparison,
-            no_comparison=why,
+            comparison=times.get(case_id),
+            no_comparison=why.get(case_id, ""),
             folder=b.folder,
-            counted=counted if counters else None,
+            counted=counted[case_id] if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
             policy=policy,
             today=datetime.date.today(),
         )
-    )
-    if not counters and counted[0]:  # exact, so shown beside the times
-        beside = replace(counted[1], counts=False)
-        judged = replace(judged, counters=counted[0], findings=(*judged.findings, beside))
-    return _strict(judged)
+        case, (changes, finding) = decide.judge_case(evidence), counted[case_id]
+        if not counters and changes:  # exact, so shown beside the times
+            beside_times = (*case.findings, replace(finding, counts=False))
+            case = replace(case, counters=changes, findings=beside_times)
+        cases.append(_strict(case))
+    return cases
 
 
 def _strict(case: GateCase) -> GateCase:

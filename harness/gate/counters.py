@@ -276,7 +276,7 @@ def judge(
     )
     if not changes:
         return (), _finding(Decision.GO, f"all {len(candidate)} equal {source}")
-    text = ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in changes)
+    text = ", ".join(map(str, changes))
     if accepted == candidate:
         return changes, _finding(Decision.GO, f"{text}; ", "recorded by this change")
     unknown = [c.name for c in changes if c.before is None or c.after is None]
@@ -289,7 +289,3 @@ def judge(
 def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:
     """`detail` is what a page prints beside the counters that differ."""
     return Finding(check=CHECK, decision=decision, reason=reason + detail, detail=detail)
-
-
-def _count(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"

@@ -82,10 +82,11 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         if evidence.summary.outcome is Outcome.OK:
             state, compared = _compared(evidence)
             found += compared
-    judged = _settled(evidence.suite, case_id, state, found, evidence.policy, evidence.today)
+    found, excuse = _excused(found, case_id, state, evidence.policy, evidence.today)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
     return replace(
-        judged,
+        settled(evidence.suite, case_id, state, found),
+        exemption=excuse,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
         # A counted case runs once, which does not measure its time.
@@ -99,23 +100,16 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
 def judge_gone(gone: LeftOut, policy: Policy, today: datetime.date) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
     found = [_not_measured(gone.reason)]
-    return _settled(gone.suite, gone.case_id, State.MISSING, found, policy, today)
+    found, excuse = _excused(found, gone.case_id, State.MISSING, policy, today)
+    return replace(settled(gone.suite, gone.case_id, State.MISSING, found), exemption=excuse)
 
 
 def _not_measured(reason: str) -> Finding:
     return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
 
 
-def _settled(
-    suite: str,
-    case_id: str,
-    state: State,
-    found: list[Finding],
-    policy: Policy,
-    today: datetime.date,
-) -> GateCase:
-    """The case with its exemption, decided by the worst finding that counts."""
-    found, excuse = _excused(found, case_id, state, policy, today)
+def settled(suite: str, case_id: str, state: State, found: Sequence[Finding]) -> GateCase:
+    """The case, decided by the worst finding that counts."""
     counting = [f for f in found if f.counts]
     worst = min(counting, key=lambda f: WORST_FIRST.index(f.decision), default=None)
     if worst is None:
@@ -130,7 +124,6 @@ def _settled(
         reason=reason,
         state=state,
         findings=tuple(found),
-        exemption=excuse,
     )
 
 
@@ -149,7 +142,7 @@ def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
         found = replace(found, reason=f"{found.reason}; the baseline fails too")
     if found.fact is Fact.RAN:
         count = sum(m.outcome is Outcome.OK for m in evidence.candidate)
-        found = replace(found, reason=f"{_counted(count, 'process')} ended ok")
+        found = replace(found, reason=f"{units.plural('process', count)} ended ok")
     attested = verdict.attested(summary)
     return [found, *([_with_sentence(attested, verdict.WHAT_RAN)] if attested else [])]
 
@@ -239,7 +232,7 @@ def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Dec
         more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
         return worst, share + "; ".join(decisive[:2]) + more
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
-    text = f"{_counted(len(cases), 'case')} passed"
+    text = f"{units.plural('case', len(cases))} passed"
     if faster:
         best = min(faster, key=lambda c: c.ratio)
         text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"
@@ -288,7 +281,3 @@ def remedies(
     if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
         steps.append("to compare with a commit instead: harness gate --counters --base REF")
     return steps
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"

@@ -13,9 +13,9 @@ from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import counters, policy
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
-from harness.gate.records import GateSide, LeftOut, Mode
+from harness.gate.records import LeftOut, Mode
+from harness.gate.trees import Trees, from_root, noted, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
-from harness.git.worktrees import checked_out
 from harness.machine import doctor, environment, requirements
 from harness.records import (
     Case,
@@ -61,7 +61,7 @@ class Plan:
     """What a gate will measure, and its findings so far."""
 
     policy: Policy
-    trees: "Trees"
+    trees: Trees
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
     stored: Mapping[str, Run]
@@ -100,8 +100,9 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     root = repository.root if repository else Path.cwd()
     loaded = request.given
     if loaded is None:
-        loaded = replace(policy.load(request.policy), path=_from_root(request.policy, root))
-    trees = _trees(request, repository, root, loaded, held)
+        loaded = replace(policy.load(request.policy), path=from_root(request.policy, root))
+    gated = "" if request.given else loaded.path
+    trees = take(held, repository, gated, base=request.base, head=request.head)
     suites, stored = _chosen(request, loaded, trees)
     kept = counters.load() if counting else None
     gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
@@ -146,7 +147,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
 
 
 def _chosen(
-    request: Request, loaded: Policy, trees: "Trees"
+    request: Request, loaded: Policy, trees: Trees
 ) -> tuple[dict[str, Suite], dict[str, Run]]:
     """The suites that are judged, and the stored runs to compare them with."""
     asked = _choices(loaded, request.mode)
@@ -188,32 +189,7 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
 
 
-# --- trees and suites --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trees:
-    """The worktrees of the sides, and what differs between them."""
-
-    repository: Repository | None
-    candidate: GateSide
-    baseline: GateSide | None = None
-    folders: tuple[Path, ...]
-    """The baseline's first, if there is one."""
-    base_counters: str | None = None
-    """The baseline's file of recorded counters."""
-    base_policy: str | None = None
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def tree(self) -> Path:
-        return self.folders[-1]
-
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """Where suites are read: the working tree, then the candidate's."""
-        mine = self.repository.root if self.repository else self.tree
-        return (mine, self.tree)
+# --- suites and cases ----------------------------------------------------------------------
 
 
 def _repository(request: Request) -> Repository | None:
@@ -224,49 +200,6 @@ def _repository(request: Request) -> Repository | None:
         if request.base or request.head != WORKING_TREE:
             raise
         return None
-
-
-def _from_root(path: Path, root: Path) -> str:
-    whole = path.absolute()
-    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
-
-
-def _trees(
-    request: Request, repository: Repository | None, root: Path, loaded: Policy, held: ExitStack
-) -> Trees:
-    if repository is None:
-        return Trees(repository=None, candidate=GateSide(ref=request.head), folders=(root,))
-    mine = request.head == WORKING_TREE
-    commit = repository.commit("HEAD" if mine else request.head)
-    dirty = repository.dirty()
-    head = GateSide(ref=request.head, commit=commit, uncommitted=mine and dirty)
-    trees = Trees(repository=repository, candidate=head, folders=(root,))
-    if not mine and dirty:
-        reason = "uncommitted changes are not included; give . as the candidate to include them"
-        trees = replace(trees, findings=(noted("working tree", reason),))
-    if not request.base:
-        checkout = None if mine else held.enter_context(checked_out(repository, commit))
-        return replace(trees, folders=checkout or trees.folders)
-    base = repository.commit(request.base)
-    if request.given is None:
-        base = repository.merge_base(base, commit)
-    judged = repository.snapshot() if head.uncommitted else commit
-    folders = held.enter_context(checked_out(repository, base, judged))
-    before, after = (repository.text(side, loaded.path) for side in (base, judged))
-    if request.given is None and before is not None and before != after:
-        reason = f"this change modifies its own policy, {loaded.path}"
-        trees = replace(trees, findings=(*trees.findings, noted("policy", reason)))
-    return replace(
-        trees,
-        baseline=GateSide(ref=request.base, commit=base),
-        folders=folders,
-        base_counters=repository.text(base, _from_root(counters.FILE, root)),
-        base_policy=before if request.given is None else None,
-    )
-
-
-def noted(check: str, reason: str) -> Finding:
-    return Finding(check=check, decision=Decision.GO, reason=reason)
 
 
 def _gone(

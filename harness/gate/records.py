@@ -65,6 +65,11 @@ class CounterChange:
     before: int | None
     after: int | None
 
+    def __str__(self) -> str:
+        """`host_syncs 0 → 41`."""
+        sides = ("unknown" if n is None else f"{n:,}" for n in (self.before, self.after))
+        return f"{self.name} {' → '.join(sides)}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateCase:

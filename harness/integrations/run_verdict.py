@@ -1,8 +1,10 @@
 """The verdict on a run in the form of a gate's verdict, so that CI can show it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness import units
+from harness.gate.decide import settled
 from harness.gate.records import (
     GateCase,
     GateVerdict,
@@ -45,33 +47,24 @@ def of_run(run: Run, cases: Sequence[CaseSummary], verdict: Verdict) -> GateVerd
 
 
 def _case(run: Run, seen: CaseSummary, verdict: Verdict) -> GateCase:
+    """A case, by how it ended and by the rules that it decides."""
     case_id, outcome = seen.case.case_id, seen.outcome
-    findings = [
-        Finding(check=r.rule, decision=r.decision, reason=rule_sentence(r))
+    slow = any(case_id in f.cases for r in verdict.rules for f in r.slow)
+    decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
+    if outcome is Outcome.OK or slow or (outcome is not None and outcome in seen.case.allow):
+        decision = Decision.GO
+    found = [
+        Finding(check=r.rule, decision=r.decision, reason=f"{r.rule}: {rule_sentence(r)}")
         for r in verdict.rules
         if r.applies and case_id in r.evidence and r.decision is not Decision.GO
     ]
-    reason = units.ending_text(outcome, seen.detail)
-    slow = any(case_id in f.cases for r in verdict.rules for f in r.slow)
-    if outcome is Outcome.OK or slow or (outcome is not None and outcome in seen.case.allow):
-        decision = Decision.GO
-    else:
-        decision = Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE
-    for finding in findings:
-        if decision is Decision.GO:
-            decision, reason = finding.decision, f"{finding.check}: {finding.reason}"
-        elif finding.decision is Decision.NO_GO:
-            decision = finding.decision
+    ran = Finding(check="ran", decision=decision, reason=units.ending_text(outcome, seen.detail))
     measured = run.of(case_id)
     bad = next((m for m in measured if m.outcome is not Outcome.OK), None)
     step = seen.metrics.get("step_s")
-    return GateCase(
-        case_id=case_id,
-        suite=run.suite.path,
-        decision=decision,
-        reason=reason,
-        state=State.UNCOMPARED if outcome is Outcome.OK else State.FAILED,
-        findings=tuple(findings),
+    state = State.UNCOMPARED if outcome is Outcome.OK else State.FAILED
+    return replace(
+        settled(run.suite.path, case_id, state, [ran, *found]),
         candidate_s=step.value if step else None,
         gpu_s=sum(m.wall_s for m in measured),
         log=f"{run.folder}/{bad.log}" if bad and bad.log else "",

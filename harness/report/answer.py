@@ -33,7 +33,6 @@ from harness.report.text import (
     case_names,
     every,
     listed,
-    plural,
     shared_name,
 )
 from harness.report.verdict_text import (
@@ -151,7 +150,7 @@ def headline(
             short = [a for a in noted if a.judgement in _MISSED]
             judged = [a for a in noted if a.judgement in _JUDGED]
             word, todo = "Read", "the limits are met"
-            said = f"{said}; but {len(short)} of {plural('expectation', len(judged))} missed"
+            said = f"{said}; but {len(short)} of {units.plural('expectation', len(judged))} missed"
         case _:
             unmet = [r for r in v.rules if r.applies and r.decision is not Decision.GO]
             read = regressed or unmet
@@ -170,7 +169,7 @@ def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
         return ()
     f, times = next(iter(due.items()))
     said = f"now {finding_sentence(f)}{_needed(r)}"
-    more = f", and {plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
+    more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
     return f"speed up {f.subject} by {units.factor(times)}{more}", said
 
 
@@ -234,7 +233,7 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
         by = f": {listed(far)}" if far else ""
         by = by if len(far) <= MAX_OTHERS else f", farthest {far[0]}"
-        count = f"{len(those)} of {plural('expectation', len(asked))}"
+        count = f"{len(those)} of {units.plural('expectation', len(asked))}"
         yield f"Noted: {count} {word}{by}."
 
 
@@ -265,7 +264,7 @@ def _above(r: RuleResult) -> str:
     if not r.stated or not 0 < missed < r.judged:
         return "see above"
     noun = "pair" if r.stated.against else "case"
-    return f"{missed} of {plural(noun, r.judged)} miss it, see above"
+    return f"{missed} of {units.plural(noun, r.judged)} miss it, see above"
 
 
 def _short(r: RuleResult) -> str:
@@ -275,7 +274,7 @@ def _short(r: RuleResult) -> str:
     gaps = [f for f in r.findings if f not in timed and f.bound is None]
     if plain and timed and gaps:
         worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
-        some = f"lowest of {plural('pair', len(timed))}: {finding_sentence(worst)}"
+        some = f"lowest of {units.plural('pair', len(timed))}: {finding_sentence(worst)}"
         ran = "gave no time" if any(f.outcome is None for f in gaps) else "could not run"
         return f"{some}; {len(gaps):,} more {ran}"
     met = r.decision is Decision.GO
@@ -377,7 +376,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         if e is not None:
             control = f"control: {units.measured(gap.metric, e)}"
             effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
-            effect += "" if e.processes > 2 else f" ({plural('process', e.processes)})"
+            effect += "" if e.processes > 2 else f" ({units.plural('process', e.processes)})"
         rows.append((d.name, effect, text))
     if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
         rows.append((listed(untested), NONE, str(Conclusion.NOT_TESTED)))

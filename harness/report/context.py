@@ -473,7 +473,7 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     if logs:
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
         where = named(folder / PurePath(min(logs)).parent, link=False)
-        lines.append(f"{where}: output of {text.plural('process', len(logs))}")
+        lines.append(f"{where}: output of {units.plural('process', len(logs))}")
     profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
     kept = [p for p in profiles if p.trace]
     if traces := [p for p in kept if (folder / p.trace).is_file()]:
@@ -482,7 +482,7 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
         others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
         lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
     if large := len(profiles) - len(kept):
-        lines.append(f"{text.plural('Chrome trace', large)} too large to keep")
+        lines.append(f"{units.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
 
 

@@ -11,7 +11,7 @@ from harness.analysis.suspects import together
 from harness.records import CaseSummary, Decision, Measurement, Outcome, Run, Suite, Verdict
 from harness.report.answer import named
 from harness.report.failures import FAILED
-from harness.report.text import alone_command, case_names, command_text, plural, together_sentences
+from harness.report.text import alone_command, case_names, command_text, together_sentences
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
@@ -38,7 +38,7 @@ def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
     for r in unmet[:MAX_UNMET] if not said else ():
         yield "", f"{r.decision}: {rule_reason(r, 1)}"
     if more := len(unmet[MAX_UNMET:]):
-        yield "", f"and {plural('more rule', more)}"
+        yield "", f"and {units.plural('more rule', more)}"
 
 
 def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator[Line]:
@@ -74,7 +74,7 @@ def _checked(run: Run) -> str:
         return ""
     others = f", {len(ok) - agreed} were not compared" if agreed < len(ok) else ""
     verb = "agrees" if agreed == 1 else "agree"
-    return f"; {plural('process', agreed)} {verb} with the reference{others}"
+    return f"; {units.plural('process', agreed)} {verb} with the reference{others}"
 
 
 def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:

@@ -27,7 +27,6 @@ from harness.report.text import (
     case_names,
     listed,
     outcome_name,
-    plural,
     rest_command,
 )
 from harness.report.verdict_text import misses
@@ -119,7 +118,7 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
     ]
     columns = ("cause", "where", "evidence", ">saves at most, of the step")
     rest = len(found) - len(rows)
-    more = (f"{plural('more cause', rest)}.",) if rest else ()
+    more = (f"{units.plural('more cause', rest)}.",) if rest else ()
     return Table(columns=columns, rows=tuple(rows), remarks=more) if rows else None
 
 
@@ -128,7 +127,7 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
     for i, c in enumerate(found):
         if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK):
             brief = c.share is not None and c.kind is not CauseKind.FALLBACK
-            why = f"** in {plural('case', len(c.cases))}"
+            why = f"** in {units.plural('case', len(c.cases))}"
             word = "Seen" if c.kind is CauseKind.SLOW_STEPS else "Cause"
             yield f"**{word}: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
 
@@ -136,7 +135,7 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
 def _where(c: Cause, names: Mapping[str, str]) -> str:
     if c.kind is CauseKind.CELL:
         return " or ".join(names[i] for i in c.cases)
-    more = f" and {plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
+    more = f" and {units.plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
     return f"{names[c.cases[0]]}{more}"
 
 

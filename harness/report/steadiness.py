@@ -13,7 +13,7 @@ from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.answer import MAX_ROWS, deciding
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name, plural
+from harness.report.text import case_names, listed, outcome_name
 from harness.report.verdict_text import misses
 
 MAX_STEPS = 3
@@ -112,7 +112,7 @@ def self_test_sentence(run: Run) -> str:
     if found.refuted:
         ended = "Failed, so nothing was measured"
     elif unknown:
-        ended = f"Passed; {plural('check', unknown)} had no answer on this machine"
+        ended = f"Passed; {units.plural('check', unknown)} had no answer on this machine"
     else:
         ended = "Passed"
     text = f"{ended}: {units.utc(found.at)}, {found.device}, {units.duration(found.wall_s)}."
@@ -162,15 +162,15 @@ def trust(
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
     two = [*_two_processes(v, run)]
     if counts and not two:
-        most = plural("process", counts[-1])
+        most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
     yield from two
-    yield f"{len(ok)} of {plural('case', len(summaries))} ok"
+    yield f"{len(ok)} of {units.plural('case', len(summaries))} ok"
     if (cards := len({t.device for t in run.self_tests})) > 1:
         yield f"on {cards} cards"
     required = requirements.checks(run.suite, run.environment)
     if lacking := sum(c.grade is not Grade.OK for c in required):
-        yield f"{lacking} of {plural('requirement', len(required))} not met"
+        yield f"{lacking} of {units.plural('requirement', len(required))} not met"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     behind = {i for r in v.rules if r.stated and r.applies for i in r.evidence}
     if all(c.program for c in run.suite.cases):
@@ -179,7 +179,7 @@ def trust(
         none = done and behind and not any(m.case_id in behind for m in done)
         share, _ = _largest_error(done)
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
-        counted = f"{len(done):,} of {plural('process', len(run.measurements))}"
+        counted = f"{len(done):,} of {units.plural('process', len(run.measurements))}"
         more = f"{beyond}{', none deciding' if none else ''}"
         yield f"correctness: {counted} checked{more}"
     loose = [s for s in ok if "step_s" not in s.apart and _spread(run, s.case.case_id) > LOOSE]
@@ -218,11 +218,11 @@ def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
     theirs = against & {*ids} - judged
     if not judged | theirs:
         spared = asked and not run.suite.suspects  # these rest on such cases too
-        return f"{plural('case', len(ids))}{' outside the rules' if spared else ''}"
+        return f"{units.plural('case', len(ids))}{' outside the rules' if spared else ''}"
     if len(judged | theirs) == 1:
         return case_names(run.suite)[min(judged | theirs)]
     parts = [f"{len(judged)} judged"] if judged else []
-    return ", ".join([*parts, *([plural("baseline", len(theirs))] if theirs else [])])
+    return ", ".join([*parts, *([units.plural("baseline", len(theirs))] if theirs else [])])
 
 
 def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
@@ -301,7 +301,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         shown = why.most_common(2)
         skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in shown)
         if more := why.total() - sum(n for _, n in shown):
-            skipped += f"; for {plural('other reason', len(why) - 2)}: {more}"
+            skipped += f"; for {units.plural('other reason', len(why) - 2)}: {more}"
         error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
         length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
         on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""

@@ -31,7 +31,6 @@ from harness.report.text import (
     case_names,
     listed,
     outcome_name,
-    plural,
     shared_name,
     unavailable,
 )
@@ -312,8 +311,8 @@ def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) ->
     remarks = []
     if elsewhere:
         gpus = listed(sorted({gpu for gpu, _ in elsewhere}))
-        asked = plural("case", sum(n for _, n in elsewhere))
-        stated = plural("expectation", len(elsewhere))
+        asked = units.plural("case", sum(n for _, n in elsewhere))
+        stated = units.plural("expectation", len(elsewhere))
         remarks = [f"Not asked on this GPU: {stated} for {gpus} ({asked})."]
     columns = ("cases", "expected", "source", ">actual, worst case", "factor", "result")
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if groups else None

@@ -49,12 +49,6 @@ JUDGEMENTS = {
 # --- words -------------------------------------------------------------------------------
 
 
-def plural(noun: str, count: int) -> str:
-    """`1 case`, `3 cases`, `2 processes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{ending}"
-
-
 def every(count: int) -> str:
     """`both`, `all 3`."""
     return "both" if count == 2 else f"all {count}"
@@ -98,7 +92,7 @@ def in_appendix(
         asked: Those whose speed a rule or an expectation asks for.
     """
     if noted := sum(len(s["notes"]) for w, s in sections.items() if w in paged):
-        yield f"notes that limit these numbers ({plural('case', noted)})"
+        yield f"notes that limit these numbers ({units.plural('case', noted)})"
     if alone := [s["title"] for w, s in sections.items() if w in asked and w not in paged]:
         yield f"workloads of one case ({listed(alone)})"
     if others := [s["title"] for w, s in sections.items() if w not in asked and w not in paged]:
@@ -213,7 +207,7 @@ def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Ite
         ran = [m.code for m in measured if m.case_id == first.case_id and "program" in m.code]
         where = ran[0]["program"] if ran else first.program.cwd if first.program else ""
         sets = f"; sets {', '.join(first.env)}" if first.env else ""
-        more = f"; {plural('more case', len(rest))}" if rest else ""
+        more = f"; {units.plural('more case', len(rest))}" if rest else ""
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
 
 
@@ -258,7 +252,7 @@ def together_sentences(found: Sequence[Together], word: Word = str) -> Iterable[
 
 def _effect(e: Effect, word: Word) -> str:
     """An effect on the step time: only a range where the pairs disagree."""
-    pairs = plural("pair", e.pairs)
+    pairs = units.plural("pair", e.pairs)
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     if e.at_least:
@@ -311,7 +305,7 @@ def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
     v, ends = found[0], [one.crossover for one in found if one.crossover]
     ahead = sum((one.points[0][1].low or 0) > 1 for one in found if not one.crossover)
     between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
-    many = f"{len(ends)} of {plural('configuration', len(found))}"
+    many = f"{len(ends)} of {units.plural('configuration', len(found))}"
     if ahead:
         many += f"; {ahead} already ahead"
     return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
@@ -368,7 +362,9 @@ def _dead_axes(d: DeadAxis, word: Word) -> str:
     low, high = units.change(d.fastest), units.change(d.slowest)
     times = low if low == high else f"{low} to {high}"
     time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
-    return f"`{place}`: {head}: the same {same} in {plural('pair', d.pairs)} of cases; {time}."
+    return (
+        f"`{place}`: {head}: the same {same} in {units.plural('pair', d.pairs)} of cases; {time}."
+    )
 
 
 def _values(values: Values) -> str:
@@ -390,7 +386,7 @@ def _invariances(alike: Sequence[Invariance], word: Word) -> str:
         why = f"a fixed cost{'' if per_step else ' per token'} dominates"
     else:
         why = "no evidence that the axis reached the workload"
-    more = f" The same in {plural('more group', len(alike) - 1)}." if alike[1:] else ""
+    more = f" The same in {units.plural('more group', len(alike) - 1)}." if alike[1:] else ""
     return f"{text}: {why}.{more}"
 
 

@@ -21,7 +21,7 @@ from harness.records import (
     RuleResult,
     Verdict,
 )
-from harness.report.text import every, listed, plural
+from harness.report.text import every, listed
 from harness.units import ending_text, finding_sentence
 
 MAX_SUBJECTS = 2
@@ -187,7 +187,7 @@ def _worst(result: RuleResult, stated: Rule) -> Finding | None:
 def _built_in_met(result: RuleResult) -> str:
     """Why a rule that every suite has is met."""
     if result.rule == WHAT_RAN:
-        return f"confirmed in {plural('case', result.judged)}"
+        return f"confirmed in {units.plural('case', result.judged)}"
     if result.rule == EXPECTED:
         return f"{every(result.judged)} are met"
     if result.slow:
@@ -202,7 +202,7 @@ def _fastest_first(result: RuleResult) -> str:
     """`the fastest is A=1, B=1 with 5,040 tokens/s; 6 cases take over 5.82 s a step`."""
     first = [f for f in result.findings if f.fact is Fact.FASTEST]
     parts = [f"the fastest is {f.subject} with {finding_sentence(f)}" for f in first]
-    slow, bounds = plural("case", len(result.slow)), [f.bound or 0.0 for f in result.slow]
+    slow, bounds = units.plural("case", len(result.slow)), [f.bound or 0.0 for f in result.slow]
     each = "takes" if len(result.slow) == 1 else "take"
     bound = f"{each} {units.bound_text('step_s', min(bounds))} a step" if all(bounds) else ""
     return "; ".join([*parts, f"{slow} {bound or 'did not end in time'}"])
@@ -325,7 +325,7 @@ def change_text(case: GateCase) -> str:
     if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
         return compared_text(c)
     if case.counters:
-        return ", ".join(f"{c.name} {_count(c.before)} → {_count(c.after)}" for c in case.counters)
+        return ", ".join(map(str, case.counters))
     state = "not compared" if case.state is State.UNCOMPARED else str(case.state)
     if case.candidate_s is not None and math.isfinite(case.candidate_s):
         return f"{state}: {units.duration(case.candidate_s)}"
@@ -385,7 +385,3 @@ def undecided_text(verdict: GateVerdict) -> str:
     if settled or verdict.stage is not Stage.BLOCK:
         return ""
     return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
-
-
-def _count(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"

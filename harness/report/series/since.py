@@ -33,7 +33,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name, plural
+from harness.report.text import case_names, listed, outcome_name
 from harness.report.verdict_text import limits_text
 from harness.store import summaries
 from harness.store.reader import RunHeader
@@ -135,10 +135,10 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verd
     words = WORDS | {"undecided": f"not decided{_open(both, name)}"}
     total = ", ".join(f"{n} {words.get(what, what)}" for what, n in counts.most_common())
     new = sum(g.state is State.NEW for g in found.cases)
-    total += f"; {plural('case', new)} only in this run" if new else ""
+    total += f"; {units.plural('case', new)} only in this run" if new else ""
     return Since(
         head=_head(before, now, found.cases),
-        bullets=(*bullets, f"{plural('case', len(both))} in both runs: {total}."),
+        bullets=(*bullets, f"{units.plural('case', len(both))} in both runs: {total}."),
         regressed=f"{regressed}." if worse else "",
         step=step,
         details=Table(

@@ -1,0 +1,96 @@
+"""The worktrees of the sides of a gate, and what differs between them."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.gate import counters
+from harness.gate.records import GateSide
+from harness.git.repository import WORKING_TREE, Repository
+from harness.git.worktrees import checked_out
+from harness.records import Decision, Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trees:
+    """The worktrees of the sides, and what differs between them."""
+
+    repository: Repository | None
+    candidate: GateSide
+    baseline: GateSide | None = None
+    folders: tuple[Path, ...]
+    """The baseline's first, if there is one."""
+    base_counters: str | None = None
+    """The baseline's file of recorded counters."""
+    base_policy: str | None = None
+    """The baseline's policy; None in a comparison."""
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def tree(self) -> Path:
+        return self.folders[-1]
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where suites are read: the working tree, then the candidate's."""
+        mine = self.repository.root if self.repository else self.tree
+        return (mine, self.tree)
+
+
+def noted(check: str, reason: str) -> Finding:
+    return Finding(check=check, decision=Decision.GO, reason=reason)
+
+
+def from_root(path: Path, root: Path) -> str:
+    whole = path.absolute()
+    return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
+
+
+def take(
+    held: ExitStack, repository: Repository | None, policy: str, *, base: str, head: str
+) -> Trees:
+    """Check out the sides.
+
+    Args:
+        held: Holds the worktrees.
+        repository: None if the current folder is in none.
+        policy: Path of the policy from the root; empty to compare with `base` itself, not with the
+            merge base.
+        base: A ref, or empty.
+        head: A ref, or `.` for the working tree.
+    """
+    if repository is None:
+        return Trees(repository=None, candidate=GateSide(ref=head), folders=(Path.cwd(),))
+    mine, dirty = head == WORKING_TREE, repository.dirty()
+    commit = repository.commit("HEAD" if mine else head)
+    candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)
+    findings = []
+    if not mine and dirty:
+        reason = "uncommitted changes are not included; give . as the candidate to include them"
+        findings.append(noted("working tree", reason))
+    if not base:
+        return Trees(
+            repository=repository,
+            candidate=candidate,
+            folders=(
+                (repository.root,) if mine else held.enter_context(checked_out(repository, commit))
+            ),
+            findings=tuple(findings),
+        )
+    before = repository.commit(base)
+    before = repository.merge_base(before, commit) if policy else before
+    judged = repository.snapshot() if candidate.uncommitted else commit
+    folders = held.enter_context(checked_out(repository, before, judged))
+    base_policy = repository.text(before, policy) if policy else None
+    if base_policy is not None and base_policy != repository.text(judged, policy):
+        reason = f"this change modifies its own policy, {policy}"
+        findings.append(noted("policy", reason))
+    return Trees(
+        repository=repository,
+        candidate=candidate,
+        baseline=GateSide(ref=base, commit=before),
+        folders=folders,
+        base_counters=repository.text(before, from_root(counters.FILE, repository.root)),
+        base_policy=base_policy,
+        findings=tuple(findings),
+    )
