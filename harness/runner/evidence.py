@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.machine.nvml import family
-from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome, Telemetry
+from harness.records import Case, Evidence, EvidenceFile, Outcome, Telemetry
 from harness.runner import ranks, stacks
 from harness.runner.launcher import Worker
 
@@ -35,6 +35,11 @@ class Folder:
         self.log = log
         self._run_folder = run_folder
         self.path = run_folder / FOLDER / log.stem
+
+    @property
+    def log_name(self) -> str:
+        """The log, relative to the run's folder."""
+        return str(self.log.relative_to(self._run_folder))
 
     def write(self, name: str, text: str, kept: EvidenceFile) -> EvidenceFile:
         """Write a file; the entry with its path, or with the reason why it is missing."""
@@ -99,20 +104,19 @@ def cut_log(log: Path) -> None:
             file.write(LEFT_OUT + tail)
 
 
-def complete(measurement: Measurement, folder: Folder) -> Measurement:
-    """Write the files of the evidence; the measurement with all of it."""
-    if measurement.outcome is Outcome.OK:
-        return measurement
-    found = measurement.evidence or Evidence()
+def completed(
+    found: Evidence, outcome: Outcome, telemetry: Telemetry | None, folder: Folder
+) -> Evidence:
+    """The evidence with what the log and the telemetry show, in files."""
     files = [*found.files]
-    if measurement.outcome is Outcome.CRASH:
+    if outcome is Outcome.CRASH:
         frame, traceback = _traceback(folder, found.rank)
         found = replace(found, frame=found.frame or frame)
         files += [traceback] if traceback else []
-    if measurement.telemetry and measurement.telemetry.t_s:
-        text, kept = _tail(measurement.telemetry), EvidenceFile(name="telemetry")
+    if telemetry and telemetry.t_s:
+        text, kept = _tail(telemetry), EvidenceFile(name="telemetry")
         files.append(folder.write("telemetry.csv", text, kept))
-    return replace(measurement, evidence=replace(found, files=tuple(files)))
+    return replace(found, files=tuple(files))
 
 
 def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | None]:

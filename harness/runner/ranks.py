@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from harness.analysis.statistics import readings
-from harness.machine.nvml import CHANNELS, NvmlProbe
-from harness.machine.probes import Probe
-from harness.records import Measurement, Rank, Telemetry, of_rank
+from harness.machine.nvml import CHANNELS
+from harness.records import Measurement, Phase, Rank, Telemetry, of_rank
 from harness.runner.stacks import ThreadStack
 
 _INNERMOST = 8
@@ -21,20 +20,20 @@ _IN_A_COLLECTIVE = re.compile(
 """DDP averages gradients inside the backward pass."""
 
 
-def completed(m: Measurement, probes: Sequence[Probe]) -> Measurement:
-    """The measurement with what the GPU of each rank did."""
-    gpus = {p.rank: p.uuid for p in probes if isinstance(p, NvmlProbe) and p.uuid}
-    return replace(
-        m, ranks=tuple(_with_gpu(m, r, gpus[r.rank]) if r.rank in gpus else r for r in m.ranks)
-    )
+def with_gpus(
+    m: Measurement, telemetry: Telemetry | None, phases: tuple[Phase, ...], gpus: Mapping[int, str]
+) -> tuple[Rank, ...]:
+    """The ranks of a measurement with what their GPUs did; `gpus` has the UUID of each."""
+    m = replace(m, telemetry=telemetry or Telemetry(t_s=(), channels={}), phases=phases)
+    return tuple(_with_gpu(m, r, gpus[r.rank]) if r.rank in gpus else r for r in m.ranks)
 
 
 def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
-    channels = m.telemetry.channels if m.telemetry else {}
+    assert m.telemetry is not None
+    channels = m.telemetry.channels
     names = {of_rank(name, rank.rank): name for name in CHANNELS}
     own = {name: channels[of] for of, name in names.items() if of in channels}
-    telemetry = Telemetry(t_s=m.telemetry.t_s if m.telemetry else (), channels=own)
-    alone = replace(m, telemetry=telemetry)
+    alone = replace(m, telemetry=replace(m.telemetry, channels=own))
     used = readings(alone, "gpu_utilisation", ("sampling",))
     drawn = readings(alone, "gpu_power_w", ("sampling",))
     clock = readings(alone, "gpu_sm_clock_hz", ("sampling",))

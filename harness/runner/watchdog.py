@@ -8,11 +8,11 @@ then it is killed.
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.analysis.statistics import unfit
+from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
 from harness.messages import (
     Answer,
@@ -31,11 +31,10 @@ from harness.records import (
     Evidence,
     Measurement,
     Outcome,
-    OverSteps,
     Phase,
-    Rank,
 )
-from harness.runner import evidence, ranks
+from harness.runner import evidence
+from harness.runner.joined import Answered, Ending, Seen, joined
 from harness.runner.launcher import Worker
 from harness.runner.silence import Activity, Pace, Silence, reason
 from harness.runner.telemetry import Recorder, Sampler, of_case
@@ -44,29 +43,11 @@ EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
 UNREPORTED_S = 0.1
 """A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
-CLOCKS_DISAGREE = 0.5
-"""Least share of the sampling phase that the samples must fill; at most, they fill a little more
-than all of it."""
-SLACK_S, STEP_SLACK_S = 0.1, 5e-4
-"""Time of the phase, and of each step in it, that need not be in a sample."""
 TIMED_PHASES = ("warmup", "sampling")
 """Phases in which the worker only runs the computation."""
 PHASES = ("setup", "accuracy", *TIMED_PHASES, "repeat", "profile", "diagnosis")
 """All that a worker reports when it measures a case."""
 MAX_PHASES = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a process ended, as the parent saw it."""
-
-    outcome: Outcome | None = None
-    """None: the worker's answer has it."""
-    detail: str = ""
-    advice: str = ""
-    """Which setting of the suite to raise, and to what."""
-    lower_bound_s: float | None = None
-    evidence: Evidence
 
 
 class RunObserver:
@@ -122,28 +103,21 @@ def watch(
         recorder = Recorder(probes if case.settings.telemetry else (), worker)
         ending = _see_through(worker, case, story, recorder, folder, sampler)
     finally:
-        unkillable = worker.end()
+        survivors = worker.end()
         evidence.cut_log(log)
     ended_at = time.monotonic()
-    found = story.measurement(ending)
-    survivors = f"{unkillable} processes survived SIGKILL" if unkillable else ""
-    telemetry = recorder.telemetry() if case.settings.telemetry else None
-    phases = story.phases(ended_at)
-    if problem := clock_problem(found, phases, story.between_s):
-        found = found.without_samples(Outcome.INVALID_ENVIRONMENT, problem)
-        found = replace(found, evidence=ending.evidence)
-    found = replace(
-        found,
-        detail="; ".join(filter(None, (found.detail, survivors))),
-        effective={**found.effective, "start": "cold" if worker.cold else "warm"},
-        telemetry=telemetry,
-        discarded=unfit(found, telemetry, phases),
-        phases=phases,
+    seen = Seen(
+        ending=ending,
+        cold=worker.cold,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
-        log=str(log.relative_to(run_folder)),
+        folder=folder,
+        phases=story.phases(ended_at),
+        telemetry=recorder.telemetry() if case.settings.telemetry else None,
+        gpus={p.rank: p.uuid for p in probes if isinstance(p, NvmlProbe) and p.uuid},
+        survivors=survivors,
     )
-    return evidence.complete(ranks.completed(found, probes), folder)
+    return joined(story.answered, seen)
 
 
 def _see_through(
@@ -189,7 +163,7 @@ def _with_evidence(
     found = replace(ending.evidence, activity=samples)
     behind = ""
     if ending.outcome is not None:
-        stuck = evidence.stuck(worker, case, folder, story.rank_steps if seen else None)
+        stuck = evidence.stuck(worker, case, folder, story.answered.rank_steps if seen else None)
         behind, frame = stuck.behind, stuck.frame if stuck.behind else frame or stuck.frame
         found = replace(found, files=stuck.files, rank=stuck.rank)
     if behind:
@@ -199,25 +173,6 @@ def _with_evidence(
     said.append(f"last in {frame}" if frame else "its stacks could not be taken")
     words = filter(None, (*said, ending.advice))
     return replace(ending, detail="; ".join(words), evidence=replace(found, frame=frame))
-
-
-def clock_problem(found: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
-    """Why the samples cannot be what the sampling phase took; empty if they can, or for a program.
-
-    Args:
-        between_s: Time of the phase that was not in a step; None for a program.
-    """
-    phase = next((p for p in phases if p.name == "sampling"), None)
-    if phase is None or between_s is None or not found.samples_s:
-        return ""
-    spent_s, sum_s = phase.end_s - phase.start_s - between_s, sum(found.samples_s)
-    slack_s = SLACK_S + STEP_SLACK_S * len(found.samples_s)
-    if CLOCKS_DISAGREE * (spent_s - slack_s) <= sum_s <= 1.1 * spent_s + slack_s:
-        return ""
-    return (
-        f"the samples add up to {sum_s:.3g} s, but the sampling phase ran steps for {spent_s:.3g} "
-        "s; look for code that replaces a clock of Python or torch"
-    )
 
 
 class Story:
@@ -233,12 +188,7 @@ class Story:
     ) -> None:
         self.heard_at = launched_at
         """time.monotonic of the last message."""
-        self.answer: Measurement | None = None
-        self.between_s: float | None = None
-        """Time between samples, by the worker."""
-        self.preliminary: Measurement | None = None
-        """The answer, sent before a search for the cause that may itself fail."""
-        self.built = Built(tokens=None, flops=None, bytes=None)
+        self.answered = Answered(case_id=case.case_id, process=process)
         self._case, self._process = case, process
         self._settings = case.settings
         self._launched_at = launched_at
@@ -249,9 +199,6 @@ class Story:
         self.gpu_used_at: float | None = None
         """When the use of a GPU was first seen."""
         self._last_step: int | None = None
-        self.rank_steps: tuple[int, ...] = ()
-        """Steps of each rank of a program, if it has several."""
-        self._over_steps: list[OverSteps] = []
         self._pace = Pace(case.settings)
         self._observer = observer
         self._told_at = 0.0
@@ -272,20 +219,21 @@ class Story:
                 if not again:
                     self._observer.phase(self._case, self._process, name)
             case Built():
-                self.built = message
+                self.answered.built = message
             case StepsDone():
                 if message.steps > self._pace.steps or message.last_step != self._last_step:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
-                self.rank_steps = message.rank_steps
+                self.answered.rank_steps = message.rank_steps
                 self._reports, self._since = True, message.since
-                self._over_steps += [message.over_steps] if message.over_steps else []
+                self.answered.over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
             case Preliminary(measurement=measurement):
-                self.preliminary = self._own(measurement)
-            case Answer(measurement=measurement) if self.answer is None:
-                self.answer, self.between_s = self._own(measurement), message.between_s
+                self.answered.preliminary = self._own(measurement)
+            case Answer(measurement=measurement) if self.answered.final is None:
+                self.answered.final = self._own(measurement)
+                self.answered.between_s = message.between_s
             case _:
                 raise Garbled(f"an unexpected {message.kind} message")
 
@@ -304,7 +252,7 @@ class Story:
             exit_code: None while the process lives.
         """
         if exit_code is not None:
-            if self.answer:
+            if self.answered.final:
                 return Ending(evidence=self.evidence())
             name = signal_name(exit_code)
             hint = " (not by the harness; perhaps out of memory)" if name == "SIGKILL" else ""
@@ -315,7 +263,7 @@ class Story:
                 detail=f"{how}, {self.where()}",
                 evidence=replace(self.evidence(), signal=name),
             )
-        if self.answer:
+        if self.answered.final:
             if now - self.heard_at <= EXIT_S:
                 return None
             note = f"killed: it did not exit within {EXIT_S:g} s of its answer"
@@ -377,40 +325,6 @@ class Story:
         said = f"no step finished in {now - self._stepped_at:.3g} s, {self.where()}"
         return f"{seen}: {said}; {reason(seen, self.silence.samples)}" if seen else said
 
-    def measurement(self, ending: Ending) -> Measurement:
-        """The worker's answer, with its evidence; without one, the record of its failure."""
-        found, detail = ending.evidence, ending.detail
-        if ending.outcome is None and self.answer is not None:
-            answer = self.answer
-            detail = "; ".join(filter(None, (answer.detail, detail)))
-        elif self.preliminary is not None:
-            answer = self.preliminary
-            detail = f"{answer.detail}; the search for its origin: {ending.outcome}, {detail}"
-        else:
-            left = enumerate(self.rank_steps)
-            answer = Measurement(
-                case_id=self._case.case_id,
-                process=self._process,
-                outcome=ending.outcome or Outcome.CRASH,
-                lower_bound_s=ending.lower_bound_s,
-                ranks=tuple(Rank(rank=r, steps=n or None, ended="did not end") for r, n in left),
-            )
-            if answer.outcome is not Outcome.CRASH:  # a bound on a step's time bounds its rate
-                built = self.built
-                answer = replace(answer, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
-        if answer.evidence is not None:
-            found = replace(
-                answer.evidence,
-                phase=answer.evidence.phase or found.phase,
-                steps=found.steps if answer.evidence.steps is None else answer.evidence.steps,
-                pace_s=found.pace_s,
-                needed_s=found.needed_s,
-                files=(*answer.evidence.files, *found.files),
-            )
-        kept = None if answer.outcome is Outcome.OK else found
-        steps = OverSteps.joined(self._over_steps)
-        return replace(answer, detail=detail, evidence=kept, over_steps=steps)
-
     def evidence(self, now: float | None = None) -> Evidence:
         """Its progress and pace; with `now`, its silence too."""
         known = self._timed or self._pace.steps > 0
@@ -455,7 +369,7 @@ class Story:
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
         """The phases end to end, in seconds since the launch."""
-        if self.answer is not None:
+        if self.answered.final is not None:
             ended_at = self.heard_at
         begins = [at - self._launched_at for _, at in self._phases]
         ends = [*begins[1:], ended_at - self._launched_at]

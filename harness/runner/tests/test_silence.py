@@ -10,8 +10,9 @@ import pytest
 from harness.messages import PhaseBegan, StepsDone
 from harness.records import ActivitySample, Case, Outcome
 from harness.runner import silence
+from harness.runner.joined import Ending
 from harness.runner.silence import Activity, Pace, judge, reason
-from harness.runner.watchdog import Ending, RunObserver, Story
+from harness.runner.watchdog import RunObserver, Story
 from harness.tests.workers import QUICK, make_case
 
 AT = 1000.0

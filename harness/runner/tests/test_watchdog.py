@@ -40,8 +40,9 @@ from harness.records import (
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
 from harness.runner.evidence import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
+from harness.runner.joined import Ending, Seen, joined
 from harness.runner.launcher import Worker
-from harness.runner.watchdog import Ending, RunObserver, Story
+from harness.runner.watchdog import RunObserver, Story
 from harness.tests.workers import QUICK, Counter, make_case
 
 AT = 1000.0
@@ -70,10 +71,19 @@ def after(story: Story, seconds: float) -> Ending:
     return ending
 
 
+def recorded(story: Story, ending: Ending) -> Measurement:
+    """What is recorded of a process that ended so."""
+    folder = evidence.Folder(Path(), Path("x.log"))
+    return joined(
+        story.answered,
+        Seen(ending=ending, cold=False, started_at="", wall_s=1.0, folder=folder),
+    )
+
+
 def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
     story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
 
-    m = story.measurement(after(story, 2.5))
+    m = recorded(story, after(story, 2.5))
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail.startswith("slow: not done in 2.5 s, set timeout_s to 5 or more; in warmup, at")
@@ -89,7 +99,7 @@ def test_a_slow_program_may_end_once_it_is_sampled(until_sampled: bool, first: s
     program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
     story._case = replace(story._case, program=program)
 
-    m = story.measurement(after(story, 2.5))
+    m = recorded(story, after(story, 2.5))
 
     assert m.detail.startswith(f"slow: not done in 2.5 s, {first} ")
 
@@ -103,7 +113,7 @@ def test_neither_a_cold_first_step_nor_an_unfinished_one_bounds_the_others() -> 
 def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
     story = reported(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
 
-    m = story.measurement(after(story, 1.0))
+    m = recorded(story, after(story, 1.0))
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail.startswith("no step finished in 1.01 s, in warmup; no step is known yet")
@@ -118,7 +128,7 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
 
     ending = after(story, 0.5)
 
-    assert story.measurement(ending).tokens == 64, "its rate is less than a step in its time"
+    assert recorded(story, ending).tokens == 64, "its rate is less than a step in its time"
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
@@ -153,9 +163,9 @@ def test_the_first_step_of_a_program_begins_with_its_output_or_its_use_of_a_gpu(
 
 def test_a_rank_that_showed_no_step_has_an_unknown_number() -> None:
     story = reported(settings=replace(QUICK, timeout_s=2.5))
-    story.rank_steps = (19, 0)
+    story.answered.rank_steps = (19, 0)
 
-    assert [r.steps for r in story.measurement(after(story, 2.5)).ranks] == [19, None]
+    assert [r.steps for r in recorded(story, after(story, 2.5)).ranks] == [19, None]
 
 
 def part(*steps: int, **values: tuple[float, ...]) -> OverSteps:
@@ -170,12 +180,12 @@ def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
         done = StepsDone(steps=at, spent_s=at, shortest_s=1.0, over_steps=over_steps)
         story.hear(done, AT + at)
 
-    m = story.measurement(after(story, 9.0))
+    m = recorded(story, after(story, 9.0))
 
     loss, norm = (3.0, 2.0, None, 1.0), (None, None, None, 5.0)
-    joined = replace(part(1, 2, 3, 4), values={"loss": loss, "grad_norm": norm})
+    whole = replace(part(1, 2, 3, 4), values={"loss": loss, "grad_norm": norm})
     assert m.outcome is Outcome.TIMEOUT
-    assert m.over_steps == replace(joined, not_finite={"grad_norm": (3, 4)})
+    assert m.over_steps == replace(whole, not_finite={"grad_norm": (3, 4)})
 
 
 def test_steps_that_reported_no_value_are_not_kept() -> None:
@@ -334,9 +344,7 @@ def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) 
     evidence.cut_log(tmp_path / "gone/x.log")
     folder = evidence.Folder(tmp_path / "gone", tmp_path / "gone/x.log")
 
-    m = evidence.complete(replace(FAILED, outcome=Outcome.CRASH), folder)
-
-    assert m.evidence
+    assert evidence.completed(Evidence(), Outcome.CRASH, None, folder) == Evidence()
 
 
 def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
@@ -357,7 +365,7 @@ def test_a_process_that_answered_has_time_to_exit() -> None:
 
     ending = after(story, 1.0 + watchdog.EXIT_S)
 
-    assert (ending.outcome, story.measurement(ending).outcome) == (None, Outcome.NON_FINITE)
+    assert (ending.outcome, recorded(story, ending).outcome) == (None, Outcome.NON_FINITE)
 
 
 def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
@@ -368,7 +376,7 @@ def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
 
     assert ending is not None
     assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
-    assert story.measurement(ending).outcome is Outcome.NON_FINITE
+    assert recorded(story, ending).outcome is Outcome.NON_FINITE
 
 
 def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(

@@ -1,0 +1,150 @@
+"""Joins what a worker answered with what its parent saw: here a measurement becomes complete."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.analysis.statistics import unfit
+from harness.messages import Built
+from harness.records import (
+    Evidence,
+    Measurement,
+    Outcome,
+    OverSteps,
+    Phase,
+    Rank,
+    Telemetry,
+)
+from harness.runner import evidence, ranks
+
+CLOCKS_DISAGREE = 0.5
+"""Least share of the sampling phase that the samples must fill; at most, they fill a little more
+than all of it."""
+SLACK_S, STEP_SLACK_S = 0.1, 5e-4
+"""Time of the phase, and of each step in it, that need not be in a sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a process ended, as the parent saw it."""
+
+    outcome: Outcome | None = None
+    """None: the worker's answer has it."""
+    detail: str = ""
+    advice: str = ""
+    """Which setting of the suite to raise, and to what."""
+    lower_bound_s: float | None = None
+    evidence: Evidence
+
+
+@dataclass(slots=True, kw_only=True)
+class Answered:
+    """What a worker has said of its measurement, up to now."""
+
+    case_id: str
+    process: int
+    final: Measurement | None = None
+    between_s: float | None = None
+    """Time of the sampling phase that was not in a step; None for a program."""
+    preliminary: Measurement | None = None
+    """The answer, sent before a search for the cause that may itself fail."""
+    built: Built = field(default_factory=lambda: Built(tokens=None, flops=None, bytes=None))
+    rank_steps: tuple[int, ...] = ()
+    """Steps of each rank of a program, if it has several."""
+    over_steps: list[OverSteps] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What the parent has seen of a process, from the launch until all of it is gone."""
+
+    ending: Ending
+    cold: bool
+    started_at: str
+    wall_s: float
+    folder: evidence.Folder
+    phases: tuple[Phase, ...] = ()
+    telemetry: Telemetry | None = None
+    gpus: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> the UUID of its GPU."""
+    survivors: int = 0
+    """Processes that survived SIGKILL."""
+
+
+def joined(answered: Answered, seen: Seen) -> Measurement:
+    """The measurement of a process that has ended; without an answer, the record of its failure."""
+    ending = seen.ending
+    if ending.outcome is None and answered.final is not None:
+        said, note = answered.final, ending.detail
+    elif answered.preliminary is not None:
+        said = answered.preliminary
+        note = f"the search for its origin: {ending.outcome}, {ending.detail}"
+    else:
+        said, note = _unanswered(answered, ending), ""
+    if problem := _clock_problem(said, seen.phases, answered.between_s):
+        said, note = said.without_samples(Outcome.INVALID_ENVIRONMENT, problem), ""
+    survivors = f"{seen.survivors} processes survived SIGKILL" if seen.survivors else ""
+    found = None
+    if said.outcome is not Outcome.OK:
+        own = _evidence(said.evidence, ending.evidence)
+        found = evidence.completed(own, said.outcome, seen.telemetry, seen.folder)
+    return replace(
+        said,
+        detail="; ".join(filter(None, (said.detail, note, survivors))),
+        discarded=unfit(said, seen.telemetry, seen.phases),
+        effective={**said.effective, "start": "cold" if seen.cold else "warm"},
+        over_steps=OverSteps.joined(answered.over_steps),
+        telemetry=seen.telemetry,
+        ranks=ranks.with_gpus(said, seen.telemetry, seen.phases, seen.gpus),
+        phases=seen.phases,
+        started_at=seen.started_at,
+        wall_s=seen.wall_s,
+        log=seen.folder.log_name,
+        evidence=found,
+    )
+
+
+def _unanswered(answered: Answered, ending: Ending) -> Measurement:
+    """The record of a process that ended, or had to be ended, without an answer."""
+    outcome = ending.outcome or Outcome.CRASH
+    left = enumerate(answered.rank_steps)
+    failure = Measurement(
+        case_id=answered.case_id,
+        process=answered.process,
+        outcome=outcome,
+        detail=ending.detail,
+        lower_bound_s=ending.lower_bound_s,
+        ranks=tuple(Rank(rank=r, steps=n or None, ended="did not end") for r, n in left),
+    )
+    if outcome is Outcome.CRASH:
+        return failure
+    built = answered.built  # a bound on a step's time bounds its rate
+    return replace(failure, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
+
+
+def _evidence(said: Evidence | None, seen: Evidence) -> Evidence:
+    """The worker's evidence of its failure, completed by what the parent saw."""
+    if said is None:
+        return seen
+    return replace(
+        said,
+        phase=said.phase or seen.phase,
+        steps=seen.steps if said.steps is None else said.steps,
+        pace_s=seen.pace_s,
+        needed_s=seen.needed_s,
+        files=(*said.files, *seen.files),
+    )
+
+
+def _clock_problem(said: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:
+    """Why the samples cannot be what the sampling phase took; empty if they can."""
+    phase = next((p for p in phases if p.name == "sampling"), None)
+    if phase is None or between_s is None or not said.samples_s:
+        return ""
+    spent_s, sum_s = phase.end_s - phase.start_s - between_s, sum(said.samples_s)
+    slack_s = SLACK_S + STEP_SLACK_S * len(said.samples_s)
+    if CLOCKS_DISAGREE * (spent_s - slack_s) <= sum_s <= 1.1 * spent_s + slack_s:
+        return ""
+    return (
+        f"the samples add up to {sum_s:.3g} s, but the sampling phase ran steps for {spent_s:.3g} "
+        "s; look for code that replaces a clock of Python or torch"
+    )
