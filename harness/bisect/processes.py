@@ -16,10 +16,8 @@ from harness.errors import HarnessError
 from harness.machine import drift, requirements
 from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import verified
-from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
 from harness.runner.run import run_one
-from harness.runner.watchdog import RunObserver
 from harness.store.writer import now
 
 CHEAP = 0.1
@@ -47,7 +45,6 @@ class Processes:
     """Measures one fresh process after another."""
 
     journal: Journal
-    launcher: Launcher
     rig: Rig
     started: float
     """Monotonic time."""
@@ -74,10 +71,8 @@ class Processes:
         if not first and not is_cheap([m.measurement for m in self.measured]):
             # Then accuracy is checked once for each code and case.
             case = replace(case, settings=replace(case.settings, accuracy=False))
-        rig, launcher, process = self.rig, self.launcher.at(roots), len(self.measured)
-        measured = run_one(
-            case, process, launcher, self.journal, rig.probes, RunObserver(), rig.gpu
-        )
+        launcher = self.rig.launcher.at(roots)
+        measured = run_one(case, len(self.measured), launcher, self.journal, self.rig)
         measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
@@ -132,6 +127,4 @@ def opened(
             journal.write(Note(at=now(), text=f"resumed with {difference}"))
     rig.measures(journal.folder.name)
     rig.observe(here)
-    return Processes(
-        journal=journal, launcher=launcher, rig=rig, started=started, resources=resources
-    )
+    return Processes(journal=journal, rig=rig, started=started, resources=resources)

@@ -107,7 +107,7 @@ class SearchLevel:
         """Give a new search everything that the journal has. `level` is 0 for the requested
         history, 1 for the merged side of its culprit, and so on."""
         self._journal = processes.journal
-        self._launcher = processes.launcher
+        self._launcher = processes.rig.launcher
         self._trees = trees
         self.level = level
         self.history = history

@@ -245,9 +245,8 @@ def _on_one_gpu(
 ) -> tuple[Path, Stop | None]:
     """The folder of the run, and why cases are left."""
     with ExitStack() as held:
-        rig, launcher, here = take(
-            held, chosen, command=command(), wait_s=wait_s, say=say, store=store
-        )
+        rig, here = take(held, chosen, command=command(), wait_s=wait_s, say=say, store=store)
+        launcher = rig.launcher
         launcher.traces = trace
         if before is not None:
             drift.require_alike(before, here)
@@ -273,7 +272,7 @@ def _on_one_gpu(
         )
         rig.measures(writer.run_id)
         with writer:
-            if _carry_out(agenda, rig, launcher, here, writer, self_test=self_test):
+            if _carry_out(agenda, rig, here, writer, self_test=self_test):
                 wall_s = time.monotonic() - began if before is None else None
                 writer.finish(wall_s=wall_s, stopped=agenda.stop)
     return writer.folder, agenda.stop
@@ -282,7 +281,6 @@ def _on_one_gpu(
 def _carry_out(
     agenda: Agenda,
     rig: Rig,
-    launcher: Launcher,
     here: Environment,
     writer: store_writer.RunWriter,
     *,
@@ -295,7 +293,7 @@ def _carry_out(
     try:
         rig.observe(here)
         tested = (
-            run_self_test(launcher, rig.probes, here.gpu)
+            run_self_test(rig.launcher, rig.probes, here.gpu)
             if self_test
             else skipped_self_test(here.gpu, "--no-self-test")
         )
@@ -304,14 +302,8 @@ def _carry_out(
             err.print(console.failed_self_test(tested, writer.folder))
             return False
         with ProgressBar(err, suite) as progress:
-            run_suite(
-                agenda,
-                writer=writer,
-                probes=rig.probes,
-                observer=progress,
-                launcher=launcher,
-                gpu=rig.gpu,
-            )
+            rig.observer = progress
+            run_suite(agenda, rig, writer)
     except KeyboardInterrupt:
         raise _interrupted(writer.folder) from None
     return True

@@ -115,7 +115,7 @@ def _started(
 ) -> tuple[Bench, Mapping[Key, int]]:
     """A bench with a new run of each side and suite, and the number of processes of each case."""
     plan.rig.observe(plan.here)
-    bench = Bench(plan.sides, plan.rig.probes, observer, held, plan.rig.gpu)
+    bench = Bench(plan.sides, plan.rig, observer, held)
     counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
         cases = tuple(

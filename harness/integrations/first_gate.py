@@ -211,14 +211,8 @@ def _started(
     def measured(suite: Suite, store: Path) -> Run:
         with writer.create(store, suite, here) as kept, shown(suite) as observer:
             kept.append(skipped_self_test(here.gpu, "harness init"))
-            run_suite(
-                Agenda(suite),
-                writer=kept,
-                launcher=launcher,
-                probes=rig.probes,
-                observer=observer,
-                gpu=rig.gpu,
-            )
+            rig.observer = observer
+            run_suite(Agenda(suite), rig, kept)
             kept.finish()
         return reader.load(store, str(kept.folder))
 

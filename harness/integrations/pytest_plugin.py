@@ -94,14 +94,14 @@ class SuiteFile(pytest.File):
         selected = replace(self.suite, cases=tuple(item.case for item in items))
         try:
             with ExitStack() as held:
-                self._rig, self._launcher, here = take(
+                self._rig, here = take(
                     held,
                     selected,
                     command=("pytest", *self.config.invocation_params.args),
                     wait_s=self.config.getoption("--harness-wait-for-gpu"),
                     say=warnings.warn,
                 )
-                self._launcher.preflight(selected)
+                self._rig.launcher.preflight(selected)
                 self._rig.observe(here)
                 store = self.config.rootpath / self.config.getoption("--harness-store")
                 self._writer = held.enter_context(create(store, selected, here))
@@ -113,16 +113,8 @@ class SuiteFile(pytest.File):
     def measure(self, case: "Case") -> "Run":
         """Run all processes of a case; the run with its measurements."""
         from harness.runner.run import Agenda, run_suite
-        from harness.runner.watchdog import RunObserver
 
-        run_suite(
-            Agenda(replace(self.suite, cases=(case,))),
-            writer=self._writer,
-            launcher=self._launcher,
-            probes=self._rig.probes,
-            observer=RunObserver(),
-            gpu=self._rig.gpu,
-        )
+        run_suite(Agenda(replace(self.suite, cases=(case,))), self._rig, self._writer)
         return self._recorded()
 
     def teardown(self) -> None:

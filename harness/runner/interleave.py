@@ -16,13 +16,11 @@ from typing import Protocol
 from harness.analysis import statistics as stats
 from harness.git import repository
 from harness.git.origin import OURS
-from harness.machine.gpu_idle import IdleCheck
-from harness.machine.probes import Probe
 from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig
 from harness.runner.run import run_one
 from harness.runner.self_test import run_self_test, skipped_self_test
-from harness.runner.watchdog import RunObserver
 from harness.store.writer import RunWriter, create
 
 CLOCK = "gpu_sm_clock_hz"
@@ -80,12 +78,10 @@ class Bench:
 
     sides: Sequence[Side]
     """The candidate is the last."""
-    probes: Sequence[Probe]
+    rig: Rig
     observer: Observer
     held: ExitStack
     """Closes the stored runs."""
-    gpu: IdleCheck | None = None
-    """Checked before every process."""
 
     def record(self, root: Path, side: Side, suite: Suite, key: str) -> None:
         """Create the stored run of a side and a suite."""
@@ -98,7 +94,7 @@ class Bench:
         skipped."""
         head, gpu = self.sides[-1], self.sides[-1].environment.gpu
         shown = (
-            run_self_test(head.launcher, self.probes, gpu)
+            run_self_test(head.launcher, self.rig.probes, gpu)
             if ask
             else skipped_self_test(gpu, "not requested")
         )
@@ -137,8 +133,7 @@ class Bench:
         given = task.case.settings
         settings = replace(given, profile=given.profile and (index == 0 or task.attest))
         case = replace(task.case, settings=settings)
-        quiet = RunObserver()
-        found = run_one(case, index, side.launcher, writer, self.probes, quiet, self.gpu)
+        found = run_one(case, index, side.launcher, writer, self.rig)
         measurement = verified(found, case, side.roots)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)

@@ -11,6 +11,7 @@ from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
 from harness.records import Case, Environment, Suite
 from harness.runner.launcher import Launcher
+from harness.runner.watchdog import RunObserver
 from harness.suite.load import shipped_roots
 
 
@@ -44,6 +45,10 @@ class Rig:
         self._uuids: Sequence[str] = ()
         """Of the GPUs of a case: one for each rank."""
         self.locks: list[GpuLock] = []
+        self.launcher: Launcher
+        """The last that was started."""
+        self.observer = RunObserver()
+        """Follows what is measured here."""
         self.probes: tuple[Probe, ...] = ()
         """Set by `observe`."""
         self.gpu: IdleCheck | None = None
@@ -64,11 +69,8 @@ class Rig:
     ) -> Launcher:
         """A launcher, closed with the rig; see Launcher."""
         launcher = Launcher(roots, elsewhere=elsewhere, device=self._device, around=around)
-        return self._held.enter_context(launcher)
-
-    def start_for(self, suite: Suite) -> Launcher:
-        """A launcher for a suite, closed with the rig; see Launcher.of."""
-        return self._held.enter_context(Launcher.of(suite))
+        self.launcher = self._held.enter_context(launcher)
+        return self.launcher
 
     def describe(
         self,
@@ -119,8 +121,8 @@ def take(
     wait_s: float,
     say: Callable[[str], None],
     store: Path | None = None,
-) -> tuple[Rig, Launcher, Environment]:
-    """A rig for one suite, its launcher, and the environment of its workers.
+) -> tuple[Rig, Environment]:
+    """A rig with a launcher for one suite, and the environment of its workers.
 
     `held` closes the rig; `command` is the command line, for the record. With the folder of the
     runs, the doctor examines the machine.
@@ -131,13 +133,13 @@ def take(
         HarnessError: No worker can be started.
     """
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
-    launcher = rig.start_for(suite)
+    rig.launcher = held.enter_context(Launcher.of(suite))
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
     required = {*suite.requires, *suite.wants}
     here = rig.describe(
-        launcher, command=command, repository=home, cases=suite.cases, required=required
+        rig.launcher, command=command, repository=home, cases=suite.cases, required=required
     )
     requirements.require(suite, here)
     if store is not None:
         here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
-    return rig, launcher, here
+    return rig, here

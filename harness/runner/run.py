@@ -19,8 +19,6 @@ from types import FrameType
 from typing import Protocol
 
 from harness.machine import gpu_idle
-from harness.machine.gpu_idle import IdleCheck
-from harness.machine.probes import Probe
 from harness.records import (
     Case,
     Decision,
@@ -33,8 +31,9 @@ from harness.records import (
     gpu_matches,
 )
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig
 from harness.runner.telemetry import gpus_of
-from harness.runner.watchdog import RunObserver, watch
+from harness.runner.watchdog import watch
 
 SIGNAL_S = 0.2
 """Longest time between the SIGTERM to a worker and that to this process, if both get one."""
@@ -165,32 +164,21 @@ class Agenda:
         return len(self._left[case.case_id]) * one_s if one_s else case.settings.timeout_s
 
 
-def run_suite(
-    agenda: Agenda,
-    *,
-    writer: Writer,
-    launcher: Launcher,
-    probes: Sequence[Probe],
-    observer: RunObserver,
-    gpu: IdleCheck | None = None,
-) -> None:
-    """Measure what is left, and store each measurement as its process ends.
+def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
+    """Measure what is left with the rig's launcher, and store each measurement as its process ends.
 
     No worker is left running, however this returns.
-
-    Args:
-        gpu: Checked before every process; None without a GPU.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
         HarnessError: A measurement cannot be stored, or no worker can be started.
     """
-    finished = 0
+    finished, observer = 0, rig.observer
     observer.planned(agenda.left)
     with terminating_like_ctrl_c():
         while step := agenda.next():
             case, process = step
-            measurement = run_one(case, process, launcher, writer, probes, observer, gpu)
+            measurement = run_one(case, process, rig.launcher, writer, rig)
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
                 # worker did not crash.
@@ -202,21 +190,13 @@ def run_suite(
             observer.finished(measurement)
 
 
-def run_one(
-    case: Case,
-    process: int,
-    launcher: Launcher,
-    writer: Writer,
-    probes: Sequence[Probe],
-    observer: RunObserver,
-    gpu: IdleCheck | None,
-) -> Measurement:
+def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: Rig) -> Measurement:
     """Measure one case in one fresh process, if its GPUs are free; stores nothing and leaves no
     worker."""
-    why, holders = gpu.problem(gpus_of(case)) if gpu else ("", ())
+    why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
         return gpu_idle.refused(case, process, why, holders)
-    observer.started(case, process)
+    rig.observer.started(case, process)
     log = writer.log_path(case.case_id, process)
     return watch(
         launcher.launch(case, process, log),
@@ -224,8 +204,8 @@ def run_one(
         process,
         log=log,
         run_folder=writer.folder,
-        probes=probes,
-        observer=observer,
+        probes=rig.probes,
+        observer=rig.observer,
     )
 
 

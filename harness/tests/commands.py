@@ -6,7 +6,7 @@ from harness.records import Measurement, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
-from harness.tests.workers import Counter, Memory, Quiet, descendants
+from harness.tests.workers import Counter, Memory, Quiet, descendants, rig_of
 
 HEAD = """
 schema: 1
@@ -34,8 +34,7 @@ def run(warm: Launcher, folder: Path, asked: Suite, observer: Quiet | None = Non
     writer = Memory(folder)
     for case in asked.cases:
         (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
-    agenda, quiet = Agenda(asked), observer or Quiet()
-    run_suite(agenda, writer=writer, probes=[Counter()], observer=quiet, launcher=warm)
+    run_suite(Agenda(asked), rig_of(warm, [Counter()], observer), writer)
     assert descendants() == []
     (m,) = writer.measurements
     return m

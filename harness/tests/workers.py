@@ -8,6 +8,7 @@ import psutil
 from harness.machine.probes import Probe
 from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
 from harness.runner.launcher import Launcher
+from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.watchdog import RunObserver
 
@@ -107,6 +108,15 @@ class Counter:
         pass
 
 
+def rig_of(
+    launcher: Launcher, probes: Sequence[Probe] = (), observer: RunObserver | None = None
+) -> Rig:
+    """A rig that reserves nothing."""
+    rig = Rig(say=print)
+    rig.launcher, rig.probes, rig.observer = launcher, (*probes,), observer or Quiet()
+    return rig
+
+
 def run(
     warm: Launcher,
     folder: Path,
@@ -114,9 +124,8 @@ def run(
     observer: RunObserver | None = None,
     probes: Sequence[Probe] = (),
 ) -> list[Measurement]:
-    writer, observer = Memory(folder), observer or Quiet()
-    agenda = Agenda(make_suite(*cases))
-    run_suite(agenda, writer=writer, probes=probes, observer=observer, launcher=warm)
+    writer = Memory(folder)
+    run_suite(Agenda(make_suite(*cases)), rig_of(warm, probes, observer), writer)
     return writer.measurements
 
 

@@ -14,7 +14,7 @@ from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
 from harness.tests import fake_runs
-from harness.tests.workers import Memory, Quiet
+from harness.tests.workers import Memory, rig_of
 from suites.tests.small import A100, judged
 
 NAME = "single-a100-production"
@@ -149,7 +149,7 @@ def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
 
     with Launcher.of(suite) as launcher:
         launcher.preflight(suite)
-        run_suite(Agenda(suite), writer=writer, probes=(), observer=Quiet(), launcher=launcher)
+        run_suite(Agenda(suite), rig_of(launcher), writer)
 
     ended = {m.case_id: m.outcome for m in writer.measurements}
     refused = [name for name, outcome in ended.items() if outcome is Outcome.UNSUPPORTED]

@@ -130,7 +130,7 @@ def test_what_is_only_wanted_does_not_stop_and_is_reported(lacks: str | None) ->
 
 def test_a_run_is_refused_before_its_first_case(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = worker_facts.describe()
-    monkeypatch.setattr(rig.Rig, "start_for", lambda self, suite: Facts(facts))
+    monkeypatch.setattr("harness.runner.rig.Launcher.of", lambda suite: nullcontext(Facts(facts)))
     wants: dict[str, Scalar] = {
         "packages.no-such-package": "*",
         "variables.MINE": "yes",
@@ -142,7 +142,7 @@ def test_a_run_is_refused_before_its_first_case(monkeypatch: pytest.MonkeyPatch)
     def taken(requires: Mapping[str, Scalar]) -> Environment:
         suite = replace(SUITE, device="cpu", requires=requires, wants=wants)
         with ExitStack() as held:
-            return rig.take(held, suite, command=(), wait_s=0.0, say=print)[2]
+            return rig.take(held, suite, command=(), wait_s=0.0, say=print)[1]
 
     here = taken({"packages.pytest": ">=8"})
     assert here.versions["no-such-package"] is None

@@ -18,7 +18,7 @@ from harness.runner import stacks, watchdog
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, file_of, make_case, run
-from harness.tests.workers import GPU, QUICK, Memory, Quiet, make_suite
+from harness.tests.workers import GPU, QUICK, Memory, make_suite, rig_of
 from harness.tests.workers import make_case as make_good
 
 # --- of the worker -----------------------------------------------------------------------
@@ -158,14 +158,9 @@ def test_errors_of_a_gpu_stay_in_their_process(warm: Launcher, tmp_path: Path) -
     writer = Memory(tmp_path)
     cases = [make_good(f) for f in ("fills_the_gpu", "faults_on_the_gpu", "multiplies_on_gpu")]
     with nvml_meter(nvml.gpus()[0].uuid) as meter:
-        run_suite(
-            Agenda(make_suite(*cases)),
-            writer=writer,
-            probes=(),
-            observer=Quiet(),
-            launcher=warm,
-            gpu=IdleCheck(meter),
-        )
+        rig = rig_of(warm)
+        rig.gpu = IdleCheck(meter)
+        run_suite(Agenda(make_suite(*cases)), rig, writer)
 
     full, faulted, good = writer.measurements
     assert full.outcome is Outcome.OUT_OF_MEMORY

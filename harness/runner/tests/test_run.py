@@ -33,6 +33,7 @@ from harness.tests.workers import (
     descendants,
     make_case,
     make_suite,
+    rig_of,
     run,
 )
 
@@ -55,9 +56,10 @@ class Planned(Memory):
             case_id=case.case_id, process=process, outcome=outcome, samples_s=samples_s
         )
 
-    def run(self, suite: Suite, **options: Any) -> list[tuple[str, int, Outcome]]:
-        options |= {"launcher": self.launcher, "observer": self.observer}
-        run_suite(Agenda(suite), writer=self, probes=(), **options)
+    def run(self, suite: Suite, gpu: IdleCheck | None = None) -> list[tuple[str, int, Outcome]]:
+        rig = rig_of(self.launcher, observer=self.observer)
+        rig.gpu = gpu
+        run_suite(Agenda(suite), rig, self)
         return self.outcomes
 
 
