@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner import launcher
+from harness.runner import forkserver
 from harness.runner.launcher import Launcher
 from harness.store.writer import RunWriter, create
 from harness.tests.forkservers import Template
@@ -34,14 +34,14 @@ def pytest_collection_finish() -> None:
 def forked_forkservers() -> Iterator[Template]:
     """Launchers of this process have forkservers that need not import torch."""
     with pytest.MonkeyPatch.context() as patch, Template() as template:
-        patch.setattr(launcher, "start_forkserver", template.start_forkserver)
+        patch.setattr(forkserver, "start_forkserver", template.start_forkserver)
         yield template
 
 
 @pytest.fixture
 def own_forkservers(forked_forkservers: Template, monkeypatch: pytest.MonkeyPatch) -> None:
     """Launchers start their forkservers as they do outside tests."""
-    monkeypatch.setattr(launcher, "start_forkserver", forked_forkservers.real)
+    monkeypatch.setattr(forkserver, "start_forkserver", forked_forkservers.real)
 
 
 @pytest.fixture(scope="session")

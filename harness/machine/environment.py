@@ -221,7 +221,7 @@ def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     here = Path.cwd()
     if not name:  # a program, which runs here
         return here
-    # The same order as in a worker, see runner.launcher.
+    # The same order as in a worker, see runner.forkserver.
     first = roots or home(here)
     place = _found(name, [str(folder) for folder in first])
     return here if place is None else place if place.is_dir() else place.parent

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.machine.nvml import family
 from harness.records import Case, Evidence, EvidenceFile, Outcome, Telemetry
 from harness.runner import ranks, stacks
-from harness.runner.launcher import Worker
+from harness.runner.forkserver import Worker, end_of
 
 FOLDER = "evidence"
 LOG_HEAD_BYTES = 4 * 2**20
@@ -24,7 +24,6 @@ TAIL_S = 30.0
 """The last seconds of telemetry that go into a file."""
 
 _TRACEBACK = re.compile(r'  File "(.*)", line (\d+), in (.*)')
-_LOG_TAIL_BYTES = 2**16
 
 
 class Folder:
@@ -124,8 +123,7 @@ def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | No
     if not folder.log.exists():  # somebody removed the run
         return "", None
     with folder.log.open("rb") as file:
-        file.seek(max(0, folder.log.stat().st_size - _LOG_TAIL_BYTES))
-        text = file.read().decode(errors="replace")
+        text = end_of(file)
     text = text if rank is None else stacks.by_rank(text).get(rank, "")
     end = start if (start := text.find("Fatal Python error: ")) >= 0 else len(text)
     raised = text.rfind("Traceback (most recent call last):", 0, end)

@@ -6,144 +6,34 @@ a forkserver of its own (a cold start), because torch, CUDA and OpenMP read some
 The exception is NSA_*, which our code reads when it is called.
 """
 
-import json
-import math
-import os
-import select
 import shlex
-import signal
-import socket
-import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import home
 from harness.messages import (
-    ASK_FOR_STACKS,
     Checked,
     CheckOrder,
     DescribeOrder,
     Facts,
-    Garbled,
     MeasureOrder,
-    Message,
-    MessageReader,
-    Order,
     PhaseBegan,
     SelfTestOrder,
-    encode_order,
 )
-from harness.records import Case, Suite, Work, bounded
+from harness.records import Case, Suite, Work
+from harness.runner.forkserver import START_S, ForkserverHandle, Worker, said_last
 from harness.suite.load import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
 """Prefix of the variables that may be set after torch is loaded."""
-START_S = 120.0
-"""Longest time to import torch, or to describe it; a cold network disk needs half of it."""
-GRACE_S = 1.0
-"""Time between SIGTERM and SIGKILL."""
-END_S = 15.0
-"""Longest time for a forkserver to end a worker and its descendants."""
-CLOSE_S = 10.0
-"""Longest time for a forkserver to end its descendants."""
 TRACE = ".trace.json.gz"
 """End of the name of a Chrome trace beside a log."""
-LAST_BYTES = 2**16
-"""Read of a log, to find its last line."""
-MAX_REPLY_BYTES = 2**15
-"""JSON writes one byte of a bounded text as six at most."""
-
-_PYTHONPATH = os.environ.get("PYTHONPATH", "")
-"""Of this process; a search may change the variable later."""
-_HARNESS = str(Path(__file__).resolve().parents[2])
 
 Reply = TypeVar("Reply", Facts, Checked)
-
-# The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
-# the tree under test, so that -P must keep this tree off the path; the roots go there later.
-# What else is in the folder of the harness must not shadow it. OpenMP reads its variable when torch
-# loads it. Its threads spin by default while they wait: beside other load a step of two threads
-# then takes 20 times as long (reports/LOG.md). Programs of a suite do not inherit the variable.
-_BOOT = (
-    f"import json, os, sys; path = json.loads(sys.argv[1]); sys.path[:] = [*path, {_HARNESS!r}]; "
-    "given = 'OMP_WAIT_POLICY' in os.environ; os.environ.setdefault('OMP_WAIT_POLICY', 'passive'); "
-    "from harness.worker import forkserver; given or os.environ.pop('OMP_WAIT_POLICY'); "
-    "sys.path[:] = path; forkserver.main(int(sys.argv[2]), sys.argv[3:])"
-)
-
-
-@dataclass(slots=True, kw_only=True)
-class Worker:
-    """A process that carries out one order, as the parent sees it."""
-
-    forkserver: "_ForkserverHandle"
-    pid: int
-    answers: int
-    """File descriptor of its messages; non-blocking."""
-    launched_at: float
-    """time.monotonic at the fork, after the start of the forkserver."""
-    cold: bool
-    closed_pipe: bool = False
-    exit_code: int | None = None
-    """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
-
-    def wait(self, *, seconds: float) -> None:
-        """Sleep until the worker sends a message or exits, at most this long."""
-        files = [] if self.closed_pipe else [self.answers]
-        if self.exit_code is None:
-            files.append(self.forkserver.control.fileno())
-        ready, _, _ = select.select(files, [], [], max(0.0, seconds))
-        if self.forkserver.control.fileno() in ready:
-            self.exit_code = self.forkserver.hear().get("exited", -signal.SIGKILL)
-
-    def hung_up(self) -> None:
-        """It has closed its pipe, as at exit, which the forkserver must report."""
-        if not self.closed_pipe:
-            self.closed_pipe = True
-            self.forkserver.wake()
-
-    def converse(
-        self, seconds: float, meanwhile: Callable[[], float] = lambda: math.inf
-    ) -> list[Message]:
-        """All its messages until it closes the pipe, at most this long; then it is ended.
-
-        `meanwhile` is called between messages, and returns the time.monotonic of its next call.
-        """
-        received: list[Message] = []
-        reader, deadline = MessageReader(self.answers), time.monotonic() + seconds
-        try:
-            while not reader.at_end and time.monotonic() < deadline:
-                self.wait(seconds=min(deadline, meanwhile()) - time.monotonic())
-                reader.drain(received.append)
-        except Garbled as error:
-            raise HarnessError(
-                f"a worker's answer is garbled: {error}",
-                "Does the code under test write to a file descriptor that it did not open?",
-            ) from error
-        finally:
-            self.end()
-        return received
-
-    def dump_stacks(self) -> None:
-        """Ask the worker to write the Python stacks of its threads to its log."""
-        if self.exit_code is None:
-            os.kill(self.pid, ASK_FOR_STACKS)
-
-    def end(self) -> int:
-        """End the worker and its descendants; the number of processes that survived SIGKILL."""
-        os.close(self.answers)
-        left = self.forkserver.end(GRACE_S)
-        if self.cold or left:
-            self.forkserver.close()
-        return left
 
 
 class Launcher:
@@ -176,7 +66,7 @@ class Launcher:
         self._host: Launcher | None = None  # owns the forkserver, see `at`
         self._around = dict(around or {})
         self._hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-        self._warm: _ForkserverHandle | None = None
+        self._warm: ForkserverHandle | None = None
         self._device = ""  # unknown until described
         self.not_preloaded = ""
         """Why the workloads' modules were not imported in advance; empty if they were."""
@@ -310,179 +200,13 @@ class Launcher:
                 remedy = f"Try the import alone: python -c {shlex.quote(doing[-1])}"
             raise HarnessError(f"a worker cannot {what}{where}: {why}", remedy)
 
-    def _warmed(self) -> "_ForkserverHandle":
+    def _warmed(self) -> ForkserverHandle:
         if self._host is not None:
             return self._host._warmed()
         if self._warm is None or self._warm.closed:
             self._warm = self._started({})
         return self._warm
 
-    def _started(self, env: Mapping[str, str]) -> "_ForkserverHandle":
+    def _started(self, env: Mapping[str, str]) -> ForkserverHandle:
         env = {**self._around, **env, **self._hidden}
-        return _ForkserverHandle(env, self._roots or self._home, self._cwd)
-
-
-def search_path(env: Mapping[str, str]) -> list[str]:
-    """The folders that a worker with these variables searches for modules after those of the code
-    under test: PYTHONPATH as it is in `env`, those that this Python has without it, this folder."""
-    prefixes = (sys.prefix, sys.base_prefix)
-    given, mine = _folders(env.get("PYTHONPATH", "")), _folders(_PYTHONPATH)
-    dropped = {f for f in mine if not f.startswith(prefixes)} | {sysconfig.get_path("scripts")}
-    # An entry that is not a folder or an archive is a hook's word for one.
-    own = [str(Path(p).absolute()) if Path(p).exists() else p for p in sys.path]
-    return [*dict.fromkeys((*given, *(p for p in own if p not in dropped), str(Path.cwd())))]
-
-
-def _folders(path: str) -> list[str]:
-    return [str(Path(place).absolute()) for place in path.split(os.pathsep) if place]
-
-
-def start_forkserver(
-    path: Sequence[str],
-    first: Sequence[str],
-    control: socket.socket,
-    output: IO[bytes],
-    *,
-    env: Mapping[str, str],
-    cwd: Path | None,
-) -> "subprocess.Popen[bytes]":
-    """Start an interpreter that serves orders from the other end of `control`."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, json.dumps(path), str(control.fileno()), *first],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[control.fileno()],
-        start_new_session=True,  # Ctrl-C is for the parent, which then ends it
-    )
-
-
-class _ForkserverHandle:
-    """The process of a forkserver and the socket to it."""
-
-    def __init__(self, env: Mapping[str, str], first: Sequence[str], cwd: Path | None) -> None:
-        """Start one under `env` and wait until torch is imported there."""
-        self.prepared = False
-        """Whether it has imported what measuring a workload needs."""
-        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
-        env = {**os.environ, **env}
-        try:
-            with theirs:
-                self._process = start_forkserver(
-                    search_path(env), first, theirs, self._stderr, env=env, cwd=cwd
-                )
-        except OSError as error:
-            self.control.close()
-            self._stderr.close()
-            raise HarnessError(
-                f"no worker can be started with {sys.executable}: {error.strerror}",
-                "If the list of arguments is too long, shorten the variables in `env`.",
-            ) from error
-        self.control.settimeout(START_S)
-        try:
-            ready = "ready" in self.hear()
-        except BaseException:  # also Ctrl-C: the process would outlive us
-            self.close()
-            raise
-        if not ready:
-            reason = last_line(self._stderr)
-            self.close()
-            raise HarnessError(
-                f"no worker can be started with {sys.executable}: {reason}",
-                "Is torch installed there?",
-            )
-
-    @property
-    def closed(self) -> bool:
-        return self._process.poll() is not None
-
-    def fork(
-        self, order: Order, log: Path, env: Mapping[str, str] | None = None, *, cold: bool = False
-    ) -> Worker:
-        """Fork a worker, whose output is appended to `log`."""
-        answers, write_end = os.pipe()
-        os.set_blocking(answers, False)
-        try:
-            with log.open("ab") as log_file:
-                self._send(
-                    {"env": dict(env or {})}, encode_order(order), write_end, log_file.fileno()
-                )
-                reply = self.hear()
-        finally:
-            os.close(write_end)
-        if "pid" not in reply:
-            raise HarnessError("the forkserver died", "Is memory exhausted?")
-        launched_at = order.launched_at if isinstance(order, MeasureOrder) else time.monotonic()
-        return Worker(
-            forkserver=self,
-            pid=int(reply["pid"]),
-            answers=answers,
-            launched_at=launched_at,
-            cold=cold,
-        )
-
-    def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these and what measuring needs; why it must be replaced, or nothing."""
-        self.prepared = True
-        self._send({"preload": modules})
-        self.control.settimeout(START_S)
-        return str(self.hear().get("preloaded", "the forkserver died"))
-
-    def _send(self, request: Mapping[str, Any], order: bytes = b"", *fds: int) -> None:
-        """Send a request in a file in memory, for the kernel limits the size of a message. If the
-        forkserver is dead, `hear` is empty."""
-        with os.fdopen(os.memfd_create("request"), "wb") as file, suppress(ConnectionError):
-            file.write(json.dumps(request).encode() + b"\n" + order)
-            file.flush()
-            socket.send_fds(self.control, [b"."], [file.fileno(), *fds])
-
-    def wake(self) -> None:
-        """Let it go on, if its worker has stopped it."""
-        if not self.closed:
-            os.kill(self._process.pid, signal.SIGCONT)
-
-    def hear(self) -> dict[str, Any]:
-        """The next reply; empty if it takes too long or the forkserver is dead."""
-        try:
-            data = self.control.recv(MAX_REPLY_BYTES)
-        except (TimeoutError, ConnectionError):
-            data = b""
-        reply: dict[str, Any] = json.loads(data or b"{}")
-        return reply
-
-    def end(self, grace_s: float) -> int:
-        """End its descendants; the number that survived SIGKILL."""
-        self.wake()
-        self._send({"end": grace_s})
-        self.control.settimeout(END_S)
-        while reply := self.hear():
-            if "ended" in reply:
-                self.control.settimeout(START_S)
-                return int(reply["ended"])
-        self.close()  # it is dead, and the kernel killed its worker with it
-        return 0
-
-    def close(self) -> None:
-        """Closing the socket makes it end its descendants and itself."""
-        self.control.close()
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._stderr.close()
-
-
-def said_last(log: Path) -> str:
-    """The last line of a worker's log; of a traceback, that is the error."""
-    with log.open("rb") as file:
-        return last_line(file)
-
-
-def last_line(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-    lines = file.read().decode(errors="replace").strip().splitlines()
-    return bounded(lines[-1]) if lines else "its log is empty"
+        return ForkserverHandle(env, self._roots or self._home, self._cwd)

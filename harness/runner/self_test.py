@@ -11,7 +11,8 @@ from harness.analysis import self_test
 from harness.machine.probes import Probe
 from harness.messages import Message, PhaseBegan, SelfTested
 from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck
-from harness.runner.launcher import Launcher, said_last
+from harness.runner.forkserver import said_last
+from harness.runner.launcher import Launcher
 from harness.runner.telemetry import Recorder
 
 LIMIT_S = 60.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.messages import RANK_MARK
 from harness.records import EvidenceFile
-from harness.runner.launcher import Worker
+from harness.runner.forkserver import Worker
 
 PYTHON_S = 2.0
 """Longest time to wait for the Python stacks."""

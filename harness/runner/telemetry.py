@@ -13,7 +13,7 @@ from harness.machine.nvml import NvmlProbe, family
 from harness.machine.probes import Probe
 from harness.records import ActivitySample, Case, Telemetry
 from harness.runner import stacks
-from harness.runner.launcher import Worker
+from harness.runner.forkserver import Worker
 
 PROBE_INTERVAL_S = 0.05
 _IS_USE = re.compile(r"gpu\d*_utilisation")

@@ -34,8 +34,8 @@ from harness.records import (
     Phase,
 )
 from harness.runner import evidence
+from harness.runner.forkserver import Worker
 from harness.runner.joined import Answered, Ending, Seen, joined
-from harness.runner.launcher import Worker
 from harness.runner.silence import Activity, Pace, Silence, reason
 from harness.runner.telemetry import Recorder, Sampler, of_case
 

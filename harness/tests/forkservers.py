@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from harness.runner import launcher
+from harness.runner import forkserver
 
 READ_LATER = ("NSA_", "PYTEST_", "GITHUB_", "HARNESS_", "TORCHINDUCTOR_")
 """Prefixes of variables that are not read while torch is loaded."""
@@ -42,7 +42,7 @@ class Template:
         self._path = json.dumps(sys.path)
         self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process: subprocess.Popen[bytes] | None = None
-        self.real = launcher.start_forkserver
+        self.real = forkserver.start_forkserver
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class Template:
         env: Mapping[str, str],
         cwd: Path | None,
     ) -> "subprocess.Popen[bytes] | Forked":
-        """In place of `launcher.start_forkserver`."""
+        """In place of `forkserver.start_forkserver`."""
         changed = {name for name, _ in {*env.items()} ^ {*self._env.items()}}
         if not all(n in READ_LATER_NAMES or n.startswith(READ_LATER) for n in changed):
             return self.real(path, roots, control, output, env=env, cwd=cwd)

@@ -15,7 +15,7 @@ from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import open_probes
 from harness.records import Clock, Measurement, Outcome, Phase, Program, Rank
 from harness.runner import ranks, rig, telemetry
-from harness.runner.launcher import Worker
+from harness.runner.forkserver import Worker
 from harness.runner.stacks import ThreadStack
 from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml
 from harness.tests.small_run import ENVIRONMENT

@@ -20,7 +20,7 @@ from harness.errors import HarnessError, StoreError
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.tests.test_gpu_idle import FREE, HELD, Meter, impatient  # noqa: F401  a fixture
 from harness.records import Case, Clock, Evidence, Measurement, Outcome, Suite
-from harness.runner import launcher
+from harness.runner import forkserver, launcher
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
@@ -113,10 +113,10 @@ def test_workers_search_the_pythonpath_of_their_own_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = sys.path[-1]
-    monkeypatch.setattr(launcher, "_PYTHONPATH", f"/of/the/shell{os.pathsep}{own}")
+    monkeypatch.setattr(forkserver, "_PYTHONPATH", f"/of/the/shell{os.pathsep}{own}")
     monkeypatch.setattr(sys, "path", ["", "/of/the/shell", own])
 
-    path = launcher.search_path({"PYTHONPATH": "/of/the/case"})
+    path = forkserver.search_path({"PYTHONPATH": "/of/the/case"})
 
     assert path == ["/of/the/case", str(Path.cwd()), own]
 
@@ -332,7 +332,7 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[Any] = []
-    start = launcher.start_forkserver
+    start = forkserver.start_forkserver
 
     def starting(*args: Any, **options: Any) -> Any:
         started.append(start(*args, **options))
@@ -341,8 +341,8 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launcher, "start_forkserver", starting)
-    monkeypatch.setattr(launcher._ForkserverHandle, "hear", interrupted)
+    monkeypatch.setattr(forkserver, "start_forkserver", starting)
+    monkeypatch.setattr(forkserver.ForkserverHandle, "hear", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Launcher().describe()
 

@@ -40,8 +40,8 @@ from harness.records import (
 from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
 from harness.runner.evidence import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
+from harness.runner.forkserver import Worker
 from harness.runner.joined import Ending, Seen, joined
-from harness.runner.launcher import Worker
 from harness.runner.watchdog import RunObserver, Story
 from harness.tests.workers import QUICK, Counter, make_case
 

@@ -13,6 +13,7 @@ from harness.errors import HarnessError
 from harness.messages import CheckOrder, PhaseBegan, encode_order
 from harness.records import Program
 from harness.runner import launcher
+from harness.runner.forkserver import MAX_REPLY_BYTES, Worker
 from harness.tests.workers import make_case
 from harness.worker import forkserver
 
@@ -34,7 +35,7 @@ def test_only_a_measured_workload_needs_the_preparation(
 def test_a_worker_that_closed_its_pipe_wakes_the_forkserver_once() -> None:
     """The worker may have stopped it."""
     handle = Mock()
-    worker = launcher.Worker(forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False)
+    worker = Worker(forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False)
 
     worker.hung_up()
     worker.hung_up()
@@ -101,5 +102,5 @@ def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
     assert "no_such_module" in forkserver._preload(["no_such_module"])
     assert forkserver._preload(["leaves"]) == "SystemExit: 3"
     reply = {"preloaded": forkserver._preload(["\0" * 10**6])}
-    assert len(json.dumps(reply)) < launcher.MAX_REPLY_BYTES
+    assert len(json.dumps(reply)) < MAX_REPLY_BYTES
     assert forkserver.DYNAMO in sys.modules
