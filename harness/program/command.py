@@ -11,7 +11,6 @@ samples; its descendants end with the worker.
 import os
 import re
 import resource
-import signal
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 
 from harness.git import origin
+from harness.measure.failures import outcome_of
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
@@ -40,13 +40,6 @@ LAST_LINES, SHOWN = 3, 80
 """Lines that are shown if none is a step, and characters of each."""
 LEAST_SHARE = 0.8
 """Of the time from line to line that a program's own times of its steps make up, or it is noted."""
-
-_OUT_OF_MEMORY = re.compile(
-    r"\bOutOfMemoryError\b|CUDA out of memory|CUDA error: out of memory|\bMemoryError\b"
-    r"|std::bad_alloc|can't allocate memory|Cannot allocate memory"
-)
-_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-_RAISED = re.compile(r"^(?:\[rank\d+\]: )?\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 
 
 def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
@@ -239,7 +232,7 @@ class _Session:
         if steps is None or self._step_times() or self.series.count:
             return
         if not self.series.finished:
-            text = (self.own.stdout.text or self.own.stderr.text).decode(errors="replace")
+            text = self.own.stdout.ending or self.own.stderr.ending
             last = [repr(line[:SHOWN]) for line in text.splitlines() if line.strip()][-LAST_LINES:]
             raise MissingMetric(
                 f"no step was read: none of its {self.lines} lines matches progress '{steps.step}'"
@@ -277,7 +270,7 @@ class _Session:
                 last_step=self.series.last_step,
                 rank=failed.rank if self.program.ranks else None,
                 signal=signal_name(code or 0),
-                stderr_tail=failed.stderr.text.decode(errors="replace"),
+                stderr_tail=failed.stderr.ending,
                 peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
                 if outcome is Outcome.OUT_OF_MEMORY
                 else None,
@@ -285,34 +278,26 @@ class _Session:
         )
 
     def _crashed(self, failed: RankOutput) -> Measurement:
-        errors = failed.stderr.text.decode(errors="replace")
-        last = failed.stderr.last.strip() or failed.stdout.last.strip()
-        if failed.code == -signal.SIGABRT:  # torch aborts as Python ends, whose stacks come last
-            own = errors.partition("Fatal Python error: ")[0]
-            last = next(reversed(_RAISED.findall(own)), own.strip().rpartition("\n")[2])
-        how = ranks.how_ended(failed.code or 0)
-        if not re.search(r"\w", last):  # torchrun ends with a frame; its first error is the cause
-            last = next((line for line in _RAISED.findall(errors) if line[-1] != ":"), last)
+        errors, code = failed.stderr.ending, failed.code or 0
+        last = failed.stderr.cause(code) or failed.stdout.last.strip()
+        how = ranks.how_ended(code)
         if self.program.ranks:
-            how = f"rank {failed.rank} {'was ' if (failed.code or 0) < 0 else ''}{how}"
+            how = f"rank {failed.rank} {'was ' if code < 0 else ''}{how}"
         left = [o for o in self.outputs if o.code == 0]
         early = "".join(f"; rank {o.rank} had ended{o.after_step()}" for o in left)
         detail = f"{how}{failed.after_step()}{f': {last[:LAST_BYTES]}' if last else ''}{early}"
         places = [str(self.folder.resolve()), *self.order.first]
         if hidden := origin.hidden(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, hidden)
-        if _OUT_OF_MEMORY.search(errors):
-            return self.failed(Outcome.OUT_OF_MEMORY, detail)
+        outcome = outcome_of(errors)
         for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy
-            if said := NOT_FINITE.search(line):
+            if outcome is Outcome.CRASH and (said := NOT_FINITE.search(line)):
                 if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
                     self.first = self.outputs[rank]  # all may fail by one message
                 return self.failed(
                     Outcome.NON_FINITE, f"{line[:LAST_BYTES].removeprefix('error: ')}; {how}"
                 )
-        if _DISK_FULL.search(errors):
-            return self.failed(Outcome.INVALID_ENVIRONMENT, detail)
-        return self.failed(Outcome.CRASH, detail)
+        return self.failed(outcome, detail)
 
     def measurement(self) -> Measurement:
         """The measurement of a program that has ended."""

@@ -37,6 +37,7 @@ DRAIN_S = 0.5
 Processes = tuple["subprocess.Popen[bytes]", ...]
 """Those of a program: one, or its ranks in order."""
 
+_RAISED = re.compile(r"^(?:\[rank\d+\]: )?\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:[\w<>]+\.)*[A-Z]\w*(: |$)")
 _ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -192,13 +193,26 @@ class Read:
 class Tail:
     """The end of a stream, its last line that says something, and the last exception in it."""
 
-    text: bytes = b""
     last: str = ""
     raised: str = ""
+    _data: bytes = b""
     _in_traceback: bool = False
 
+    @property
+    def ending(self) -> str:
+        return self._data.decode(errors="replace")
+
+    def cause(self, code: int) -> str:
+        """The line that says why a process ended with this code; without words if none does."""
+        if code == -signal.SIGABRT:  # torch aborts as Python ends, whose stacks come last
+            own = self.ending.partition(FATAL)[0]
+            return next(reversed(_RAISED.findall(own)), own.strip().rpartition("\n")[2])
+        if self.last and not re.search(r"\w", self.last):  # torchrun ends with a frame
+            return next((line for line in _RAISED.findall(self.ending) if line[-1] != ":"), "")
+        return self.last.strip()
+
     def add(self, read: Read) -> None:
-        self.text = (self.text + read.data)[-STDERR_BYTES:]
+        self._data = (self._data + read.data)[-STDERR_BYTES:]
         for line in read.lines:
             begins = line.startswith(TRACEBACK) and not self.last.startswith("Exception ignored")
             # At a fatal signal Python lists modules after the stacks.

@@ -202,7 +202,7 @@ class _HookedRun:
             process.kill(children)
         if not code:
             return ""
-        return f"{ranks.how_ended(code)}: {tails[first].last.strip()[:LAST_BYTES]}"
+        return f"{ranks.how_ended(code)}: {tails[first].cause(code)[:LAST_BYTES]}"
 
     def _is_over(self, folder: Path, now: float) -> bool:
         """Whether no answer will come; _Unknown if counting takes too long."""

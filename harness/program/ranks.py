@@ -95,8 +95,7 @@ class RankOutput:
     def is_secondary(self) -> bool:
         """Whether it failed because another rank did."""
         by_signal = self.code is not None and self.code < 0 and self.code != -signal.SIGABRT
-        errors = self.stderr.text.decode(errors="replace")
-        return not (self.not_finite or by_signal) and bool(_SECONDARY.search(errors))
+        return not (self.not_finite or by_signal) and bool(_SECONDARY.search(self.stderr.ending))
 
     def is_first(self, now: float) -> bool:
         """Whether no earlier failure will be seen, if this one is the first so far."""

@@ -1,6 +1,5 @@
 """Child side: one order in, one answer out. Every error of a case becomes an outcome."""
 
-import errno
 import gc
 import importlib
 import traceback
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.measure import accuracy, attestation, diagnosis, memory, self_test, timing
+from harness.measure.failures import outcome_of
 from harness.messages import (
     Answer,
     Channel,
@@ -30,12 +30,6 @@ from harness.worker import factory
 from harness.worker.case import DeviceMissing
 from harness.workload import Unsupported, Workload
 
-# Messages of allocators for which torch has no exception type.
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
 # Errors after which CUDA works only in a fresh process.
 _CONTEXT_LOST = (
     "an illegal memory access was encountered",
@@ -86,11 +80,10 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
 
 
 def _failure(case: Case, process: int, error: BaseException) -> Measurement:
-    outcome, detail = Outcome.CRASH, traceback.format_exception_only(error)[-1].strip()
+    detail = traceback.format_exception_only(error)[-1].strip()
+    outcome = outcome_of(detail)
     fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
-        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            outcome = Outcome.INVALID_ENVIRONMENT
         case DeviceMissing():
             outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
         case attestation.PathMismatch():
@@ -109,8 +102,8 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
                 fields["evidence"] = Evidence(phase="run", steps=error.steps)
         case timing.StepsMissing():
             outcome, detail = Outcome.TIMEOUT, str(error)
-        case _ if _is_out_of_memory(error):
-            outcome, detail = Outcome.OUT_OF_MEMORY, f"{detail} [{memory.describe_peak()}]"
+        case _ if outcome is Outcome.OUT_OF_MEMORY:
+            detail = f"{detail} [{memory.describe_peak()}]"
             fields["evidence"] = Evidence(
                 peak_host_bytes=memory.host_peak_bytes(),
                 peak_device_bytes=memory.device_peak_bytes(),
@@ -120,12 +113,6 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
     return Measurement(
         case_id=case.case_id, process=process, outcome=outcome, detail=detail, **fields
     )
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _with_origins(
