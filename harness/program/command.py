@@ -66,7 +66,7 @@ def _measure(session: "_Session") -> Measurement:
         outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.UNSUPPORTED
         failed = session.first or session.own
         which = f"rank {failed.rank}: " if session.program.ranks else ""
-        missing = session.ended_at and outcome is Outcome.UNSUPPORTED  # said of the whole output
+        missing = failed.error is None and outcome is Outcome.UNSUPPORTED  # in the whole output
         return session.failed(outcome, f"{which}{error}{'' if missing else failed.after_step()}")
     finally:
         session.reporter.alive()  # with the steps that no report has yet
@@ -137,17 +137,13 @@ class _Session:
         for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
             output = self.outputs[read.rank]
             (output.stderr if read.from_stderr else output.stdout).add(read)
-            try:
-                took = output.take(read)
-            except MissingMetric:
-                self.first = output
-                raise
+            took = output.take(read)
             if output is self.own:
                 self._report(read, took)
             else:
                 output.series.log.take()
-            if output.not_finite and not self.program.ranks:
-                raise output.not_finite
+            if output.error and not self.program.ranks:
+                raise output.error
             for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
                 if at is not None and one.code is None:
                     one.ended(each.returncode, at)
@@ -157,8 +153,8 @@ class _Session:
             self._count_ranks(read.at)
         self.ended_at = max((at for at in reader.ended_at if at), default=time.monotonic())
         self.first = self.first or first_failed(self.outputs)
-        if self.first is not None and self.first.not_finite is not None:
-            raise self.first.not_finite
+        if self.first is not None and self.first.error is not None:
+            raise self.first.error
         if not self.ended and self.first is None:
             self._require_steps()
             self.metrics.read_files(self.ended_at)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.messages import signal_name
 from harness.program.process import Read, Tail
-from harness.program.reported import NotFinite, ReportedMetrics, StepReader
+from harness.program.reported import MissingMetric, NotFinite, ReportedMetrics, StepReader
 from harness.program.steps import ProgramSteps
 from harness.records import MeasureSettings, Program, Rank
 
@@ -52,26 +52,23 @@ class RankOutput:
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
         self.code: int | None = None
         """Its exit code, if it ended by itself."""
-        self.not_finite: NotFinite | None = None
-        self.not_finite_at: int | None = None
-        """The program's own number of the step that reported NaN or infinity."""
+        self.error: NotFinite | MissingMetric | None = None
+        """NaN or infinity that it reported, or a line that is garbled."""
+        self.error_at: int | None = None
+        """The program's own number of that step."""
         self.failed_at: float | None = None
         self._unfinished: dict[str, float] = {}
         """Metrics reported since the last step."""
 
     def take(self, read: Read) -> list[float]:
-        """Take in what it prints, up to NaN or infinity; the times of the steps after setup.
-
-        Raises:
-            MissingMetric: A line is garbled.
-        """
+        """Take in what it prints, up to an `error`; the times of the steps after setup."""
         steps = []
         for line in read.lines:
             step = None
             try:
                 step = self.finder.read(line) if self.finder else None
                 self._unfinished |= self.metrics.read_line(line, read.at)
-            except NotFinite as error:
+            except (NotFinite, MissingMetric) as error:
                 self._fails(read.at, error, step.count if step else None)
                 break
             if step:
@@ -84,18 +81,17 @@ class RankOutput:
         if code:
             self.failed_at = self.failed_at or at
 
-    def _fails(self, at: float, error: NotFinite, own_step: int | None) -> None:
-        """It reported NaN or infinity."""
-        if own_step is not None:
+    def _fails(self, at: float, error: NotFinite | MissingMetric, own_step: int | None) -> None:
+        if own_step is not None and isinstance(error, NotFinite):
             self.series.log.note(own_step, {error.metric: math.nan})
-        if self.not_finite is None:
-            self.not_finite, self.not_finite_at, self.failed_at = error, own_step, at
+        if self.error is None:
+            self.error, self.error_at, self.failed_at = error, own_step, at
 
     @property
     def is_secondary(self) -> bool:
         """Whether it failed because another rank did."""
         by_signal = self.code is not None and self.code < 0 and self.code != -signal.SIGABRT
-        return not (self.not_finite or by_signal) and bool(_SECONDARY.search(self.stderr.ending))
+        return not (self.error or by_signal) and bool(_SECONDARY.search(self.stderr.ending))
 
     def is_first(self, now: float) -> bool:
         """Whether no earlier failure will be seen, if this one is the first so far."""
@@ -105,8 +101,8 @@ class RankOutput:
     def after_step(self) -> str:
         """The last finished step, by the program's own number if it prints one, for a detail."""
         done, own = self.series.finished, self.series.last_step
-        if self.not_finite_at is not None:
-            return f", at its step {self.not_finite_at}"
+        if self.error_at is not None:
+            return f", at its step {self.error_at}"
         if own is not None:
             return f", after its step {own}"
         return f", after step {done}" if done else ""
@@ -117,8 +113,8 @@ def first_failed(outputs: Sequence[RankOutput]) -> RankOutput | None:
     others in its next step."""
 
     def order(o: RankOutput) -> tuple[object, ...]:
-        steps = o.series.finished if o.not_finite else 0
-        return o.is_secondary, o.not_finite is None, steps, o.failed_at
+        nan = isinstance(o.error, NotFinite)
+        return o.is_secondary, not nan, o.series.finished if nan else 0, o.failed_at
 
     return min((o for o in outputs if o.failed_at is not None), key=order, default=None)
 
