@@ -102,10 +102,9 @@ def opened(
     journal = stack.enter_context(start) if isinstance(start, Journal) else None
     request = start.request if isinstance(start, Journal) else start
     rig = stack.enter_context(Rig(wait_s=resources.wait_s, say=resources.say))
-    launcher = rig.start(elsewhere=other_trees)
+    rig.start(elsewhere=other_trees)
     suite = request.suite
     here = rig.describe(
-        launcher,
         command=request.command,
         repository=None,
         cases=[request.case],

@@ -270,7 +270,6 @@ def _sides(
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
         here = rig.describe(
-            launcher,
             command=request.command,
             repository=tree,
             cases=[case for suite in suites.values() for case in suite.cases],

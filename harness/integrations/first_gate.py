@@ -204,7 +204,7 @@ def _started(
     """
     rig = held.enter_context(Rig(suite.device, say=say))
     launcher = rig.start([Path(folder).resolve() for folder in roots])
-    here = rig.describe(launcher, command=line, repository=Path.cwd(), cases=suite.cases)
+    here = rig.describe(command=line, repository=Path.cwd(), cases=suite.cases)
     launcher.preflight(suite)
     rig.observe(here)
 

@@ -74,21 +74,20 @@ class Rig:
 
     def describe(
         self,
-        launcher: Launcher,
         *,
         command: Sequence[str],
         repository: Path | None,
         cases: Sequence[Case],
         required: Collection[str] = (),
     ) -> Environment:
-        """The environment of this launcher's workers, see harness.machine.environment.capture.
+        """The environment of the launcher's workers, see harness.machine.environment.capture.
         Locks the GPU that they use.
 
         Raises:
             ProbeError: Another harness uses the GPU.
             HarnessError: No worker can be started.
         """
-        facts = launcher.describe()
+        facts = self.launcher.describe()
         device = str(facts["torch_settings"]["device"])
         ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
         self._uuids = facts["gpu_uuids"][:ranks]
@@ -136,9 +135,7 @@ def take(
     rig.launcher = held.enter_context(Launcher.of(suite))
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
     required = {*suite.requires, *suite.wants}
-    here = rig.describe(
-        rig.launcher, command=command, repository=home, cases=suite.cases, required=required
-    )
+    here = rig.describe(command=command, repository=home, cases=suite.cases, required=required)
     requirements.require(suite, here)
     if store is not None:
         here = doctor.examined(here, store=store, constraints=environment.pins_of(home))

@@ -84,7 +84,8 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
     said: list[str] = []
 
     def described(rig: Rig) -> None:
-        rig.describe(launcher, command=(), repository=None, cases=SUITE.cases)
+        rig.launcher = launcher
+        rig.describe(command=(), repository=None, cases=SUITE.cases)
 
     def free(uuid: str) -> bool:
         try:

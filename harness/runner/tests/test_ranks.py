@@ -79,7 +79,8 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
     launcher = Mock(describe=lambda: facts)
 
     with rig.Rig(say=print) as own:
-        own.describe(launcher, command=(), repository=None, cases=[ON])
+        own.launcher = launcher
+        own.describe(command=(), repository=None, cases=[ON])
         own.observe(here)
 
         assert [p.uuid for p in own.probes if isinstance(p, NvmlProbe)] == [UUID, OTHER_UUID]
