@@ -5,15 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.analysis.statistics import unfit
 from harness.messages import Built
-from harness.records import (
-    Evidence,
-    Measurement,
-    Outcome,
-    OverSteps,
-    Phase,
-    Rank,
-    Telemetry,
-)
+from harness.records import Evidence, Measurement, Outcome, OverSteps, Phase, Rank, Telemetry
 from harness.runner import evidence, ranks
 
 CLOCKS_DISAGREE = 0.5

@@ -25,14 +25,7 @@ from harness.messages import (
     StepsDone,
     signal_name,
 )
-from harness.records import (
-    ActivitySample,
-    Case,
-    Evidence,
-    Measurement,
-    Outcome,
-    Phase,
-)
+from harness.records import ActivitySample, Case, Evidence, Measurement, Outcome, Phase
 from harness.runner import evidence
 from harness.runner.forkserver import Worker
 from harness.runner.joined import Answered, Ending, Seen, joined
@@ -82,17 +75,9 @@ def watch(
     probes: Sequence[Probe],
     observer: RunObserver,
 ) -> Measurement:
-    """Watch a worker to its end. On return, it and its descendants are gone.
+    """Watch a worker, just launched, to its end; then it and its descendants are gone.
 
-    Args:
-        worker: Just launched.
-        log: The worker's log; the stacks of a hang are read from it.
-        run_folder: The evidence of a failure is written here.
-        probes: Read at a fixed interval, unless the case switches telemetry off.
-        observer: Hears each phase, each number of steps, and each silence that is no hang.
-
-    Returns:
-        The worker's answer, or a measurement of its failure, with telemetry, phases and evidence.
+    The evidence of a failure is written into `run_folder`, which holds the worker's log.
     """
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     probes = of_case(probes, case)
