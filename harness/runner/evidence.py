@@ -4,7 +4,6 @@ If a file cannot be written, the measurement is still stored and states why.
 """
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +21,6 @@ LOG_TAIL_BYTES = 4 * 2**20
 LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
 TAIL_S = 30.0
 """The last seconds of telemetry that go into a file."""
-
-_TRACEBACK = re.compile(r'  File "(.*)", line (\d+), in (.*)')
 
 
 class Folder:
@@ -130,9 +127,7 @@ def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | No
     if start >= 0 and not (raised >= 0 and "<no Python frame>" in text[start:]):
         note, frame, end = "faulthandler's", stacks.written_stack(text[start:]).frame, len(text)
     elif (start := raised) >= 0:
-        note, frame = "Python's", ""
-        for path, line, function in _TRACEBACK.findall(text, start, end)[-1:]:
-            frame = f"{function} ({Path(path).name}:{line})"
+        note, frame = "Python's", stacks.raised_in(text[start:end])
     else:
         return "", None
     kept = EvidenceFile(name="traceback", note=note)

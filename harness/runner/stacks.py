@@ -31,7 +31,8 @@ MAX_FRAMES = 40
 """Frames of a thread that are kept."""
 
 _CURRENT_THREAD = re.compile(r'Current thread.*\n((?:  File ".*", line \d+ in .*\n)+)')
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)\n')
+_FRAME = re.compile(r'  File "(.*)", line (\d+),? in (.*)\n')
+"""As faulthandler writes it, innermost first; with a comma as in a traceback, innermost last."""
 _LIBRARY = re.compile(r"^<frozen |/lib/python\d|/site-packages/|/dist-packages/")
 
 
@@ -59,10 +60,16 @@ def thread_stack(pid: int) -> ThreadStack:
 def written_stack(text: str) -> ThreadStack:
     """The current thread of stacks that a process wrote; empty without one."""
     found = _CURRENT_THREAD.search(text)
-    if not found:
-        return ThreadStack()
-    lines = _FRAME.findall(found.group(1))
-    return _stack([(function, path, int(line)) for path, line, function in lines])
+    return _stack(_frames(found.group(1))) if found else ThreadStack()
+
+
+def raised_in(traceback: str) -> str:
+    """The innermost frame of a traceback of Python; empty without one."""
+    return next(iter(_stack(_frames(traceback)[::-1]).frames), "")
+
+
+def _frames(text: str) -> list[tuple[str, str, int]]:
+    return [(function, path, int(line)) for path, line, function in _FRAME.findall(text)]
 
 
 def _stack(frames: Sequence[tuple[str, str, int]], *, holds_gil: bool = False) -> ThreadStack:

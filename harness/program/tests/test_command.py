@@ -214,9 +214,9 @@ def test_the_exception_is_the_last_line_of_its_traceback(
 ) -> None:
     tail = Tail()
     lines = (before, f"{TRACEBACK}:", "  File", between, "mine.BadShard: y", "x: 1")
-    tail.add(Read(0.0, lines, True, b""))
+    tail.add(Read(0.0, (*lines, "", "Extension modules: numpy (total: 1)"), True, b""))
 
-    assert tail.raised == raised
+    assert (tail.raised, tail.last) == (raised, "x: 1")
 
 
 def test_a_signal_that_a_shell_hides_is_noted(warm: Launcher, tmp_path: Path) -> None:

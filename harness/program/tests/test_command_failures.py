@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SuiteError
-from harness.program.process import Read, Tail
 from harness.records import Case, Outcome, Suite
 from harness.runner import watchdog
 from harness.runner.interleave import verified
@@ -307,10 +306,3 @@ def test_a_program_that_is_not_in_the_tree_under_test_stops_the_run(
 
     with pytest.raises(SuiteError, match=said):
         warm.at([commit / "src"]).check(suite)
-
-
-def test_the_list_of_modules_at_a_fatal_signal_is_not_the_last_line() -> None:
-    tail, lines = Tail(), ('  File "a.py", line 7 in f', "", "Extension modules: numpy (total: 1)")
-    tail.add(Read(at=0.0, lines=lines, from_stderr=True, data=b""))
-
-    assert tail.last == lines[0]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.program.ranks import RankOutput, StepTimes
+from harness.program.process import Read
+from harness.program.ranks import SETTLE_S, RankOutput, StepTimes
 from harness.records import MeasureSettings, Outcome, Program
 from harness.runner import stacks, watchdog
 from harness.runner.launcher import Launcher
-from harness.tests.commands import LOSS, STEPS, measured
+from harness.tests.commands import LOSS, STEPS, measured, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of, file_of
 
 TWO = "world_size: 2"
@@ -100,6 +101,16 @@ hang()
         kept = (tmp_path / file_of(m, "traceback").path).read_text()
         assert kept.endswith("OSError: no data\n")
     assert [r.steps for r in m.ranks] == [4, 4, 4][: len(m.ranks)]
+
+
+def test_an_earlier_failure_than_a_garbled_line_is_awaited(tmp_path: Path) -> None:
+    (case,) = suite_of("", tmp_path, STEPS, LOSS, TWO).cases
+    assert case.program
+    garbled = RankOutput(1, case.program, case.settings, tmp_path, 0.0)
+
+    garbled.take(Read(10.0, ("step 5 loss x",), from_stderr=False, data=b"", rank=1))
+
+    assert [garbled.is_first(10.0 + wait * SETTLE_S) for wait in (0.9, 1.1)] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_impossible_counts_are_left_to_the_process_of_their_case(
         (MemoryError(), Outcome.OUT_OF_MEMORY, "GB in the process"),
         (torch.OutOfMemoryError("80.00 GiB"), Outcome.OUT_OF_MEMORY, "80.00 GiB"),
         (RuntimeError("CUDA error: out of memory"), Outcome.OUT_OF_MEMORY, "CUDA error"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"), Outcome.OUT_OF_MEMORY, "CUBLAS"),
         (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
         (RuntimeError("CUDA error: misaligned address"), Outcome.CRASH, "context is lost"),
         (ValueError("block_size=3"), Outcome.CRASH, "ValueError: block_size=3"),
