@@ -28,7 +28,7 @@ SMALL = {
     r"seq_len: \d+": "seq_len: 4",
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
     r"processes: 2\n": "processes: 1\n  accuracy: false\n  profile: false\n  telemetry: false\n",
-    r"timeout_s: \d+": "timeout_s: 60",
+    r"timeout_s: \d+": "timeout_s: 240",
 }
 AXES: Mapping[str, Scalar] = {
     "preset": "tiny", "seq_len": 24, "batch": 2, "precision": "fp32", "steps": 4,
