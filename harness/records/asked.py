@@ -15,33 +15,32 @@ class MeasureSettings:
     """How one case is measured: set by the suite, or by one of its workloads."""
 
     processes: int = 3
-    """Fresh processes per case."""
+    """Fresh processes per case; a comparison needs several."""
     min_samples: int = 5
-    """Steady samples that a process must take before it may stop."""
+    """Steady samples that a process takes at least."""
     max_samples: int = 200
     """Steady samples after which a process stops."""
     sample_s: float = 2.0
-    """Time after which a process stops sampling, once it has min_samples."""
+    """Seconds after which a process stops sampling, once it has min_samples."""
     warmup_s: float = 20.0
-    """Longest search for the steady state; after it, `steady` is False."""
+    """Longest search for the steady state, in seconds."""
     timeout_s: float = 300.0
-    """Longest lifetime of a process. After it: TIMEOUT, a lower bound on the step time."""
+    """Longest duration of one process in seconds; then the outcome is timeout."""
     stall_s: float = 30.0
-    """Least time without progress after which an idle process is a HANG. It grows with the steps of
-    the process: see harness.runner.silence."""
+    """Least time without progress in seconds, after which an idle process is a hang."""
     flush_l2: bool = False
-    """Empty the GPU's L2 cache before every sample; for operators, not for whole steps."""
+    """Empty the GPU's L2 cache before every sample."""
     accuracy: bool = True
     """Compare with the reference before timing."""
     rotate_inputs: int = 1
-    """Number of input sets that take turns, one per step. If they do not fit the cache together, no
-    step finds its inputs there."""
+    """Sets of inputs in rotation, so that no step finds its own in the cache."""
     graph: bool = False
-    """Capture a step as a CUDA graph and time its replay; unsupported if it cannot be captured."""
+    """Time the replay of a CUDA graph of one step."""
     telemetry: bool = True
-    """Read the probes while the worker runs; off only to measure what that costs."""
+    """Read NVML and CPU while the worker runs."""
     profile: bool = True
-    """Profile a few steps after the last sample. For a program also: count, in one more process."""
+    """Profile a few steps after the last sample: which kernels ran, and for how long. A program
+    needs one more process for it, which also counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,38 +126,39 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a suite's verdict: cases, a metric and two thresholds.
-
-    If higher is better: GO at or above `go`, NO-GO below `abort`, CONDITIONAL between. If lower is
-    better, the reverse.
-    """
+    """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
 
     name: str
     metric: str
+    """A metric of the harness, or one that a program of the suite reports."""
     go: float
+    """For a ratio rule: how many times better the matched case must be than its partner."""
     abort: float | None = None
-    """Without it, a missed `go` is NO-GO."""
+    """If absent, everything worse than `go` is NO-GO."""
     abort_early: bool = False
-    """Its cases run first; if it is then NO-GO, the run ends."""
+    """Run its cases first; if it is then NO-GO, run no others."""
     match: Match = field(default_factory=Match)
+    """The cases to judge; all if absent."""
     quantifier: str = "all"
-    """`all`: the worst matched case decides. `any`: the best one."""
+    """`all`: every case must pass. `any`: the best case decides."""
     axis: str | None = None
-    """For `scaling_exponent`: the axis of the fit."""
+    """For scaling_exponent: the axis of the fit."""
     gpu: str = "*"
-    """Pattern of the GPU that the rule is for; `!A100` is any other."""
+    """Pattern of the GPUs that the rule applies to; `!A100` is any other GPU."""
     free: Metric | None = None
     """The definition of `metric`, if only a program of the suite knows it."""
     asks: str = ""
-    """The part of the suite's question that the rule answers."""
+    """The part of the question that the rule answers."""
     against: Match | None = None
-    """The other side of a ratio rule: `go` and `abort` are then how many times better the matched
-    case must be than its partner."""
+    """Makes a ratio rule: each matched case is compared with the case that these values select and
+    that is equal in all other axes: `{provider: dense}`."""
     missing: Weight = Weight.CONDITION
-    """What a pair means whose partner has no value."""
+    """What a pair does to the verdict if the other case has no value."""
     counts: Weight = Weight.FAIL
+    """What the rule does to the verdict: `condition` makes it CONDITIONAL at worst."""
     over: str = "all"
-    """For `scaling_exponent`: the whole curve, or its `last_octave`."""
+    """For scaling_exponent: the whole curve, or its last two lengths. A curve that steepens is
+    always judged by its last two."""
     asked: int = 0
     """Cases, or pairs, of the whole suite, with those that a filter left out; 0 if unknown."""
 
@@ -213,24 +213,26 @@ def equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostPlan:
-    """A training run whose cost the report estimates."""
+    """The training run for which the report extrapolates time and cost."""
 
     steps: int
     match: Match = field(default_factory=Match)
+    """The cases to extrapolate from; all if absent."""
     usd_per_gpu_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """What somebody saw and what was expected of it: the difference that has to be explained."""
+    """A number that somebody saw, and what was expected of it."""
 
     metric: str
     expected: float
     seen: float
     where: Match = field(default_factory=Match)
-    """The configuration in which it was seen: effects are taken there."""
+    """The configuration in which it was seen; effects are taken there."""
     gpu: str = "*"
-    source: str = ""
+    """The GPU on which it was seen."""
+    source: str
 
     @property
     def factor(self) -> float:
@@ -241,25 +243,28 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """Something that may explain a gap: its effect is between cases without and with it."""
+    """Something that may explain the gap: pairs of cases without and with it, or a control."""
 
     name: str
+    within: Match = field(default_factory=Match)
+    """Both sides of each pair."""
     without: Match = field(default_factory=Match)
     with_: Match = field(default_factory=Match)
+    """Pairs are equal in every axis that neither side names."""
     control: Match | None = None
-    """Cases without the whole subject, in place of pairs: if they do as well as was expected, what
-    they share with the subject is ruled out."""
+    """Cases without the subject: if they do as well as was expected, the rest is ruled out."""
     remedy: str = ""
-    """What removes it."""
+    """What removes it, such as NSA_PREFILL_BATCHED=1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspects:
-    """The diagnosis that a suite asks for."""
+    """The diagnosis of a gap."""
 
     gap: Gap
     tested: tuple[Suspect, ...]
     not_tested: tuple[str, ...] = ()
+    """What the suite does not vary, so that the report says so."""
     asks: str = ""
     """The part of the question that it answers."""
 

@@ -4,9 +4,13 @@ A form is a pydantic model of a file that people write: a suite (harness.suite.s
 of a gate (harness.gate.policy).
 """
 
+import ast
+import dataclasses
+import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -14,22 +18,23 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetPydanticSchema,
     PlainValidator,
     Tag,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from harness.records import Outcome, Scalar
+from harness.records import Match, Outcome, Scalar
 from harness.suite.positions import Document, Problem, nearest, show
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._+-]*$"
 AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-COMMIT = r"^[0-9a-f]{7,40}$"
 SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
 
 ALIASES: Mapping[tuple[str, str], str] = {
@@ -46,7 +51,6 @@ _PATTERNS = {
     AXIS: "lower_case, or UPPER_CASE for an environment variable",
     VARIABLE: "letters, digits and _, not starting with a digit",
     FACTORY: "package.module:function",
-    COMMIT: "7 to 40 hexadecimal digits of a commit",
     SUBJECT: "at most 80 letters, digits, spaces and . _ + -: it names the file of the report",
 }
 _TYPES = {
@@ -78,6 +82,16 @@ def _not_ok(outcome: Outcome) -> Outcome:
     return outcome
 
 
+def _match(criteria: Mapping[str, Any]) -> Match:
+    listed = {k: v if isinstance(v, list) else [v] for k, v in criteria.items()}
+    return Match(criteria={name: tuple(wanted) for name, wanted in listed.items()})
+
+
+def read_as(kind: Any) -> GetPydanticSchema:
+    """A record in a form is read as something else."""
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
+
+
 def _one_or_list(value: Any) -> str:
     return "list" if isinstance(value, list) else "one"
 
@@ -97,8 +111,11 @@ Values = OneOrList[Value, Some[Value]]
 Name = Annotated[str, Field(pattern=NAME)]
 AxisName = Annotated[str, Field(pattern=AXIS)]
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
-Matching = dict[str, Values]
+Matching = Annotated[Match, read_as(Annotated[dict[str, Values], AfterValidator(_match)])]
 """Axis (or `workload`, `provider`) -> its value, or a list of allowed values."""
+SomeMatching = Annotated[
+    Match, read_as(Annotated[dict[str, Values], Field(min_length=1), AfterValidator(_match)])
+]
 AllowedOutcome = Annotated[Outcome, Field(strict=False), AfterValidator(_not_ok)]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -151,6 +168,63 @@ def _rename(document: Document) -> None:
             places[new] = places[loc]
 
 
+_IN_A_FILE: dict[Any, Any] = {
+    str: Text,
+    Match: Matching,
+    Match | None: Matching | None,
+    tuple[str, ...]: list[Text],
+}
+"""Type in a record -> in a form, where a text is not empty."""
+
+
+def form_of(record: type[Any], leave: Sequence[str] = (), **kinds: Any) -> Any:
+    """A form with the fields of a record, their defaults and their descriptions.
+
+    Args:
+        record: A frozen dataclass; a field such as `with_` has the key `with`.
+        leave: Fields that a file does not have.
+        kinds: Field -> what a file may have there, if its type does not say it.
+    """
+    docs = _descriptions(record)
+    types = {k: _IN_A_FILE.get(v, v) for k, v in get_type_hints(record).items()} | kinds
+    fields: dict[str, Any] = {}
+    for field in (one for one in dataclasses.fields(record) if one.name not in leave):
+        default: dict[str, Any] = {}
+        if field.default_factory is not dataclasses.MISSING:
+            default = {"default_factory": field.default_factory}
+        elif field.default is not dataclasses.MISSING:
+            default = {"default": field.default}
+        about = docs.get(field.name)
+        if isinstance(field.default, bool | int | float):
+            about = f"{about} Default {show(field.default).removesuffix('.0')}."
+        info = Field(alias=field.name.rstrip("_"), description=about, **default)
+        fields[field.name] = (types[field.name], info)
+    return create_model(record.__name__, __base__=Form, __doc__=record.__doc__, **fields)
+
+
+def _descriptions(record: type[Any]) -> Mapping[str, str]:
+    """Field of a record -> the text below it."""
+    (parsed,) = ast.parse(inspect.getsource(record)).body
+    assert isinstance(parsed, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(parsed.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
+
+
+def reads(record: type[Any], **kinds: Any) -> GetPydanticSchema:
+    """In `Annotated[record, reads(record)]`: a file has the form of the record there."""
+
+    def made(form: Form) -> Any:
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in form}
+        return record(**given)
+
+    return read_as(Annotated[form_of(record, **kinds), AfterValidator(made)])
+
+
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 
@@ -174,14 +248,14 @@ def schema_of(model: type[Form]) -> dict[str, Any]:
 
 
 class _NoNulls(GenerateJsonSchema):
-    """None stands for an absent key; a suite cannot contain null."""
+    """None, or an empty text, stands for an absent key; a suite can contain neither."""
 
     def nullable_schema(self, schema: Any) -> JsonSchemaValue:
         inner: CoreSchema = schema["schema"]
         return self.generate_inner(inner)
 
     def default_schema(self, schema: Any) -> JsonSchemaValue:
-        if schema.get("default", ...) is None:
+        if schema.get("default", ...) in (None, ""):
             inner: CoreSchema = schema["schema"]
             return self.generate_inner(inner)
         return super().default_schema(schema)

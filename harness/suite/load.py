@@ -14,20 +14,17 @@ from harness.errors import SuiteError
 from harness.records import (
     METRICS,
     Case,
-    CostPlan,
     Expectation,
-    Gap,
+    Match,
     Metric,
     Rule,
     Suite,
-    Suspect,
-    Suspects,
     Weight,
 )
 from harness.suite import program, sweep
 from harness.suite.choice import Overrides, filtered, set_error
-from harness.suite.decisions import RuleModel, SuspectsModel
-from harness.suite.fields import Matching, checked
+from harness.suite.decisions import contrary
+from harness.suite.fields import checked
 from harness.suite.positions import Loc, Problem, nearest, read
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
 
@@ -137,7 +134,7 @@ def loads(
         if isinstance(model.question, str)
         else (" ".join(model.question.values()), model.question)
     )
-    kept, cost = filtered(cases, filters, path), model.cost
+    kept = filtered(cases, filters, path)
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
@@ -145,7 +142,7 @@ def loads(
         parts=parts,
         decides_for=model.decides_for or "",
         peers=tuple(model.peers),
-        labels=tuple((one.name, sweep.match(one.match)) for one in model.labels),
+        labels=tuple((one.name, one.match) for one in model.labels),
         axis_names=model.axis_names,
         requires={k: v for one in model.needs if not one.else_ for k, v in one.stated().items()},
         wants={k: v for one in model.needs if one.else_ for k, v in one.stated().items()},
@@ -157,7 +154,7 @@ def loads(
         expectations=tuple(
             Expectation(
                 metric=metric,
-                match=sweep.match(e.match),
+                match=e.match,
                 gpu=e.gpu,
                 source=e.source,
                 asks=e.asks or "",
@@ -167,46 +164,16 @@ def loads(
             for e in model.expectations
             for metric, bounds in (e.expected,)
         ),
-        rules=tuple(_rule(r, free.get(r.metric), cases) for r in model.verdict),
-        cost=CostPlan(**dict(cost) | {"match": sweep.match(cost.match)}) if cost else None,
-        suspects=_suspects(model.suspects) if model.suspects else None,
+        rules=tuple(_complete(r, free.get(r.metric), cases) for r in model.verdict),
+        cost=model.cost,
+        suspects=model.suspects,
     )
 
 
-def _rule(form: RuleModel, free: Metric | None, cases: Sequence[Case]) -> Rule:
-    made = Rule(
-        **form.model_dump(
-            include={"name", "metric", "abort", "abort_early", "quantifier", "axis", "over", "gpu"}
-        ),
-        go=form.limit,
-        match=sweep.match(form.match),
-        free=free,
-        asks=form.asks or "",
-        against=None if form.against is None else sweep.match(form.against),
-        missing=Weight(form.missing),
-        counts=Weight(form.counts),
-    )
-    matched = [case for case in cases if made.match.accepts(case)]
-    return replace(made, asked=len(made.pairs(cases) if made.against else matched))
-
-
-def _suspects(form: SuspectsModel) -> Suspects:
-    gap = form.gap
-    return Suspects(
-        gap=Gap(**gap.model_dump(exclude={"where"}), where=sweep.match(gap.where)),
-        tested=tuple(
-            Suspect(
-                name=s.name,
-                without=sweep.match({**s.within, **s.without}),
-                with_=sweep.match({**s.within, **s.with_}),
-                control=None if s.control is None else sweep.match(s.control),
-                remedy=s.remedy or "",
-            )
-            for s in form.tested
-        ),
-        not_tested=tuple(form.not_tested),
-        asks=form.asks or "",
-    )
+def _complete(rule: Rule, free: Metric | None, cases: Sequence[Case]) -> Rule:
+    """The rule with what the suite says elsewhere."""
+    matched = [case for case in cases if rule.match.accepts(case)]
+    return replace(rule, free=free, asked=len(rule.pairs(cases) if rule.against else matched))
 
 
 # --- the file as written -----------------------------------------------------------------
@@ -227,7 +194,7 @@ def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
 
 
 def _repeated(
-    key: str, what: str, named: Sequence[WorkloadModel] | Sequence[RuleModel]
+    key: str, what: str, named: Sequence[WorkloadModel] | Sequence[Rule]
 ) -> Iterator[Problem]:
     names = [one.name for one in named]
     for i, name in enumerate(names):
@@ -266,16 +233,16 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
         if rule.metric not in known:
             text = f"metric must name a metric, not {rule.metric!r}"
             yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
-        elif contrary := rule.contrary(higher_is_better=known[rule.metric].higher_is_better):
-            yield Problem(("verdict", r, "abort"), f"abort {contrary}")
+        elif why := contrary(replace(rule, free=known[rule.metric])):
+            yield Problem(("verdict", r, "abort"), f"abort {why}")
         yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
         if rule.against is not None:
             yield from (found := sweep.check_match(rule.against, ("verdict", r, "against"), cases))
-            if not found and not problems and not _rule(rule, None, cases).asked:
+            if not found and not problems and not rule.pairs(cases):
                 text = "no matched case has a partner that is equal in all other axes"
                 yield Problem(("verdict", r, "against"), text, "Name every axis that differs.")
         if rule.axis is not None and not problems:
-            matched = [case for case in cases if sweep.match(rule.match).accepts(case)]
+            matched = [case for case in cases if rule.match.accepts(case)]
             yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
     if model.cost:
         yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
@@ -298,11 +265,11 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
     if model.suspects:
         for i, suspect in enumerate(model.suspects.tested):
             place: Loc = ("suspects", "tested", i)
-            sides = {"without": suspect.without, "with": suspect.with_, "control": suspect.control}
-            for name, side in sides.items():
-                if side:
-                    criteria = side if name == "control" else {**suspect.within, **side}
-                    yield from sweep.check_match(criteria, (*place, name), cases)
+            if suspect.control:
+                yield from sweep.check_match(suspect.control, (*place, "control"), cases)
+            else:
+                yield from sweep.check_match(suspect.without, (*place, "without"), cases)
+                yield from sweep.check_match(suspect.with_, (*place, "with"), cases)
     yield from _unasked(model)
 
 
@@ -327,7 +294,7 @@ def _unasked(model: SuiteModel) -> Iterator[Problem]:
             yield Problem(("question", part), "no rule asks this part", remedy, at_key=True)
 
 
-def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Matching]]:
+def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Match]]:
     """Place and `match` of each part of the workload that is for some cases."""
     for key in ("env", "kernels", "operators", "measure", "allow"):
         if isinstance(stated := getattr(workload, key), list):

@@ -7,7 +7,7 @@ suite defines itself (axes, cases) are in harness.suite.sweep and harness.suite.
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import (
@@ -19,13 +19,13 @@ from pydantic import (
     model_validator,
 )
 
-from harness.records import Scalar
+from harness.records import Match, MeasureSettings, Scalar
 from harness.suite.decisions import (
-    CostModel,
+    Cost,
+    Diagnosis,
     ExpectationModel,
     LabelModel,
-    RuleModel,
-    SuspectsModel,
+    StatedRule,
 )
 from harness.suite.fields import (
     FACTORY,
@@ -38,46 +38,37 @@ from harness.suite.fields import (
     OneOrList,
     Positive,
     Some,
+    SomeMatching,
     Text,
     Value,
     Values,
     VariableName,
+    form_of,
     problem,
     schema_of,
     wrong,
 )
 
+_Count = Annotated[int, Field(ge=1)]
 
-class MeasureModel(Form):
+if TYPE_CHECKING:
+    _Settings = Form
+else:
+    _Settings = form_of(
+        MeasureSettings,
+        processes=Annotated[int, Field(ge=1, le=1000)],
+        min_samples=_Count,
+        max_samples=_Count,
+        sample_s=Positive,
+        warmup_s=Annotated[float, Field(ge=0)],
+        timeout_s=Positive,
+        stall_s=Positive,
+        rotate_inputs=_Count,
+    )
+
+
+class MeasureModel(_Settings):
     """How a case is measured. Settings that are absent have the default of the harness."""
-
-    processes: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Fresh processes per case; a comparison needs several. Default 3."""
-    min_samples: Annotated[int, Field(ge=1)] | None = None
-    """Steady samples that a process takes at least. Default 5."""
-    max_samples: Annotated[int, Field(ge=1)] | None = None
-    """Steady samples after which a process stops. Default 200."""
-    sample_s: Positive | None = None
-    """Seconds after which a process stops sampling, once it has min_samples. Default 2."""
-    warmup_s: Annotated[float, Field(ge=0)] | None = None
-    """Longest search for the steady state, in seconds. Default 20."""
-    timeout_s: Positive | None = None
-    """Longest duration of one process in seconds; then the outcome is timeout. Default 300."""
-    stall_s: Positive | None = None
-    """Least time without progress in seconds, after which an idle process is a hang. Default 30."""
-    flush_l2: bool | None = None
-    """Empty the GPU's L2 cache before every sample. Default false."""
-    accuracy: bool | None = None
-    """Compare with the reference before timing. Default true."""
-    rotate_inputs: Annotated[int, Field(ge=1)] | None = None
-    """Sets of inputs in rotation, so that no step finds its own in the cache. Default 1."""
-    graph: bool | None = None
-    """Time the replay of a CUDA graph of one step. Default false."""
-    telemetry: bool | None = None
-    """Read NVML and CPU while the worker runs. Default true."""
-    profile: bool | None = None
-    """Profile a few steps after the last sample: which kernels ran, and for how long. A program
-    needs one more process for it, which also counts. Default true."""
 
     def given(self) -> dict[str, Any]:
         """The settings that are present, as fields of MeasureSettings."""
@@ -87,7 +78,7 @@ class MeasureModel(Form):
 class SomeModel(Form):
     """What is for some cases of a workload."""
 
-    match: Annotated[Matching, Field(min_length=1)]
+    match: SomeMatching
     """Cases of this workload."""
 
 
@@ -98,7 +89,7 @@ class MeasureSomeModel(MeasureModel, SomeModel):
 class AllowModel(Form):
     """An expected outcome of some cases other than ok."""
 
-    match: Matching = {}
+    match: Annotated[Matching, Field(default_factory=Match)]
     """Cases of this workload; all of them if absent."""
     outcome: AllowedOutcome
     reason: Text
@@ -258,7 +249,7 @@ class WorkloadModel(Form):
     the worker."""
     zip: list[Annotated[list[AxisName], Field(min_length=2)]] = []
     """Groups of swept axes that vary together instead of being crossed."""
-    exclude: list[Annotated[Matching, Field(min_length=1)]] = []
+    exclude: list[SomeMatching] = []
     """Combinations to exclude; every entry must match at least one."""
     env: OneOrList[dict[VariableName, Value], list[SomeEnvModel]] = {}
     """Environment variables of the worker: for all cases, or a list of `{match, set}`. A flag that
@@ -268,7 +259,7 @@ class WorkloadModel(Form):
     `{match, must, must_not}`. A violation is a path_mismatch; nothing is checked without a GPU."""
     operators: Paths | None = None
     """Likewise for PyTorch's operators by their names in the profiler, on any device."""
-    measure: OneOrList[MeasureModel, list[MeasureSomeModel]] = MeasureModel()
+    measure: OneOrList[MeasureModel, list[MeasureSomeModel]] = Field(default_factory=MeasureModel)
     """Overrides settings of the suite, for all cases of the workload or in a list for some:
     `{match, timeout_s}`."""
     allow: OneOrList[dict[AllowedOutcome, Text], list[AllowModel]] = {}
@@ -378,12 +369,12 @@ class SuiteModel(Form):
     """`cuda` refuses to run without an NVIDIA GPU; `cpu` never uses a GPU."""
     requires: OneOrList[RequiresModel, Some[RequiresModel]] = RequiresModel()
     """What the machine must have, or a list, of which some may say `else: note`."""
-    measure: MeasureModel = MeasureModel()
+    measure: Annotated[MeasureModel, Field(default_factory=MeasureModel)]
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
     expectations: list[ExpectationModel] = []
-    verdict: list[RuleModel] = []
-    cost: CostModel | None = None
-    suspects: SuspectsModel | None = None
+    verdict: list[StatedRule] = []
+    cost: Cost | None = None
+    suspects: Diagnosis | None = None
     """What could explain a number that somebody saw."""
 
     @property

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar, as_text
 from harness.suite import program
-from harness.suite.fields import Matching
 from harness.suite.positions import Loc, Problem, nearest, show
 from harness.suite.schema import (
     AllowModel,
@@ -141,13 +140,12 @@ def combinations(
 
 def kept(workload: WorkloadModel, combinations: Sequence[Case]) -> list[Case]:
     """The cases that are not excluded."""
-    exclusions = [match(criteria) for criteria in workload.exclude]
-    return [case for case in combinations if not any(m.accepts(case) for m in exclusions)]
+    return [case for case in combinations if not any(m.accepts(case) for m in workload.exclude)]
 
 
 def _ours(stated: Sequence[SomeForm], case: Case) -> Sequence[SomeForm]:
     """The parts that are for a case."""
-    return [some for some in stated if match(some.match).accepts(case)]
+    return [some for some in stated if some.match.accepts(case)]
 
 
 def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
@@ -198,18 +196,9 @@ def _dimensions(workload: WorkloadModel) -> list[list[dict[str, Scalar]]]:
     return dimensions
 
 
-def match(criteria: Matching) -> Match:
-    return Match(
-        criteria={
-            name: tuple(wanted) if isinstance(wanted, list) else (wanted,)
-            for name, wanted in criteria.items()
-        }
-    )
-
-
-def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> list[Problem]:
+def check_match(match: Match, loc: Loc, candidates: Sequence[Case]) -> list[Problem]:
     """Why a `match` selects no candidate."""
-    chosen = match(criteria).criteria
+    chosen = match.criteria
     pool = [c for c in candidates if c.workload in chosen.get("workload", (c.workload,))]
     pool = pool or list(candidates)
     names = [*PSEUDO_AXES, *dict.fromkeys(name for case in pool for name in case.axes)]
@@ -222,10 +211,9 @@ def check_match(criteria: Matching, loc: Loc, candidates: Sequence[Case]) -> lis
         taken = [*dict.fromkeys(v for case in pool if (v := case.get(name)) is not None)]
         for i, value in enumerate(wanted):
             if value not in taken:
-                place = (*loc, name, i) if isinstance(criteria[name], list) else (*loc, name)
                 text = f"{name} is never {show(value)}"
-                problems.append(Problem(place, text, nearest(value, taken)))
-    if not problems and not any(match(criteria).accepts(case) for case in candidates):
+                problems.append(Problem((*loc, name, i), text, nearest(value, taken)))
+    if not problems and not any(match.accepts(case) for case in candidates):
         remedy = "Each value exists, but no case has all of them."
         problems.append(Problem(loc, "matches no case", remedy))
     return problems

@@ -18,7 +18,7 @@ RULED_OUT, CONTRIBUTES, ENOUGH, UNDECIDED, NOT_TESTED = (
     Conclusion.NOT_TESTED,
 )
 
-GAP = Gap(metric="tokens_per_s", expected=500, seen=50)
+GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s")
 FLAGS: dict[str, Any] = {"gc": ("off", "on"), "loop": (0, 1)}
 TESTED = (
     Suspect(name="gc", without=to(gc="off"), with_=to(gc="on")),
@@ -55,7 +55,7 @@ def diagnosed(
     return {d.name: d for d in diagnose(suite, summarise(made))}
 
 
-HERE = Gap(metric="tokens_per_s", expected=500, seen=50, where=to(seq_len=512))
+HERE = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq_len=512))
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def test_without_intervals_or_pairs_nothing_is_concluded(options: dict[str, Any]
 
 
 def test_a_small_gap_is_not_explained() -> None:
-    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=490))
+    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=490, source="s"))
 
 
 def test_a_gap_in_time_is_above_what_was_expected() -> None:
-    late = Gap(metric="step_s", expected=1.0, seen=10.0, where=to(seq_len=512))
+    late = Gap(metric="step_s", expected=1.0, seen=10.0, source="s", where=to(seq_len=512))
 
     found = diagnosed({"loop": 20.0}, gap=late)
 

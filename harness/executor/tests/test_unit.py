@@ -44,7 +44,7 @@ def test_the_curve_of_a_scaling_rule_is_one_unit() -> None:
 
 
 def test_cases_without_and_with_a_suspect_are_one_unit() -> None:
-    gap = Gap(metric="tokens_per_s", expected=2.0, seen=1.0)
+    gap = Gap(metric="tokens_per_s", expected=2.0, seen=1.0, source="s")
     tested = Suspect(name="gc", without=OFF, with_=ON)
     assert sizes(suite(suspects=Suspects(gap=gap, tested=(tested,)))) == [2] * 4
 

@@ -147,7 +147,7 @@ def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
 
 
 def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
-    gap = Gap(metric="tokens_per_s", expected=100, seen=33)
+    gap = Gap(metric="tokens_per_s", expected=100, seen=33, source="s")
     suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
     effect = Estimate(value=18.6, low=17.4, high=19.9, processes=3, samples=60)
     kernels = Diagnosis(
