@@ -9,7 +9,6 @@ from typing import Any
 from harness.errors import SuiteError
 from harness.records import Case, Scalar, as_text
 from harness.suite import sweep
-from harness.suite.fields import current_key
 from harness.suite.positions import nearest, scalar
 from harness.suite.schema import SuiteModel, WorkloadModel, measure_setting
 
@@ -38,9 +37,6 @@ class Overrides:
         given: set[str] = set()
         for text in texts:
             name, equals, value = text.partition("=")
-            if name.startswith(_SETTING):
-                setting = current_key("measure", name.removeprefix(_SETTING))
-                name = _SETTING + setting
             if not equals or not value:
                 raise set_error(text, "no value", "Write axis=value[,value...].")
             if name in given:
@@ -48,7 +44,7 @@ class Overrides:
             given.add(name)
             if name.startswith(_SETTING):
                 try:
-                    settings |= measure_setting(setting, scalar(value))
+                    settings |= measure_setting(name.removeprefix(_SETTING), scalar(value))
                 except ValueError as error:
                     raise set_error(text, *map(str, error.args)) from None
             elif name in known:

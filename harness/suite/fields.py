@@ -1,4 +1,4 @@
-"""Shared by the forms of YAML files: names, values, old keys, messages, JSON Schema.
+"""Shared by the forms of YAML files: names, values, messages, JSON Schema.
 
 A form is a pydantic model of a file that people write: a suite (harness.suite.schema) or the policy
 of a gate (harness.gate.policy).
@@ -36,15 +36,6 @@ AXIS = r"^([a-z][a-z0-9_]*|[A-Z][A-Z0-9_]*)$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FACTORY = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 SUBJECT = r"^[A-Za-z0-9][A-Za-z0-9 ._+-]{0,79}$"
-
-ALIASES: Mapping[tuple[str, str], str] = {
-    ("measure", "census"): "profile",
-    ("expectations", "floor_share"): "roofline_share",
-}
-"""(key above, old key) -> the new key, since 0.2."""
-
-OLD_METRICS: Mapping[str, str] = {"floor_share": "roofline_share"}
-"""Old name of a metric in a rule -> its name since 0.2."""
 
 _PATTERNS = {
     NAME: "letters, digits and . _ + -, starting with a letter or digit",
@@ -141,33 +132,6 @@ class Form(BaseModel):
         return data
 
 
-def current_key(above: str, key: str) -> str:
-    """The present name of a key."""
-    return ALIASES.get((above, key), key)
-
-
-def _rename(document: Document) -> None:
-    """Give the keys of a document their present names.
-
-    Raises:
-        SuiteError: A key is given by both names.
-    """
-    for loc in [*document.keys]:
-        above = next((step for step in reversed(loc[:-1]) if isinstance(step, str)), "")
-        new = (*loc[:-1], current_key(above, str(loc[-1])))
-        if new == loc:
-            continue
-        if new in document.keys:
-            text = f"{loc[-1]!r} is the old name of {new[-1]!r}, which is given too"
-            raise document.error([Problem(loc, text, f"Remove {loc[-1]!r}.", at_key=True)])
-        mapping = document.data
-        for step in loc[:-1]:
-            mapping = mapping[step]
-        mapping[new[-1]] = mapping.pop(loc[-1])
-        for places in (document.values, document.keys):
-            places[new] = places[loc]
-
-
 _IN_A_FILE: dict[Any, Any] = {
     str: Text,
     Match: Matching,
@@ -234,7 +198,6 @@ def checked(model: type[AnyForm], document: Document) -> AnyForm:
     Raises:
         SuiteError: The places of the first problems, and the nearest valid names.
     """
-    _rename(document)
     try:
         return model.model_validate(document.data)
     except ValidationError as error:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.suite import load as suites
 from harness.tests.good_suite import GOOD, error_of
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -74,7 +73,6 @@ MISTAKES = [
     ("steps: 50000", "steps: ^0"),
     ("match: {seq_len: 512}, usd", "match: {^seq_ln: 512}, usd"),
     ("usd_per_gpu_hour: 2.0", "usd_per_gpu_hour: ^-1"),
-    ("measure: {processes: 4", "measure: {^census: false, profile: false, processes: 4"),
     ("provider: nsa}\n    metric", "workload: train, ^lr: 1}\n    metric"),
     ("env: {OMP_NUM_THREADS: 1}", "operators: ^{}\n    env: {OMP_NUM_THREADS: 1}"),
     ("    env:", "    zip: [[seq_len, ^gcc]]\n    env:"),
@@ -139,17 +137,6 @@ def test_the_messages_are_those_that_were_accepted_and_name_the_place() -> None:
         MESSAGES.write_text(shown)
 
     assert shown == MESSAGES.read_text()
-
-
-def test_an_old_key_is_read_by_its_new_name() -> None:
-    """Also when the same text is read again."""
-    old, again, new = (
-        suites.loads(GOOD.replace("processes: 4", f"{key}: false"), "x.yaml")
-        for key in ("census", "census", "profile")
-    )
-
-    assert old.cases == again.cases == new.cases
-    assert not old.cases[0].settings.profile
 
 
 @pytest.mark.parametrize("tag", TAGS)
