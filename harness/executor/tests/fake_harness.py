@@ -49,7 +49,7 @@ def main() -> None:
         left = int(kill.read_text()) - 1
         kill.write_text(str(left)) if left else kill.unlink()
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)  # until this process is ended, too
+        time.sleep(600)  # until this process is ended, too
     Path(f"running-{name}").touch()
     while Path(f"hold-{name}").exists():
         time.sleep(0.05)

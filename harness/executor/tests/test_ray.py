@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ import psutil
 import pytest
 
 from harness.errors import HarnessError
-from harness.executor import driver
+from harness.executor import driver, task
 from harness.executor.task import UnitCommand
 from harness.executor.tests import fake_harness
-from harness.records import Match, Outcome, Rule, Run, Stop
+from harness.records import Match, Outcome, Program, Rule, Stop
 from harness.store import reader, writer
 from harness.tests.command_line import harness
 
@@ -43,10 +44,10 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        from ray.cluster_utils import Cluster
+        start: Any = import_module("ray.cluster_utils").Cluster
 
         head = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": MEMORY}
-        made = Cluster(initialize_head=True, head_node_args={**head, "include_dashboard": False})
+        made = start(initialize_head=True, head_node_args={**head, "include_dashboard": False})
         made.add_node(num_cpus=1, num_gpus=2, object_store_memory=MEMORY)
         yield made
         made.shutdown()
@@ -81,8 +82,8 @@ def wait_for(done: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def complete(folder: Path) -> Run:
-    """The run, which has every process once, and each unit from one GPU."""
+def complete(folder: Path) -> None:
+    """Every process was measured once, and each unit on one GPU."""
     lines = [json.loads(line) for line in (folder / reader.RUN_FILE).read_bytes().splitlines()]
     found = [(m["case_id"], m["process"]) for m in lines if m["kind"] == "measurement"]
     run, _ = reader.read(folder)
@@ -90,11 +91,9 @@ def complete(folder: Path) -> Run:
     assert sorted(found) == sorted(expected)
     assert run.ended_at
     assert all(m.outcome is Outcome.OK for m in run.measurements)
-    cards = {m.case_id.partition("/")[0]: m.card for m in run.measurements}
-    for m in run.measurements:
-        assert m.card == cards[m.case_id.partition("/")[0]]
-        assert (folder / m.log).read_text() == m.card
-    return run
+    cards = {(m.case_id[0], m.card) for m in run.measurements}
+    assert len(cards) == len({name for name, _ in cards})
+    assert all((folder / m.log).read_text() == m.card for m in run.measurements)
 
 
 def test_a_task_that_dies_is_tried_again_and_given_up_at_last(
@@ -104,6 +103,7 @@ def test_a_task_that_dies_is_tried_again_and_given_up_at_last(
     (tmp_path / "kill-b").write_text("1")
     (tmp_path / "kill-c").write_text(str(driver.RETRIES + 1))
     go_on(folder, cluster)
+    wait_for(lambda: not fakes(tmp_path))  # a killed worker leaves nothing that keeps its GPU
     run, _ = reader.read(folder)
     lost = [m for m in run.measurements if m.outcome is not Outcome.OK]
     assert [(m.case_id, m.outcome) for m in lost] == [
@@ -121,10 +121,10 @@ def test_units_of_a_killed_node_are_measured_on_another(
     for name in "abcd":
         (tmp_path / f"hold-{name}").touch()
     doomed = cluster.add_node(num_cpus=0, num_gpus=2, object_store_memory=MEMORY)
-    measuring = threading.Thread(target=go_on, args=(folder, cluster))
-    measuring.start()
+    (measuring := threading.Thread(target=go_on, args=(folder, cluster))).start()
     wait_for(lambda: len([*tmp_path.glob("running-*")]) == 4)
     cluster.remove_node(doomed, allow_graceful=False)
+    wait_for(lambda: len(fakes(tmp_path)) == 2)
     for name in "abcd":
         (tmp_path / f"hold-{name}").unlink()
     measuring.join()
@@ -137,19 +137,16 @@ def test_a_killed_driver_is_resumed_and_ctrl_c_ends_what_it_started(
 ) -> None:
     folder = begun("abc")
     (tmp_path / "hold-c").touch()
-
-    def resumed() -> subprocess.Popen[bytes]:
-        words = ["run", "--resume", str(folder), "--no-report", "--address", cluster.address]
-        return subprocess.Popen([sys.executable, "-m", "harness", *words], stderr=subprocess.PIPE)
-
+    words = ["run", "--resume", str(folder), "--no-report", "--address", cluster.address]
+    resume = [sys.executable, "-m", "harness", *words]
     for end, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 3)):
-        command = resumed()
+        command = subprocess.Popen(resume, stderr=subprocess.PIPE)
         wait_for((tmp_path / "running-c").exists)
         wait_for(lambda: len(reader.read(folder)[0].measurements) == 4 * fake_harness.PROCESSES)
         command.send_signal(end)
         _, said = command.communicate()
         assert command.returncode == status, said
-        wait_for(lambda: not fakes())
+        wait_for(lambda: not fakes(tmp_path))
         (tmp_path / "running-c").unlink()
     assert b"--resume" in said
     (tmp_path / "hold-c").unlink()
@@ -158,12 +155,12 @@ def test_a_killed_driver_is_resumed_and_ctrl_c_ends_what_it_started(
     assert Counter((tmp_path / "started").read_text()) == {"a": 1, "b": 1, "c": 3}
 
 
-def fakes() -> list[psutil.Process]:
-    """The commands that measure a unit."""
+def fakes(folder: Path) -> list[psutil.Process]:
+    """The commands that measure a unit in this folder."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.cmdline()[1:3] == ["-m", fake_harness.__name__]:
+            if fake_harness.__name__ in process.cmdline() and process.cwd() == str(folder):
                 found.append(process)
     return found
 
@@ -182,8 +179,7 @@ def test_a_node_that_refuses_or_differs_ends_the_run_with_all_before_kept(
         wait_for(lambda: fault == "refuse" or reader.read(folder)[0].measurements)
         (tmp_path / "hold-b").unlink()
 
-    release = threading.Thread(target=release_b)
-    release.start()
+    (release := threading.Thread(target=release_b)).start()
     with pytest.raises(HarnessError, match=said):
         go_on(folder, cluster)
     release.join()
@@ -193,21 +189,24 @@ def test_a_node_that_refuses_or_differs_ends_the_run_with_all_before_kept(
 
 
 def test_a_case_that_fits_on_no_node_is_refused(cluster: Any, begun: Any) -> None:
-    folder = begun("a")
-    record = folder / reader.RUN_FILE
-    program = json.dumps({"argv": ["x"], "gpus": 4})
-    record.write_text(record.read_text().replace('"program": null', f'"program": {program}'))
+    program = Program(argv=("x",), gpus=4)
+    large = replace(fake_harness.suite("a").cases[0], program=program)
     with pytest.raises(HarnessError, match="the largest node has 2"):
-        go_on(folder, cluster)
+        go_on(begun("a", cases=(large,)), cluster)
 
 
-def test_a_rule_with_abort_early_ends_the_run(cluster: Any, begun: Any, tmp_path: Path) -> None:
+def test_a_rule_with_abort_early_ends_the_run_and_its_units(
+    cluster: Any, begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task, "GRACE_S", 60)
     of_a = Match(criteria={"workload": ("a",)})
     rule = Rule(name="floor", metric="tokens_per_s", match=of_a, go=1e9, abort_early=True)
     folder = begun("ab", rules=(rule,))
     (tmp_path / "hold-b").touch()
+    began = time.monotonic()
     assert go_on(folder, cluster) == Stop(rule="floor")
-    assert not fakes()
+    assert time.monotonic() - began < task.GRACE_S  # it did not wait for unit b
+    assert not fakes(tmp_path)
     assert {m.case_id[0] for m in reader.read(folder)[0].measurements} == {"a"}
 
 
