@@ -4,7 +4,7 @@ A suite names a factory as `package.module:function`. The worker imports it, cal
 provider and the axes of one case, and gets a Workload. The harness knows nothing else of a kernel.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -46,9 +46,8 @@ class Workload:
     """Called with `effective`: for each environment variable that is set and that this code knows
     as a flag, whether it was read. If the case sets one that was not read, the outcome is
     path_mismatch. None: unknown."""
-    rotated: Callable[[int], Sequence[Callable[[], Any]]] | None = None
-    """This many functions like `run`, each with its own inputs of the same shapes. None: the
-    inputs cannot be rotated."""
+    rotated: Any = None
+    """Not used; factories of earlier commits set it."""
     fresh: Callable[[int], None] | None = None
     """Write inputs number i, of the same shapes, into the tensors that `run` reads; number 0 are
     those at the beginning. Called before every step, outside of its time, so that an output kept

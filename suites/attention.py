@@ -51,7 +51,7 @@ class _AttentionInputs:
         return replace(self, q=q, gates=gates, grad=grad)
 
     @classmethod
-    def draw(cls, p: AttentionPlan, device: str, seed: int = SEED) -> "_AttentionInputs":
+    def draw(cls, p: AttentionPlan, device: str) -> "_AttentionInputs":
         N = p.config.compressed_length(p.T)
 
         def normal(*shape: int) -> Tensor:
@@ -69,7 +69,7 @@ class _AttentionInputs:
             gates=normal(p.T, p.HQ, 3),
             grad=normal(p.T, p.HQ, p.Dv),
         )
-        x.write(seed)
+        x.write(SEED)
         return x
 
     def write(self, seed: int) -> None:
@@ -113,7 +113,6 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         bytes=cost.bytes,
         effective=lambda: {**_effective(p, timed, blocks), **seen},
         flags=flags.asked_for,
-        rotated=partial(_rotated, p, device, seen),
         fresh=partial(_write, p, x, timed),
         stateful=False,
         capturable=True,
@@ -126,17 +125,6 @@ def _sample(p: AttentionPlan, device: str) -> Sample | None:
     if needed <= REFERENCE_BYTES[device]:
         return None
     return Sample.of(p.T, p.config, p.parts, device)
-
-
-def _rotated(
-    p: AttentionPlan, device: str, seen: dict[str, Scalar], count: int
-) -> list[Callable[[], dict[str, Tensor]]]:
-    """`count` runs, each with its own inputs and selection."""
-    runs: list[Callable[[], dict[str, Tensor]]] = []
-    for i in range(count):
-        x = _AttentionInputs.draw(p, device, seed=SEED + i)
-        runs.append(partial(_seen_run, p, _as_taken(p, x), _select(p, x), seen))
-    return runs
 
 
 def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: int) -> None:

@@ -1,6 +1,6 @@
 """What the shipped suites name as `factory:`; only this package imports both harness and nsa."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
 from typing import ParamSpec, TypeVar
@@ -58,12 +58,6 @@ def _declining(call: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-def _rotated(
-    rotated: Callable[[int], Sequence[Callable[[], object]]],
-) -> Callable[[int], list[Callable[[], object]]]:
-    return lambda count: [_declining(run) for run in _declining(rotated)(count)]
-
-
 def _at_the_seam(factory: Factory) -> Factory:
     """The factory; it and its workload may decline the case."""
 
@@ -71,12 +65,7 @@ def _at_the_seam(factory: Factory) -> Factory:
     def build(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         workload = _declining(factory)(provider, axes)
         check = workload.check and _declining(workload.check)
-        return replace(
-            workload,
-            run=_declining(workload.run),
-            check=check,
-            rotated=workload.rotated and _rotated(workload.rotated),
-        )
+        return replace(workload, run=_declining(workload.run), check=check)
 
     return build
 

@@ -117,7 +117,6 @@ def prepared(case: Case, criterion: Criterion) -> Case:
                 max_samples=1,
                 sample_s=1e-3,
                 warmup_s=0.0,
-                rotate_inputs=1,
                 accuracy=False,  # an incorrect commit can be counted too
                 # A program is counted only in its profiled process.
                 profile=case.program is not None or not unprofiled,

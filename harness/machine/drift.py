@@ -31,7 +31,7 @@ class Difference:
 
 
 _SUITE = "the suite changed"
-_KIND = frozenset({"measure.flush_l2", "measure.rotate_inputs", "measure.graph"})
+_KIND = frozenset({"measure.flush_l2", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
 
 

@@ -1,8 +1,7 @@
-"""The function that is timed: the workload's run, on rotated inputs, or replayed from a CUDA graph.
+"""The function that is timed: the workload's run, or its replay from a CUDA graph.
 
-Rotated inputs take turns, so that the steps between push a step's inputs out of the cache. A replay
-excludes the host's time to launch. A workload that allows neither is unsupported; its plain run is
-not timed instead.
+A replay excludes the host's time to launch. A workload that does not allow it is unsupported; its
+plain run is not timed instead.
 
 Source: PyTorch, "CUDA semantics", section "CUDA Graphs": warm-up on a side stream, and what a
 capture may not do.
@@ -10,7 +9,6 @@ capture may not do.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -29,12 +27,8 @@ class TimedRun:
     """A run as the settings ask for it."""
 
     run: Run
-    own_bytes: int
-    """Device memory of the inputs added for rotation."""
-    turns: int
-    """Sets of inputs that take turns."""
     fresh: Callable[[int], None] | None
-    """The workload's function that writes fresh inputs, unless sets of inputs take turns."""
+    """The workload's function that writes fresh inputs."""
     effective: Mapping[str, Scalar]
     """What differs from the plain run, for the effective configuration."""
 
@@ -43,19 +37,9 @@ def prepare(workload: Workload, settings: MeasureSettings) -> TimedRun:
     """The run to time.
 
     Raises:
-        Unsupported: The workload cannot rotate its inputs, or its run cannot be captured.
+        Unsupported: The run cannot be captured.
     """
-    runs, own_bytes, effective = [workload.run], 0, dict[str, Scalar]()
-    if settings.rotate_inputs > 1:
-        if workload.rotated is None:
-            raise Unsupported("rotate_inputs: this workload cannot rotate its inputs")
-        before = _allocated_bytes()
-        runs = list(workload.rotated(settings.rotate_inputs))
-        if len(runs) != settings.rotate_inputs:
-            raise ValueError(f"rotated({settings.rotate_inputs}) returned {len(runs)} runs")
-        added = _allocated_bytes() - before
-        own_bytes = added - added // len(runs)
-        effective["rotated_inputs"] = len(runs)
+    run, effective = workload.run, dict[str, Scalar]()
     if settings.graph:
         if not workload.capturable:
             raise Unsupported(
@@ -63,14 +47,11 @@ def prepare(workload: Workload, settings: MeasureSettings) -> TimedRun:
             )
         if not torch.cuda.is_available():
             raise Unsupported("graph: replay needs a CUDA device")
-        runs = [captured(run) for run in runs]
+        run = captured(run)
         effective["timed_as"] = "graph replay"
-    turns = cycle(runs)
-    run = runs[0] if len(runs) == 1 else lambda: next(turns)()
-    fresh = workload.fresh if len(runs) == 1 else None
-    if fresh:
+    if workload.fresh:
         effective["fresh_inputs"] = True
-    return TimedRun(run=run, own_bytes=own_bytes, turns=len(runs), fresh=fresh, effective=effective)
+    return TimedRun(run=run, fresh=workload.fresh, effective=effective)
 
 
 def captured(run: Run) -> Run:
@@ -135,7 +116,3 @@ def _is_filled(output: Tensor) -> bool:
     marker = _marker(output)
     same = output == marker if isinstance(marker, int) else torch.isnan(output)
     return bool(same.all())
-
-
-def _allocated_bytes() -> int:
-    return torch.cuda.memory_allocated() if torch.cuda.is_available() else 0

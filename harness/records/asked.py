@@ -32,8 +32,6 @@ class MeasureSettings:
     """Empty the GPU's L2 cache before every sample."""
     accuracy: bool = True
     """Compare with the reference before timing."""
-    rotate_inputs: int = 1
-    """Sets of inputs in rotation, so that no step finds its own in the cache."""
     graph: bool = False
     """Time the replay of a CUDA graph of one step."""
     telemetry: bool = True

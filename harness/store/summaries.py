@@ -25,7 +25,7 @@ from harness.store import reader
 from harness.store.reader import RunHeader
 
 SUMMARY = "summary.jsonl"
-VERSION = 10
+VERSION = 11
 """Of the summaries: raise it when their content changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""
@@ -239,7 +239,7 @@ def _fields(case: CaseSummary) -> Fields:
 
 def digest_of(case: Case) -> str:
     """Of what is measured, not how often."""
-    how = (case.settings.flush_l2, case.settings.rotate_inputs, case.settings.graph)
+    how = (case.settings.flush_l2, case.settings.graph)
     what = (case.program.argv, case.program.cwd) if case.program else case.factory
     asked = what, case.provider, sorted(case.axes.items()), sorted(case.env.items()), how
     return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]

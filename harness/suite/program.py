@@ -23,7 +23,7 @@ from harness.suite.schema import Product, ReadingModel, SuiteModel, WorkloadMode
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 """Double braces, a field (also `{axis:text if true}`), or a single brace."""
-_FACTORY_ONLY = {"flush_l2": False, "rotate_inputs": 1, "graph": False}
+_FACTORY_ONLY = {"flush_l2": False, "graph": False}
 """Settings for factories only, with their defaults."""
 
 

@@ -63,7 +63,6 @@ else:
         warmup_s=Annotated[float, Field(ge=0)],
         timeout_s=Positive,
         stall_s=Positive,
-        rotate_inputs=_Count,
     )
 
 

@@ -74,7 +74,7 @@ MOST_LINES = {
     "harness/git": 540,
     "harness/integrations": 980,
     "harness/machine": 1_650,
-    "harness/measure": 2_560,
+    "harness/measure": 2_530,
     "harness/program": 1_990,
     "harness/records": 1_920,
     "harness/report": 4_550,
@@ -83,7 +83,7 @@ MOST_LINES = {
     "harness/suite": 2_190,
     "harness/worker": 720,
     "nsa": 13_290,
-    "suites": 2_150,
+    "suites": 2_130,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""

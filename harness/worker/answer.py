@@ -126,9 +126,7 @@ def _with_origins(
 
     def build() -> Workload:
         torch.manual_seed(torch.initial_seed())  # as for the first build
-        built = factory.load_factory(case.factory)(case.provider, case.axes)
-        # Inputs that take turns are not written again.
-        return built if case.settings.rotate_inputs == 1 else replace(built, fresh=None)
+        return factory.load_factory(case.factory)(case.provider, case.axes)
 
     try:
         origins = diagnosis.find(build, cause, progress=reporter.alive)

@@ -122,7 +122,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         tokens=workload.tokens,
         flops=workload.flops,
         bytes=workload.bytes,
-        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes - timed.own_bytes,
+        peak_memory_bytes=None if peak is None else peak - stopwatch.own_bytes,
         accuracy=checked,
         effective=effective,
         flags_read=flags_read,
@@ -149,7 +149,7 @@ def _repeated(
     """
     step = len(taken.warmup_s) + len(taken.samples_s) - 1
     # With fresh inputs every step has its own, which are still in place.
-    own = step if timed.fresh else step % timed.turns
+    own = step if timed.fresh else 0
     outputs.add(taken.output, step, own)
     if timed.fresh and step:
         outputs.require_change(taken.output, step)
@@ -162,8 +162,7 @@ def _repeated(
         if timed.fresh and i == 1:
             timed.fresh(0)
         reporter.alive()
-        this = (own if i == 0 else 0) if timed.fresh else (step + i + 1) % timed.turns
-        outputs.add(timed.run(), step + i + 1, this)
+        outputs.add(timed.run(), step + i + 1, own if i == 0 else 0)
     outputs.require()
     if timed.fresh:
         timed.fresh(0)

@@ -1,7 +1,6 @@
-"""The function that is timed: the plain run, rotated inputs, or a graph replay."""
+"""The function that is timed: the plain run, or a graph replay."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -23,27 +22,12 @@ def prepared(workload: Workload, **settings: Any) -> inputs.TimedRun:
 def test_by_default_the_plain_run_is_timed() -> None:
     found = prepared(GOOD)
 
-    assert (found.run, found.own_bytes, found.effective) == (GOOD.run, 0, {})
-
-
-def test_rotated_inputs_take_turns() -> None:
-    workload = replace(GOOD, rotated=lambda n: [partial(int, i) for i in range(n)])
-
-    found = prepared(workload, rotate_inputs=3)
-
-    assert [found.run() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-    assert found.effective == {"rotated_inputs": 3}
-
-
-def test_a_workload_with_too_few_inputs_is_an_error() -> None:
-    with pytest.raises(ValueError, match="rotated"):
-        prepared(replace(GOOD, rotated=lambda n: [GOOD.run]), rotate_inputs=3)
+    assert (found.run, found.effective) == (GOOD.run, {})
 
 
 @pytest.mark.parametrize(
     ("workload", "settings", "reason"),
     [
-        (GOOD, {"rotate_inputs": 2}, "rotate_inputs"),
         (GOOD, {"graph": True}, "not marked capturable"),
         (replace(GOOD, capturable=True), {"graph": True}, "needs a CUDA device"),
     ],
@@ -87,13 +71,12 @@ def test_a_run_that_waits_for_the_device_cannot_be_captured() -> None:
 
 @pytest.mark.gpu
 @gpu
-def test_replays_compute_the_same_as_the_run_and_rotate_inputs() -> None:
-    given = [torch.full((4,), float(i), device="cuda") for i in range(2)]
-    turns = [partial(torch.add, x, 1) for x in given]
-    workload = replace(GOOD, rotated=lambda n: turns, capturable=True)
+def test_replays_compute_the_same_as_the_run() -> None:
+    given = torch.full((4,), 1.0, device="cuda")
 
-    found = prepared(workload, rotate_inputs=2, graph=True)
-    given[1].mul_(2)
+    found = prepared(replace(GOOD, run=lambda: given + 1, capturable=True), graph=True)
+    first = float(found.run()[0])
+    given.mul_(2)
 
-    assert [float(found.run()[0]) for _ in range(3)] == [1.0, 3.0, 1.0]
-    assert found.effective == {"rotated_inputs": 2, "timed_as": "graph replay"}
+    assert (first, float(found.run()[0])) == (2.0, 3.0)
+    assert found.effective == {"timed_as": "graph replay"}
