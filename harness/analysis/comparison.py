@@ -244,27 +244,32 @@ def _judge(
     thresholds: Thresholds,
 ) -> Comparison:
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
-    gap, over = _percent(s.centre), f" over {cases} cases" if cases > 1 else ""
+    gap = units.slowdown(math.exp(s.centre))
+    among = f", corrected for {cases} cases" if cases > 1 else ""
+    below = f"the tolerance of {units.percent(thresholds.tolerance)}"
     se = _standard_error(s)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
     if p_slower <= thresholds.alpha and s.centre > practical:
         if s.cycles is not None and s.cycles <= practical:
             clock_explained, change = True, Change.UNDECIDED
-            reason = f"{gap} in time but {_percent(s.cycles)} in cycles: the GPU clock differed"
+            in_cycles = units.slowdown(math.exp(s.cycles))
+            reason = f"{gap} in time but {in_cycles} in clock cycles: the GPU clock differed"
         else:
-            change, reason = Change.SLOWER, f"{gap}, p = {p_slower:.2g}{over}"
+            change = Change.SLOWER
+            reason = f"shown to be {gap} (p = {p_slower:.2g}{among})"
             if s.cycles is None:
-                reason += "; GPU clock not read"
+                reason += "; no clock was read, so a lower clock is not ruled out"
     elif p_faster <= thresholds.alpha and s.centre < -practical:
-        change, reason = Change.FASTER, f"{gap}, p = {p_faster:.2g}{over}"
+        change = Change.FASTER
+        reason = f"shown to be {gap} (p = {p_faster:.2g}{among})"
     elif s.high is not None and s.high < tolerance:
         change = Change.SAME
-        reason = f"{gap}, at most {_percent(s.high)}: below the tolerance"
+        reason = f"{_most(s.high)}: below {below}"
     else:
         change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
-        most = "unbounded" if s.high is None else f"up to {_percent(s.high)}"
-        reason = f"{gap}, {most}: shown neither slower nor below {_percent(tolerance)}"
+        most = "unbounded" if s.high is None else _most(s.high)
+        reason = f"{most}: shown neither slower nor below {below}"
     needed = None
     if change is Change.UNDECIDED and not clock_explained and se is not None:
         of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
@@ -407,7 +412,8 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
         smallest_effect=None if smallest is None else math.expm1(smallest),
         pairs_needed=None,
         minutes_needed=None,
-        reason=f"{_percent(centre)}, at most {_percent(high)}: passed the screen",
+        reason=f"{_most(high)} in {len(pairs)} pairs: below the tolerance of "
+        f"{units.percent(thresholds.tolerance)}",
     )
 
 
@@ -421,8 +427,9 @@ def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
     return None if pairs is None or pair_s is None else pairs * pair_s / 60
 
 
-def _percent(log: float) -> str:
-    return f"{100 * math.expm1(log):+.1f} %"
+def _most(log: float) -> str:
+    """An upper bound of a slowdown: `at most 2 % slower`, or `at least 1 % faster`."""
+    return f"{'at most' if log >= 0 else 'at least'} {units.slowdown(math.exp(log))}"
 
 
 # --- the node or the code ----------------------------------------------------------------

@@ -19,7 +19,7 @@ from rich.text import Text
 from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.overhead import ExpectedTime
-from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
+from harness.gate.records import GateCase, GateSide, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.doctor import worst
@@ -350,7 +350,15 @@ def judged(verdict: GateVerdict) -> RenderableType:
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
         lines.append(Text(f"Time of all processes: {spent} on {verdict.device}"))
+        lines += _recorded(verdict.candidate)
     return Group(*lines)
+
+
+def _recorded(side: GateSide) -> Iterator[Text]:
+    """Where each run of the candidate is, and how to see it."""
+    for run_id, folder in zip(side.run_id.split(), side.run_folder.split(), strict=True):
+        yield Text(f"Recorded: {folder}")
+        yield Text(f"  Show it: harness show {run_id}; as a page: harness report {run_id}")
 
 
 def _sides(verdict: GateVerdict) -> Table:

@@ -120,7 +120,7 @@ class GateSide:
     commit: str = ""
     run_id: str = ""
     run_folder: str = ""
-    """Empty if nothing was measured."""
+    """One for each suite, as `run_id`; empty if nothing was measured."""
     uncommitted: bool = False
     """The commit plus uncommitted changes was measured."""
 

@@ -302,7 +302,7 @@ def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
     return replace(
         side,
         run_id=" ".join(w.run_id for w in writers),
-        run_folder=str(writers[0].folder) if len(writers) == 1 else "",
+        run_folder=" ".join(str(w.folder) for w in writers),
     )
 
 

@@ -313,10 +313,9 @@ def case_counts(verdict: GateVerdict) -> str:
 
 
 def compared_text(c: Comparison) -> str:
-    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] same`."""
-    if c.change in (Change.SLOWER, Change.FASTER):
-        return units.slowdown(c.ratio, c.low, c.high)
-    return f"{units.change(c.ratio, c.low, c.high)} {c.change}"
+    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`."""
+    text = units.slowdown(c.ratio, c.low, c.high)
+    return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
 
 
 def change_text(case: GateCase) -> str:

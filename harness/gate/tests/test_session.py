@@ -125,7 +125,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Interleaved:
 @pytest.mark.parametrize(
     ("provider", "decision", "state", "said"),
     [
-        ("slow", NO_GO, State.COMPARED, "+"),
+        ("slow", NO_GO, State.COMPARED, "x slower (p = "),
         ("wrong", NO_GO, State.FAILED, "incorrect"),
         ("unread", NO_GO, State.FAILED, "SyntaxError"),
         ("gone", OPEN, State.MISSING, "only the baseline has this case"),
@@ -383,6 +383,10 @@ def test_the_command_writes_its_verdict(tmp_path: Path) -> None:
     assert "counters.json" in damaged.stderr
     assert strict.returncode == 3
     assert "Gate: INCONCLUSIVE" in strict.stdout
+    recorded = re.search(r"Recorded: (\S+)\n  Show it: harness show (\S+);", strict.stdout)
+    assert recorded
+    assert (folder / recorded[1]).name == recorded[2]
+    assert harness("show", recorded[2], cwd=folder).stdout
     assert decode(verdict.read_bytes(), "it").decision is OPEN
 
 

@@ -95,20 +95,6 @@ def test_a_stored_baseline_decides_within_the_variation_of_days(
         assert answer.minutes_needed == pytest.approx(20 * 20.0 / 60)
 
 
-def test_cases_of_other_suites_count_in_the_correction() -> None:
-    levels = [processes(*drawn_levels(ratio, 10, seed=1)) for ratio in (1.0, 1.03)]
-
-    p_values = [
-        compare_stored(
-            {"a": (levels[0], levels[1])}, beside=n, day_cv=0.005, thresholds={"a": Thresholds()}
-        )[0].p_value
-        for n in (0, 59)
-    ]
-
-    assert p_values[0]
-    assert p_values[1] == pytest.approx(60 * p_values[0])
-
-
 def test_two_noisy_processes_are_undecided() -> None:
     """Student's quantile of one degree of freedom takes the bound out of all sense."""
     wild, alike = processes(1.0, 3.0), processes(1.0, 1.1)
