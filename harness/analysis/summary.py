@@ -51,7 +51,6 @@ APART = 2.0
 
 OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
-SPEEDS = ("step_s", "step_cycles", *OF_WORK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,14 +72,16 @@ def runs(
     """
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
-    baseline = named_alike(baseline, candidate, filters)
+    one_suite = baseline.suite.sha256 == candidate.suite.sha256
+    if one_suite:  # then only `--set` differs
+        sides = (_passing(run, filters).values() for run in (baseline, candidate))
+        baseline = _renamed(baseline, _partners(*sides))
     before, after = _passing(baseline, filters), _passing(candidate, filters)
     if not (before.keys() | after.keys()):
         raise HarnessError(
             f"no case of the two runs matches {' '.join(map(repr, filters))}",
             f"List the cases: harness show {candidate.run_id}",
         )
-    one_suite = baseline.suite.sha256 == candidate.suite.sha256  # then only `--set` differs
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))
     differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
@@ -133,20 +135,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     )
 
 
-def is_across(case: GateCase) -> bool:
-    """Whether different environments leave the comparison undecided."""
-    return bool(case.findings) and case.findings[-1].check == ENVIRONMENT
-
-
 # --- cases of two runs ---------------------------------------------------------------------
-
-
-def named_alike(baseline: Run, candidate: Run, filters: Sequence[str]) -> Run:
-    """The baseline with the candidate's names of cases that differ in settings only."""
-    if baseline.suite.sha256 != candidate.suite.sha256:
-        return baseline
-    sides = (_passing(run, filters).values() for run in (baseline, candidate))
-    return _renamed(baseline, _partners(*sides))
 
 
 def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
@@ -307,7 +296,7 @@ def _one_side(run: Run, case: Case, state: State, policy: Policy) -> GateCase:
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:
-    if any(map(is_across, cases)):
+    if any(f.check == ENVIRONMENT for case in cases for f in case.findings):
         yield "to judge although these differ: --across"
     commits = [g.commit[:10] for run in (a, b) if (g := run.environment.git) and not g.dirty_sha256]
     open_ = [c for c in cases if c.decision is Decision.INCONCLUSIVE and c.state is State.COMPARED]

@@ -29,7 +29,6 @@ from harness.records import (
     Measurement,
     Outcome,
 )
-from harness.store.writer import now
 
 FILE = Path("ci/baselines/counters.json")
 SCHEMA_VERSION = 1
@@ -61,13 +60,8 @@ class CounterBaseline:
     """`cpu`, or a GPU's name."""
     torch: str
     """Version without its build: 2.13.0."""
-    commit: str
-    set_at: str
-    """ISO 8601, UTC."""
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
-    uncommitted: bool = False
-    """Whether the tree had uncommitted changes, as it has when counts are accepted in a change."""
 
     def counts(self, suite: str, case_id: str) -> Counts | None:
         return self.cases.get(suite, {}).get(case_id)
@@ -116,9 +110,6 @@ def store(environment: Environment, counted: Mapping[str, Mapping[str, Counts]])
     made = CounterBaseline(
         device=environment.device_name,
         torch=torch_of(environment),
-        commit=environment.git.commit if environment.git else "",
-        uncommitted=environment.uncommitted,
-        set_at=now(),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )
     text = json.dumps({"schema": SCHEMA_VERSION, **asdict(made)}, indent=1)

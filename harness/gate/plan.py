@@ -129,7 +129,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         tasks=tuple(
             Task(
                 suite=path,
-                case=counters.without_times(case) if counting else case,
+                case=_as_measured(case, request.mode, loaded.thresholds().screen_pairs),
                 attest=bool(case.kernels or case.operators),
             )
             for path, suite in suites.items()
@@ -162,6 +162,15 @@ def _chosen(
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     return suites, stored
+
+
+def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:
+    """The case with its processes before the first decision."""
+    if mode is Mode.COUNTERS:
+        return counters.without_times(case)
+    # On a noisy node two processes are not enough to bound a ratio.
+    count = pairs if mode is Mode.RELATIVE else max(case.settings.processes, pairs)
+    return replace(case, settings=replace(case.settings, processes=count))
 
 
 def _unmatched(

@@ -10,7 +10,6 @@ from harness.errors import HarnessError
 from harness.gate import compare, counters, decide
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
-from harness.gate.unpaired import FEWEST
 from harness.records import Comparison, Finding, Measurement, Pair, Run, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
@@ -80,52 +79,38 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
 
 
 def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
-    bench, counts = _started(request, plan, held, observer)
+    bench = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
     if wrong := bench.run_self_test(ask=timed and request.self_test):
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    if request.mode is not Mode.RELATIVE:
-        stage = "screen" if timed else "counters"
-        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], stage)
     match request.mode:
         case Mode.RELATIVE:
             answers = _interleaved(plan, bench)
         case Mode.COUNTERS:
             answers = _Answers(counted=_counted(plan, bench))
         case Mode.BASELINE:
-            answers = _Answers()
+            _once(bench, plan, "screen")
+            answers = _Answers()  # the two runs are compared
     bench.finish()
     return answers
 
 
-def _processes(mode: Mode, task: Task, plan: Plan) -> int:
-    """Fresh processes of a case on each side, before the first decision."""
-    if mode is Mode.COUNTERS:
-        return counters.PROCESSES
-    if mode is Mode.RELATIVE:
-        return plan.policy.thresholds().screen_pairs
-    # On a noisy node two processes are not enough to bound a ratio.
-    return max(task.case.settings.processes, FEWEST, plan.policy.thresholds().screen_pairs)
-
-
-def _started(
-    request: Request, plan: Plan, held: ExitStack, observer: Observer
-) -> tuple[Bench, Mapping[Key, int]]:
-    """A bench with a new run of each side and suite, and the number of processes of each case."""
+def _started(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> Bench:
+    """A bench with a new run of each side and suite."""
     plan.rig.observe(plan.here)
     bench = Bench(plan.sides, plan.rig, observer, held)
-    counts = {t.key: _processes(request.mode, t, plan) for t in plan.tasks}
     for path, suite in plan.suites.items():
-        cases = tuple(
-            replace(t.case, settings=replace(t.case.settings, processes=counts[t.key]))
-            for t in plan.tasks
-            if t.suite == path
-        )
+        measured = replace(suite, cases=tuple(t.case for t in plan.tasks if t.suite == path))
         for side in plan.sides:
-            bench.record(request.store, side, replace(suite, cases=cases), path)
-    return bench, counts
+            bench.record(request.store, side, measured, path)
+    return bench
+
+
+def _once(bench: Bench, plan: Plan, stage: str) -> None:
+    """Measure the processes that each case asks for."""
+    bench.rounds([(t, range(t.case.settings.processes)) for t in plan.tasks], stage)
 
 
 @dataclass(slots=True, eq=False)
@@ -215,6 +200,7 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
 
     With a baseline commit, counts that the change itself records are accepted.
     """
+    _once(bench, plan, "counters")
     kept = counters.load()
     useless = counters.unfit(kept, plan.here)
     recorded = {t.key: kept.counts(*t.key) if kept and not useless else None for t in plan.tasks}
@@ -319,8 +305,8 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         plan = prepared(request, held, say)
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
-        bench, counts = _started(request, plan, held, observer)
-        bench.rounds([(t, range(counts[t.key])) for t in plan.tasks], "counters")
+        bench = _started(request, plan, held, observer)
+        _once(bench, plan, "counters")
         bench.finish()
         counted: dict[str, dict[str, counters.Counts]] = {}
         for task in plan.tasks:

@@ -68,9 +68,9 @@ MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
     "harness/analysis": 5_210,
     "harness/bisect": 1_980,
-    "harness/cli": 2_330,
+    "harness/cli": 2_340,
     "harness/executor": 360,
-    "harness/gate": 2_370,
+    "harness/gate": 2_350,
     "harness/git": 540,
     "harness/integrations": 980,
     "harness/machine": 1_650,

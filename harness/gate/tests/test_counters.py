@@ -129,7 +129,7 @@ def test_a_clean_gate_calls_a_counter_different_in_one_of_a_hundred_at_most() ->
 
 
 def test_counters_of_another_torch_or_device_are_not_used() -> None:
-    kept = counters.CounterBaseline(device="cpu", torch="2.13.0", commit="c", set_at="2026-11-22")
+    kept = counters.CounterBaseline(device="cpu", torch="2.13.0")
 
     def why(torch: str, device: str) -> str:
         here: Any = SimpleNamespace(device_name=device, versions={"torch": torch})
@@ -145,7 +145,7 @@ def test_workers_of_a_suite_for_the_cpu_see_no_gpu(
     device: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Mapping[str, str]] = []
-    monkeypatch.setattr(launcher, "_ForkserverHandle", lambda env, *_: started.append(env))
+    monkeypatch.setattr(launcher, "ForkserverHandle", lambda env, *_: started.append(env))
 
     launcher.Launcher(device=device, around={"CUDA_VISIBLE_DEVICES": "3"})._warmed()
 
