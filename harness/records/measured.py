@@ -188,7 +188,7 @@ class NonFiniteOrigin:
     """Where NaN or Inf first appeared when a computation was repeated under observation."""
 
     computation: str
-    """run, check, eager or reference; the last two show whether the definition fails too."""
+    """run or check; in earlier records also eager and reference."""
     precision: str
     """Dtype of the tensor in which it appeared, or of the outputs if all are finite."""
     value: str = ""
@@ -200,7 +200,7 @@ class NonFiniteOrigin:
     operator: str = ""
     """The first operator with such a value in its result but not in its arguments."""
     module: str = ""
-    """Path of the innermost running module, or its class if the path is unknown."""
+    """The innermost running module: `Model.layers.3`."""
     note: str = ""
 
 

@@ -76,7 +76,7 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
         traceback.print_exception(error)  # last: it raises if the disk is full
     if cause is not None:
         cause.__traceback__ = None  # it references the workload, which is built again
-        channel.send(Answer(measurement=_with_origins(failure, order.case, cause, channel)))
+        channel.send(Answer(measurement=_with_origin(failure, order.case, cause, channel)))
 
 
 def _failure(case: Case, process: int, error: BaseException) -> Measurement:
@@ -115,7 +115,7 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
     )
 
 
-def _with_origins(
+def _with_origin(
     failure: Measurement, case: Case, cause: accuracy.NonFinite, channel: Channel
 ) -> Measurement:
     """The failure with the origin of its NaN or Inf, as far as running it again shows."""
@@ -129,11 +129,11 @@ def _with_origins(
         return factory.load_factory(case.factory)(case.provider, case.axes)
 
     try:
-        origins = diagnosis.find(build, cause, progress=reporter.alive)
+        origin = diagnosis.find(build, cause, progress=reporter.alive)
     except BaseException as error:  # noqa: BLE001 - noted; the outcome remains
         why = bounded(traceback.format_exception_only(error)[-1].strip())
         note = f"not found: the second run failed: {why}"
-        origins = (NonFiniteOrigin(computation=cause.computation, precision="", note=note),)
+        origin = NonFiniteOrigin(computation=cause.computation, precision="", note=note)
         traceback.print_exception(error)
     evidence = failure.evidence or Evidence()
-    return replace(failure, evidence=replace(evidence, origins=origins))
+    return replace(failure, evidence=replace(evidence, origins=(origin,)))
