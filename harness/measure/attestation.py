@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.measure import profile
-from harness.measure.profile import StepProfile
+from harness.measure.profile import ProfileRequest, StepProfile
 from harness.records import Case, PathRule, Scalar
 from harness.workload import Workload
 
@@ -55,21 +55,18 @@ def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[st
     return seen, read
 
 
-def attest(case: Case, run: Callable[[], Any], seen: Mapping[str, Any], **how: Any) -> StepProfile:
+def attest(
+    case: Case, run: Callable[[], Any], ask: ProfileRequest, seen: Mapping[str, Any]
+) -> StepProfile:
     """Count and profile what was timed, and compare it with the case's rules.
 
-    `how` is as of profile.requests; `seen` are fields of the Measurement to keep in a mismatch.
+    `seen` are fields of the Measurement to keep in a mismatch.
 
     Raises:
         PathMismatch: A kernel or operator that must run did not, or one that must not run did.
             Without a profile there is no mismatch, but the verdict does not pass either.
     """
-    ran = profile.take(
-        run,
-        profiling=case.settings.profile,
-        profile_s=min(profile.PROFILE_S, case.settings.sample_s),
-        **how,
-    )
+    ran = profile.take(run, ask)
     if problem := mismatch(case, ran):
         raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)
     return ran

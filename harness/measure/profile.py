@@ -81,9 +81,31 @@ class StepProfile:
     operators: tuple[str, ...] = ()
 
 
-def take(run: Callable[[], Any], **settings: Any) -> StepProfile:
-    """Count and profile a few steps of `run`, which is warm; settings as of `requests`."""
-    steps = requests(**settings)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """Which steps to count and profile."""
+
+    step_s: float
+    """Typical time of a step."""
+    time_left_s: float
+    """Until the process must be done."""
+    profiling: bool = True
+    """Whether to profile, or only to count operators."""
+    profile_s: float = PROFILE_S
+    """Time to fill with profiled steps; at least two are profiled."""
+    more_steps: int = MORE_STEPS
+    """Steps to count beyond two, if these differ, within a quarter of the time left."""
+    progress: Callable[[], None] = lambda: None
+    """Called after every step."""
+    trace: str = ""
+    """File for a Chrome trace of the profiled steps, beside the log; empty for none."""
+    unreplayed: Callable[[], Any] | None = None
+    """As of Workload; run twice here."""
+
+
+def take(run: Callable[[], Any], ask: ProfileRequest) -> StepProfile:
+    """Count and profile a few steps of `run`, which is warm."""
+    steps = requests(ask)
     output = None
     while True:
         try:
@@ -95,33 +117,13 @@ def take(run: Callable[[], Any], **settings: Any) -> StepProfile:
         output = run()
 
 
-def requests(
-    *,
-    step_s: float,
-    time_left_s: float,
-    profiling: bool = True,
-    profile_s: float = PROFILE_S,
-    more_steps: int = MORE_STEPS,
-    progress: Callable[[], None] = lambda: None,
-    trace: str = "",
-    unreplayed: Callable[[], Any] | None = None,
-) -> Generator[None, None, StepProfile]:
+def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
     """Count and profile steps that the caller runs: one between each yield and the next resumption,
-    all in one thread.
-
-    Args:
-        step_s: Typical time of a step.
-        time_left_s: Until the process must be done.
-        profiling: Whether to profile, or only to count operators.
-        profile_s: Time to fill with profiled steps; at least two are profiled.
-        more_steps: Steps to count beyond two, if these differ, within a quarter of the time left.
-        progress: Called after every step.
-        trace: File for a Chrome trace of the profiled steps, beside the log; empty for none.
-        unreplayed: As of Workload; run twice here.
-    """
+    all in one thread."""
     began = time.monotonic()
+    step_s = ask.step_s
     needed_s = SLOWER * step_s * (2.5 if step_s > LONG_STEP_S else 5)  # with a quarter to spare
-    if why := too_long(step_s, needed_s, time_left_s):
+    if why := too_long(step_s, needed_s, ask.time_left_s):
         return without_profile(why)
     gc.collect()
     counted: list[StepCount] = []
@@ -130,20 +132,20 @@ def requests(
         with counting() as step:
             yield
         counted.append(step)
-        progress()
-        if step != counted[0] and time.monotonic() - began < time_left_s / 4:
-            wanted = 2 + more_steps
+        ask.progress()
+        if step != counted[0] and time.monotonic() - began < ask.time_left_s / 4:
+            wanted = 2 + ask.more_steps
     dispatched = counted[0].dispatched_ops
-    why = "" if profiling else SWITCHED_OFF
-    if profiling and dispatched > TOO_MANY_OPERATORS:
+    why = "" if ask.profiling else SWITCHED_OFF
+    if ask.profiling and dispatched > TOO_MANY_OPERATORS:
         why = f"a step of {dispatched:,} operators is too large to profile"
     if why:
         return StepProfile(
             counters=_counters(counted, None, why),
             profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
-    count = _steps(step_s, dispatched, profile_s)
-    seen, kept = yield from _profiled(count, progress, trace)
+    count = _steps(step_s, dispatched, ask.profile_s)
+    seen, kept = yield from _profiled(count, ask.progress, ask.trace)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
@@ -152,8 +154,8 @@ def requests(
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
     breakdown = _breakdown(seen, step_s, on_device=not no_kernels)
     fingerprint, ranges = _fingerprint(kernels, operators), ""
-    if kernels and unreplayed:
-        kernels, ranges = _with_ranges(kernels, unreplayed)
+    if kernels and ask.unreplayed:
+        kernels, ranges = _with_ranges(kernels, ask.unreplayed)
     return StepProfile(
         counters=_counters(counted, seen, no_kernels),
         kernels=_names(kernels),

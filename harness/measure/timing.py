@@ -120,6 +120,10 @@ class Timing:
     output: Any
     """Of the last step."""
 
+    @property
+    def steps(self) -> int:
+        return len(self.warmup_s) + len(self.samples_s)
+
 
 def take(
     run: Callable[[], Any],

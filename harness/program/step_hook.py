@@ -151,13 +151,14 @@ class StepHook:
             return
         if self._profiling is None:
             left_s = self._asked.ends_at - time.monotonic()
-            self._profiling = profile.requests(
+            ask = profile.ProfileRequest(
                 step_s=self._asked.step_s,
                 time_left_s=left_s,
                 profile_s=self._asked.profile_s,
                 more_steps=self._asked.more_steps,
                 trace=self._asked.trace,
             )
+            self._profiling = profile.requests(ask)
         try:
             next(self._profiling)
         except StopIteration as done:

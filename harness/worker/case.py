@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 
@@ -10,8 +10,9 @@ import torch
 
 from harness.git import origin
 from harness.measure import accuracy, attestation, digest, inputs, memory, steady, timing
+from harness.measure.profile import PROFILE_S, ProfileRequest
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
-from harness.records import Accuracy, Measurement, Outcome
+from harness.records import Accuracy, Measurement, MeasureSettings, Outcome
 from harness.worker.factory import load_factory
 from harness.workload import Workload
 
@@ -31,15 +32,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     reporter = WorkerReporter(channel, log.take)
 
     reporter.phase("setup")
-    if order.device == "cuda" and not torch.cuda.is_available():
-        raise DeviceMissing("the run started on a GPU, but this worker cannot see one")
-    build = load_factory(case.factory)
-    _require_code(order)
-    workload = build(case.provider, case.axes)
-    if not isinstance(workload, Workload):
-        raise TypeError(
-            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
-        )
+    workload = _built(order)
     channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
 
     reporter.phase("accuracy")
@@ -52,42 +45,12 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     reporter.phase("warmup")
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
     timed = inputs.prepare(workload, case.settings)
-
-    def inspect(reading: timing.TimedStep, step: int) -> None:
-        if workload.recorded:
-            reporter.last_step = step + 1
-            numbers = {name: float(value) for name, value in workload.recorded().items()}
-            log.add(step + 1, reading.time_s, reading.began_at + reading.host_s, numbers)
-        reporter.ran(reading.host_s)
-        accuracy.require_finite_step(reading.output, step, own=reporter.last_step)
-        if step == 0:
-            first.inspect(reading.output)
-
-    def prepare(step: int) -> None:
-        if timed.fresh and step:
-            timed.fresh(step)
-
     deadline = order.launched_at + case.settings.timeout_s
-    memory.start_peak()
-    try:
-        taken = timing.take(
-            timed.run,
-            case.settings,
-            stopwatch,
-            deadline=deadline,
-            sampling=lambda at: reporter.phase("sampling", at),
-            prepare=prepare,
-            inspect=inspect,
-            steps=workload.steps,
-        )
-    finally:
-        reporter.alive()  # with the steps that no report has yet
-    done = len(taken.warmup_s) + len(taken.samples_s)
-    if taken.cut and workload.steps is not None:
-        problem = f"took {done:,} of {workload.steps:,} steps before the time limit"
-        raise timing.StepsMissing(problem)
+    follow = _Follower(workload, log, reporter, first)
+    taken = _timed(workload, timed, case.settings, stopwatch, deadline, follow)
     peak = first.device_peak_bytes()
-    accuracy.require_finite_output(taken.output, steps=done)
+    accuracy.require_finite_output(taken.output, steps=taken.steps)
+
     reporter.phase("repeat")
     outputs = digest.Repeats(workload, checked, first.elements)
     if workload.steps is None:
@@ -97,17 +60,19 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     code = _require_code(order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
+
     reporter.phase("profile")
-    ran = attestation.attest(
-        case,
-        timed.run,
-        {"effective": effective, "flags_read": flags_read},
+    ask = ProfileRequest(
         step_s=statistics.median(taken.samples_s),
         time_left_s=deadline - monotonic(),
+        profiling=case.settings.profile,
+        profile_s=min(PROFILE_S, case.settings.sample_s),
         progress=reporter.alive,
         trace=order.trace,
         unreplayed=workload.unreplayed,
     )
+    seen = {"effective": effective, "flags_read": flags_read}
+    ran = attestation.attest(case, timed.run, ask, seen)
     measurement = Measurement(
         case_id=case.case_id,
         process=order.process,
@@ -134,6 +99,79 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     return Answer(measurement=measurement, between_s=taken.between_s)
 
 
+def _built(order: MeasureOrder) -> Workload:
+    """The workload of the case, from the code under test."""
+    case = order.case
+    if order.device == "cuda" and not torch.cuda.is_available():
+        raise DeviceMissing("the run started on a GPU, but this worker cannot see one")
+    build = load_factory(case.factory)
+    _require_code(order)
+    workload = build(case.provider, case.axes)
+    if not isinstance(workload, Workload):
+        raise TypeError(
+            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
+        )
+    return workload
+
+
+@dataclass(frozen=True, slots=True)
+class _Follower:
+    """Records and checks each step as it ends, and reports it."""
+
+    workload: Workload
+    log: steady.StepLog
+    reporter: WorkerReporter
+    first: digest.FirstOutput
+
+    def inspect(self, reading: timing.TimedStep, step: int) -> None:
+        if self.workload.recorded:
+            self.reporter.last_step = step + 1
+            numbers = {name: float(value) for name, value in self.workload.recorded().items()}
+            self.log.add(step + 1, reading.time_s, reading.began_at + reading.host_s, numbers)
+        self.reporter.ran(reading.host_s)
+        accuracy.require_finite_step(reading.output, step, own=self.reporter.last_step)
+        if step == 0:
+            self.first.inspect(reading.output)
+
+
+def _timed(
+    workload: Workload,
+    timed: inputs.TimedRun,
+    settings: MeasureSettings,
+    stopwatch: timing.Stopwatch,
+    deadline: float,
+    follow: _Follower,
+) -> timing.Timing:
+    """Warm-up and samples.
+
+    Raises:
+        StepsMissing: A training run could not take all its steps before the deadline.
+    """
+
+    def prepare(step: int) -> None:
+        if timed.fresh and step:
+            timed.fresh(step)
+
+    memory.start_peak()
+    try:
+        taken = timing.take(
+            timed.run,
+            settings,
+            stopwatch,
+            deadline=deadline,
+            sampling=lambda at: follow.reporter.phase("sampling", at),
+            prepare=prepare,
+            inspect=follow.inspect,
+            steps=workload.steps,
+        )
+    finally:
+        follow.reporter.alive()  # with the steps that no report has yet
+    if taken.cut and workload.steps is not None:
+        problem = f"took {taken.steps:,} of {workload.steps:,} steps before the time limit"
+        raise timing.StepsMissing(problem)
+    return taken
+
+
 def _repeated(
     timed: inputs.TimedRun,
     taken: timing.Timing,
@@ -147,7 +185,7 @@ def _repeated(
     Raises:
         Incorrect: Two outputs of the same inputs differ, or two of different inputs do not.
     """
-    step = len(taken.warmup_s) + len(taken.samples_s) - 1
+    step = taken.steps - 1
     # With fresh inputs every step has its own, which are still in place.
     own = step if timed.fresh else 0
     outputs.add(taken.output, step, own)

@@ -275,7 +275,8 @@ def attend() -> None:
 
 
 def take(run=attend, *, step_s: float = 1e-3, time_left_s: float = 60.0, **k: Any) -> StepProfile:
-    return profile.take(run, step_s=step_s, time_left_s=time_left_s, **k)
+    ask = profile.ProfileRequest(step_s=step_s, time_left_s=time_left_s, **k)
+    return profile.take(run, ask)
 
 
 @pytest.fixture(scope="module")
@@ -384,12 +385,7 @@ def test_operators_are_counted_without_a_profile(
     monkeypatch.setattr(profile, "TOO_MANY_OPERATORS", 8)
     x = torch.zeros(3)
 
-    ran = profile.take(
-        lambda: [x.sin() for _ in range(9)],
-        step_s=1e-3,
-        time_left_s=9.0,
-        profiling=reason != "switched off",
-    )
+    ran = take(lambda: [x.sin() for _ in range(9)], profiling=reason != "switched off")
 
     assert ran.counters.dispatched_ops == 9
     assert ran.profile.skipped.startswith(reason)

@@ -165,7 +165,7 @@ def test_a_forked_child_does_not_count_if_its_parent_does(tmp_path: Path) -> Non
 def test_an_error_in_counting_is_noted_and_not_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(**_: object) -> Iterator[None]:
+    def broken(_: object) -> Iterator[None]:
         yield
         raise RuntimeError("CUPTI is in use")
 
