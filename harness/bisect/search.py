@@ -210,7 +210,8 @@ class NoisySearch:
         if found is True:
             return None
         if found is not None:
-            reason = f"good and bad do not differ on this machine: {found.reason}"
+            said = "are not shown to" if found.change is Change.UNDECIDED else "do not"
+            reason = f"good and bad {said} differ on this machine: {found.reason}"
             if found.smallest_effect is not None:
                 least = units.percent(found.smallest_effect)
                 reason += f"; a change of {least} would have been seen"

@@ -54,6 +54,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
+    base = None if request.given else plan.trees.baseline.ref if plan.trees.baseline else ""
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -69,9 +70,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         started_at=plan.began,
         ended_at=now(),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(
-            decide.remedies(cases, plan.policy, request.mode, merging=request.given is None)
-        ),
+        remedies=tuple(decide.remedies(cases, plan.policy, request.mode, base=base)),
     )
 
 
