@@ -1,11 +1,5 @@
-"""Where the time of a run goes, how long a run will take, what changes over the steps of a training
-run, and what reading the probes costs.
-
-The cost is the ratio of processes with telemetry to processes without it. The runner alternates
-the two (A B, B A, A B, ...), so that neither is always first and slow drift affects both. Each
-adjacent pair gives one ratio of medians; their logarithms have a t-interval. All pairs of all cases
-count equally.
-"""
+"""Where the time of a run goes, how long a run will take, and what changes over the steps of a
+training run."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,34 +11,13 @@ import numpy as np
 from harness.analysis import statistics
 from harness.records import Case, Estimate, Measurement, Outcome, Run, Suite
 
-LIMIT = 0.005
-"""Largest share of the step time that reading the probes may cost."""
 WITH, WITHOUT = "sampled", "unsampled"
+"""How the ids of such a pair of cases end."""
 
 SAMPLING = "sampling"
 WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING, "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
 compare again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """Step time with telemetry over step time without it."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-    """95 % t-interval over pairs; None with one pair."""
-    pairs: int
-
-    @property
-    def shown(self) -> bool | None:
-        """Whether the cost is within LIMIT; None if the interval contains LIMIT."""
-        if self.low is None or self.high is None:
-            return None
-        if self.high - 1 <= LIMIT:
-            return True
-        return False if self.low - 1 > LIMIT else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +50,9 @@ class TimeUse:
         return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
 
 
-def overhead(run: Run) -> Overhead | None:
-    """The cost, from a run with each case twice, with and without sampling; None without a
-    complete pair."""
+def cost_of_sampling(run: Run) -> Estimate | None:
+    """Step time with telemetry over step time without it, from a run that has each case both ways;
+    None without such a pair of processes."""
     medians = {
         (m.case_id, m.process): float(np.median(m.samples_s))
         for m in run.measurements
@@ -91,10 +64,7 @@ def overhead(run: Run) -> Overhead | None:
         if case_id.endswith(f"/{WITH}")
         and (twin := (case_id.removesuffix(WITH) + WITHOUT, process)) in medians
     ]
-    if not ratios:
-        return None
-    mean = statistics.geometric(ratios, samples=len(ratios))
-    return Overhead(ratio=mean.value, low=mean.low, high=mean.high, pairs=len(ratios))
+    return statistics.geometric(ratios, samples=len(ratios)) if ratios else None
 
 
 def by_phase(run: Run) -> dict[str, float]:

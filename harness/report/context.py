@@ -223,7 +223,7 @@ def build(
             *(text.together_sentences(acting, run.suite.axis) if not verdict.asked else ()),
             *answer.explained(diagnoses, suite, env.device_name),
             *(text.crossover_brief(of, suite.axis) for of in ahead),
-            *text.overhead_bullet(run),
+            *text.sampling_bullet(run),
             *remedies.sentences(
                 [
                     c

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from harness import units
-from harness.analysis import overhead
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Judgement
-from harness.analysis.overhead import Overhead, TimeUse
+from harness.analysis.overhead import TimeUse, cost_of_sampling
 from harness.analysis.suspects import Together
 from harness.machine import requirements
 from harness.records import (
@@ -35,6 +34,8 @@ DIFFERENT = 1.1
 """Ratio between pairs from which their range is printed."""
 MAX_NAMES = 2
 """Configurations that a sentence on the crossover names."""
+SAMPLING_MAY_COST = 0.005
+"""Largest share of the step time that sampling the probes may cost."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
 JUDGEMENTS = {
@@ -171,23 +172,21 @@ def time_use_sentence(used: TimeUse) -> str:
     )
 
 
-def overhead_sentence(found: Overhead, limit: float) -> str:
-    """What sampling the probes costs, against the limit."""
-    cost = units.change(found.ratio, found.low, found.high)
+def sampling_bullet(run: Run) -> Iterable[str]:
+    """What sampling the probes costs, against the limit, if the run was made to find out."""
+    found = cost_of_sampling(run)
+    if found is None:
+        return
+    most = units.percent(SAMPLING_MAY_COST)
     if found.low is None or found.high is None:
         answer = "one pair gives no interval, so nothing is shown"
-    elif found.shown is None:
-        answer = f"not decided against the limit of {units.percent(limit)}: measure more pairs"
+    elif found.low - 1 <= SAMPLING_MAY_COST < found.high - 1:
+        answer = f"not decided against the limit of {most}: measure more pairs"
     else:
-        answer = f"{'within' if found.shown else 'above'} the limit of {units.percent(limit)}"
-    return f"sampling changes the step time by {cost} ({found.pairs} pairs of processes): {answer}"
-
-
-def overhead_bullet(run: Run) -> Iterable[str]:
-    """What sampling costs, if the run was made to find out."""
-    if found := overhead.overhead(run):
-        sentence = overhead_sentence(found, overhead.LIMIT)
-        yield f"{sentence[0].upper()}{sentence[1:]}."
+        answer = f"{'above' if found.low - 1 > SAMPLING_MAY_COST else 'within'} the limit of {most}"
+    cost = units.change(found.value, found.low, found.high)
+    pairs = f"{found.processes} pairs of processes"
+    yield f"Sampling changes the step time by {cost} ({pairs}): {answer}."
 
 
 # --- programs ----------------------------------------------------------------------------
