@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from harness.errors import SuiteError
-from harness.records import METRICS, Case, MeasureSettings, Outcome
+from harness.records import METRICS, Case, Gap, Match, MeasureSettings, Outcome, Weight
 from harness.suite import load as suites
 from harness.suite.decisions import ExpectationModel
 from harness.suite.schema import json_schema
@@ -51,6 +51,32 @@ def test_rules_expectations_and_cost_are_complete() -> None:
     assert (scaling.metric, scaling.axis) == ("scaling_exponent", "seq_len")
     assert loaded.cost is not None
     assert (loaded.cost.steps, loaded.cost.usd_per_gpu_hour) == (50000, 2.0)
+
+
+def test_a_ratio_rule_and_suspects_are_complete() -> None:
+    ratio = (
+        "against: {provider: dense}\n    at_least: 1.2\n    counts: condition\n    missing: note"
+    )
+    text = GOOD.replace("go: 500\n    abort: 100", ratio) + (
+        "suspects:\n"
+        "  gap: {metric: step_s, expected: 1.0, seen: 2.0, source: s}\n"
+        "  tested:\n"
+        "    - {name: a, within: {gc: off}, without: {provider: dense}, with: {provider: nsa}}\n"
+        "    - {name: b, control: {provider: [dense]}}\n"
+    )
+
+    loaded = suites.loads(text, "x.yaml")
+
+    rule = loaded.rules[0]
+    assert (rule.go, rule.counts, rule.missing) == (1.2, Weight.CONDITION, Weight.NOTE)
+    assert rule.against == Match(criteria={"provider": ("dense",)})
+    assert rule.asked == len(rule.pairs(loaded.cases)) > 0
+    assert loaded.suspects is not None
+    assert loaded.suspects.gap == Gap(metric="step_s", expected=1.0, seen=2.0, source="s")
+    pair, control = loaded.suspects.tested
+    assert pair.without.criteria == {"gc": ("off",), "provider": ("dense",)}
+    assert pair.with_.criteria == {"gc": ("off",), "provider": ("nsa",)}
+    assert control.control == Match(criteria={"provider": ("dense",)})
 
 
 def test_off_and_on_are_text_and_booleans_are_spelled_out_in_ids() -> None:
@@ -215,12 +241,6 @@ def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
     ]:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(yaml.load(GOOD.replace(old, new)), schema)
-
-
-def test_a_setting_says_its_default() -> None:
-    described = json_schema()["$defs"]["MeasureModel"]["properties"]["warmup_s"]["description"]
-
-    assert described == "Longest search for the steady state, in seconds. Default 20."
 
 
 def test_the_format_has_every_metric() -> None:

@@ -12,6 +12,10 @@ from harness.tests.good_suite import GOOD, error_of
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 OTHER = "  - {name: decode, factory: m:f, providers: [p], axes: {context: [1, 2]}}\n"
+PAIR = "{name: a, within: {gc: off}, without: {provider: dense}, with: {provider: nsa}}"
+SUSPECTS = (
+    "suspects:\n  gap: {{metric: step_s, expected: 1.0, seen: {}, source: s}}\n  tested: [{}]\n"
+)
 
 # What is replaced in a good suite, and by what; "^" marks the place that the error must name.
 MISTAKES = [
@@ -61,6 +65,9 @@ MISTAKES = [
     ("name: scaling", "name: ^throughput"),
     ("go: 500\n    abort: 100", "go: 50\n    abort: ^100"),
     ("go: 500\n    abort: 100", "counts: note\n    abort_early: ^true\n    go: 500"),
+    ("go: 500\n    abort: 100", "against: {provider: dense}\n    at_least: 1.2\n    go: ^500"),
+    ("go: 500\n    abort: 100", "against: {provider: dense}\n    at_least: 1.2\n    abort: ^2.0"),
+    ("go: 500\n    abort: 100", "missing: ^note\n    go: 500"),
     ("metric: scaling_exponent\n    axis: seq_len", "metric: step_s\n    axis: ^seq_len"),
     ("metric: scaling_exponent\n    axis: seq_len", "metric: ^scaling_exponent"),
     ("go: 1.3\n    abort: 1.8", "go: 1.9\n    abort: ^1.8"),
@@ -83,6 +90,9 @@ MISTAKES = [
     ("exclude:", '^exclude:\n      - {gc: ["off", "on"]}'),
     ("cost:", "axis_names: {seq_len: T, gc: ^T}\ncost:"),
     ("cost:", "axis_names: {gc: ^preset}\ncost:"),
+    ("cost:", f"{SUSPECTS.format('^0.5', PAIR)}cost:"),
+    ("cost:", f"{SUSPECTS.format('2.0', '^{name: a, without: {gc: off}}')}cost:"),
+    ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('dense', '^dens'))}cost:"),
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
     ("cost:", "requires: {torch: {^allow_tf32: true}}\ncost:"),
     ("cost:", "requires: [{gpu: A100}, ^{gpu: H100}]\ncost:"),
