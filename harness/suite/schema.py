@@ -1,8 +1,9 @@
 """The form of a suite file: its keys and what they mean. The part that decides is in
 harness.suite.decisions.
 
-The models validate a suite and give its JSON Schema, which editors show. Checks of names that a
-suite defines itself (axes, cases) are in harness.suite.sweep and harness.suite.program.
+The models validate a suite and give its JSON Schema, which editors show. Where a record says the
+same (settings, rules, suspects), its form is made from the record. Checks of names that a suite
+defines itself (axes, cases) are in harness.suite.sweep and harness.suite.program.
 """
 
 import re
