@@ -23,6 +23,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing torch and 13 packages into $(VENV): about a minute on a fast network."
 	@$(call INSTALL,.)
+	@$(VENV)/bin/harness schema > suites/suite.schema.json  # for editors
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "Installing what the tests need: a few seconds."

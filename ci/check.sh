@@ -8,6 +8,8 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Hundreds of processes start in these tests, and each would compile what it imports anew.
 unset PYTHONDONTWRITEBYTECODE
 
+python -m harness schema > suites/suite.schema.json  # what editors check suites with
+
 ruff format --check .
 ruff check .
 mypy -n 2 harness nsa suites ci reports &

@@ -1,7 +1,6 @@
 """The pages agree with the tree, the command line and the schema of suites."""
 
 import importlib.util
-import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typer.main import get_command
 from harness.cli.main import app
 from harness.records import METRICS
 from harness.suite import load as suites
+from harness.suite.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("harness", "suites", "nsa", "ci", "reports")
@@ -141,7 +141,7 @@ def test_every_command_and_option_of_the_harness_exists(page: Path) -> None:
 
 def test_the_page_of_suites_names_every_key_and_metric() -> None:
     text = (ROOT / "suites/README.md").read_text(encoding="utf-8")
-    schema = json.loads((ROOT / "suites/suite.schema.json").read_text(encoding="utf-8"))
+    schema = json_schema()
     parts = [schema, *schema["$defs"].values()]
     keys = {key for part in parts for key in part.get("properties", ())}
 
