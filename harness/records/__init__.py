@@ -33,6 +33,7 @@ from harness.records.environment import (
     gpu_matches,
     joined,
 )
+from harness.records.evidence import ActivitySample, Evidence, EvidenceFile, NonFiniteOrigin
 from harness.records.judged import (
     WORST_FIRST,
     CaseSummary,
@@ -47,11 +48,7 @@ from harness.records.measured import (
     MIN_STEP_S,
     SCHEMA_VERSION,
     Accuracy,
-    ActivitySample,
-    Evidence,
-    EvidenceFile,
     Measurement,
-    NonFiniteOrigin,
     OverSteps,
     Phase,
     Run,

@@ -1,0 +1,113 @@
+"""What is known of a process that did not end ok."""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+
+def require_inside(path: str) -> None:
+    """Raise ValueError if a path leaves the folder of its run."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"{path!r} is not a path in the folder of the run")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceFile:
+    """One file of evidence of a failure, or why there is none."""
+
+    name: str
+    """python stacks, native stacks, traceback or telemetry."""
+    path: str = ""
+    """Relative to the run folder; empty if there is no file."""
+    note: str = ""
+    """How it was made, or why it was not."""
+
+    def __post_init__(self) -> None:
+        require_inside(self.path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFiniteOrigin:
+    """Where NaN or Inf first appeared when a computation was repeated under observation."""
+
+    computation: str
+    """run or check; in earlier records also eager and reference."""
+    precision: str
+    """Dtype of the tensor in which it appeared, or of the outputs if all are finite."""
+    value: str = ""
+    """NaN or Inf; empty if every value is finite."""
+    step: int | None = None
+    """For `run`: the step, counted from 0."""
+    tensor: str = ""
+    """`output 0 of aten.div`, a parameter, `loss`."""
+    operator: str = ""
+    """The first operator with such a value in its result but not in its arguments."""
+    module: str = ""
+    """The innermost running module: `Model.layers.3`."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivitySample:
+    """What a silent process and its descendants have used so far, and what they do."""
+
+    at_s: float
+    """Since the launch."""
+    cpu_s: float
+    io_bytes: int
+    """Read and written by system calls; not all of those on sockets count."""
+    rss_bytes: int
+    states: tuple[str, ...] = ()
+    """Of the main threads, as psutil names them."""
+    gpu_utilisation: float | None = None
+    """By these processes; None without a GPU or if unknown, as the next one."""
+    gpu_power: float | None = None
+    """As a share of the limit."""
+    stack: tuple[str, ...] = ()
+    """Frames of the process with the most CPU time, innermost first: `function (file:line)`; of the
+    thread that holds the GIL, or of the main thread. Empty if unknown."""
+    frame: str = ""
+    """The innermost of them outside of libraries."""
+    waits_in: str = ""
+    """The function of the kernel in which its main thread waits; empty if it runs or is unknown."""
+    holds_gil: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Facts about a process that did not end OK; None if unknown."""
+
+    phase: str = ""
+    """Phase of its last message."""
+    steps: int | None = None
+    """Steps finished by then, at least: not all quick steps are reported."""
+    last_step: int | None = None
+    """A program's own number of its last step, if it prints one."""
+    pace_s: float | None = None
+    """Mean time of a finished step."""
+    needed_s: float | None = None
+    """Time that the requested samples would have taken at this pace."""
+    silent_s: float | None = None
+    """Time from its last sign of life to the decision."""
+    stall_limit_s: float | None = None
+    """The silence that was allowed."""
+    working: bool | None = None
+    """At a timeout: whether it was seen to work, by steps or output until shortly before, or by the
+    use of a CPU or GPU; None if that was not recorded."""
+    signal: str = ""
+    """Name of the signal that ended it."""
+    stderr_tail: str = ""
+    """The end of a program's stderr."""
+    frame: str = ""
+    """The innermost Python frame: `function (file:line)`."""
+    activity: tuple[ActivitySample, ...] = ()
+    """The samples by which a silence was judged, oldest first."""
+    peak_host_bytes: int | None = None
+    """Largest resident memory of the process."""
+    peak_device_bytes: int | None = None
+    """Largest sum of live tensors on the device."""
+    origins: tuple[NonFiniteOrigin, ...] = ()
+    rank: int | None = None
+    """Of a program with several ranks: the one that failed first."""
+    holders: tuple[str, ...] = ()
+    """For INVALID_ENVIRONMENT: who else used the GPU."""
+    files: tuple[EvidenceFile, ...] = ()
