@@ -19,7 +19,7 @@ from harness.cli import main as cli
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.progress import ProgressBar
 from harness.git import repository
-from harness.runner import launcher
+from harness.runner import forkserver
 from harness.store import reader
 from harness.suite.schema import json_schema
 from harness.tests import gate_repositories
@@ -246,7 +246,7 @@ def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(
         assert any(temporary.glob("tmp*/log")), "a worker describes the environment"
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(launcher, "MessageReader", reading)
+    monkeypatch.setattr(forkserver, "MessageReader", reading)
     stopped = harness("run", "fakes.yaml", cwd=tmp_path)
 
     assert (stopped.returncode, stopped.stderr) == (3, "interrupted\n")
