@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harness.measure import profile
+from harness.measure.profile import ProfileRequest
 from suites import workloads
 
 
@@ -25,7 +26,7 @@ def test_kernels_of_the_fused_operator_belong_to_their_branches() -> None:
     )
     workload.run()
 
-    ran = profile.take(workload.run, step_s=3e-3, time_left_s=60)
+    ran = profile.take(workload.run, ProfileRequest(step_s=3e-3, time_left_s=60))
 
     branches: dict[str, set[str]] = {}
     for use in ran.profile.kernels:
@@ -45,7 +46,7 @@ def test_a_training_step_names_its_parts(provider: str, own: str) -> None:
     workload = workloads.train(provider, {"preset": "tiny", "seq_len": 24, "precision": "fp32"})
     workload.run()
 
-    ran = profile.take(workload.run, step_s=0.05, time_left_s=60, profile_s=0.0)
+    ran = profile.take(workload.run, ProfileRequest(step_s=0.05, time_left_s=60, profile_s=0.0))
 
     assert ran.profile.breakdown is not None
     named = set(ran.profile.breakdown.host_by_range)
