@@ -356,9 +356,9 @@ def judged(verdict: GateVerdict) -> RenderableType:
 
 def _recorded(side: GateSide) -> Iterator[Text]:
     """Where each run of the candidate is, and how to see it."""
-    for run_id, folder in zip(side.run_id.split(), side.run_folder.split(), strict=True):
-        yield Text(f"Recorded: {folder}")
-        yield Text(f"  Show it: harness show {run_id}; as a page: harness report {run_id}")
+    for folder in side.run_folder.split():
+        yield Text(f"Recorded: harness show {folder}")
+        yield Text(f"  As a page: harness report {folder}")
 
 
 def _sides(verdict: GateVerdict) -> Table:
