@@ -15,7 +15,6 @@ from harness.bisect.journal import (
 from harness.errors import HarnessError
 from harness.machine import drift, requirements
 from harness.records import Case, Measurement, Outcome
-from harness.runner.interleave import verified
 from harness.runner.rig import Rig
 from harness.runner.run import run_one
 from harness.store.writer import now
@@ -73,7 +72,6 @@ class Processes:
             case = replace(case, settings=replace(case.settings, accuracy=False))
         launcher = self.rig.launcher.at(roots)
         measured = run_one(case, len(self.measured), launcher, self.journal, self.rig)
-        measured = verified(measured, case, roots)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
         return measured

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.analysis import statistics as stats
-from harness.git import repository
-from harness.git.origin import OURS
 from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -133,28 +131,11 @@ class Bench:
         given = task.case.settings
         settings = replace(given, profile=given.profile and (index == 0 or task.attest))
         case = replace(task.case, settings=settings)
-        found = run_one(case, index, side.launcher, writer, self.rig)
-        measurement = verified(found, case, side.roots)
+        measurement = run_one(case, index, side.launcher, writer, self.rig)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
         turn = f"pair {index + 1}, {side.name}" if self.sides[1:] else f"process {index + 1}"
         self.observer.ended(turn, measurement)
-
-
-def verified(measurement: Measurement, case: Case, roots: Sequence[Path]) -> Measurement:
-    """The measurement if its code was loaded from the right tree; else a path mismatch."""
-    package = "program" if case.program else case.factory.partition(":")[0].partition(".")[0]
-    if measurement.outcome is not Outcome.OK or not roots or package == OURS:
-        return measurement
-    if case.program:  # it runs in the tree, and imports from the roots
-        roots = [repository.top(roots)]
-    file = measurement.code.get(package)
-    if file is not None and any(
-        Path(file).resolve().is_relative_to(root.resolve()) for root in roots
-    ):
-        return measurement
-    problem = f"{package} was loaded from {file or 'an unknown place'}, not from {roots[0]}"
-    return measurement.without_samples(Outcome.PATH_MISMATCH, problem)
 
 
 def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:

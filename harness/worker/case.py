@@ -208,9 +208,15 @@ def _repeated(
 
 
 def _require_code(order: MeasureOrder) -> Mapping[str, str]:
-    """Files that the code under test was loaded from; PathMismatch if a wrong file was loaded."""
+    """Files that the code under test was loaded from; PathMismatch if a wrong file was loaded, or
+    the workload's package from outside of the roots."""
     folders = order.first or [str(Path.cwd())]
     if wrong := origin.misplaced(origin.loaded(), folders, order.elsewhere):
         raise attestation.PathMismatch(wrong)
     package = order.case.factory.partition(":")[0].partition(".")[0]
-    return {package: origin.place_of(package), **origin.own_packages()}
+    place, roots = origin.place_of(package), [Path(root).resolve() for root in order.roots]
+    inside = place and any(map(Path(place).resolve().is_relative_to, roots))
+    if roots and package != origin.OURS and not inside:
+        known = place or "an unknown place"
+        raise attestation.PathMismatch(f"{package} was loaded from {known}, not from {roots[0]}")
+    return {package: place, **origin.own_packages()}

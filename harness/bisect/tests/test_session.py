@@ -280,10 +280,10 @@ def test_a_commit_without_a_reading_in_three_processes_is_skipped(
     assert sum(x.commit == unsteady for x in journalled(tmp_path)) == TRIES
 
 
-def test_code_from_another_tree_is_a_path_mismatch(
+def test_a_path_mismatch_of_the_good_commit_ends_the_search(
     past: Past, machine: Machine, tmp_path: Path
 ) -> None:
-    change(machine, "", code={"toysuites": "/elsewhere/toysuites/__init__.py"})
+    change(machine, "", **failing(Outcome.PATH_MISMATCH))
 
     result = searched(past, tmp_path, HOST_SYNCS)
 

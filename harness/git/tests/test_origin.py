@@ -11,8 +11,7 @@ from harness.errors import CaseRefused
 from harness.git import origin
 from harness.git.repository import Repository
 from harness.git.worktrees import checked_out
-from harness.records import INTERPRETER, Case, Clock, Measurement, Outcome, Program
-from harness.runner.interleave import verified
+from harness.records import INTERPRETER, Case, Measurement, Outcome, Program
 from harness.runner.launcher import Launcher
 from harness.tests import fake_runs
 from harness.tests.gate_repositories import commit, repository, write
@@ -78,7 +77,7 @@ def test_a_package_that_the_tree_lacks_is_a_path_mismatch(
     monkeypatch.syspath_prepend(str(other))
     shutil.rmtree(toys / "toysuites")
 
-    measurement = verified(measured([toys], tmp_path), SLEEP, [toys])
+    measurement = measured([toys], tmp_path)
 
     assert measurement.outcome is Outcome.PATH_MISMATCH
     assert str(other / "toysuites") in measurement.detail
@@ -129,14 +128,6 @@ def test_a_module_that_the_tree_has_must_come_from_the_tree(
 
     assert bool(found) is bool(expected)
     assert expected.format(tree=tree) in found
-
-
-def test_a_worker_that_does_not_report_its_code_is_a_path_mismatch(tmp_path: Path) -> None:
-    silent = Measurement(
-        case_id="sleep", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,)
-    )
-
-    assert verified(silent, SLEEP, [tmp_path]).outcome is Outcome.PATH_MISMATCH
 
 
 # --- a package that shadows the user's own -----------------------------------------------
