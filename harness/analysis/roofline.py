@@ -17,8 +17,7 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from harness import units
-from harness.analysis.counters import launches
-from harness.analysis.statistics import median_clock_hz, of_ranks, readings
+from harness.analysis.recorded import launches, median_clock_hz, of_ranks, readings
 from harness.records import (
     Breakdown,
     CaseSummary,
@@ -42,7 +41,7 @@ SLIGHT = 0.01
 FULL_CLOCK = 0.95
 """Share of the GPU's largest clock below which a limit costs something."""
 _LIMITS = {"thermal": 0x8 | 0x20 | 0x40, "power": 0x4 | 0x80}
-"""NVML's reasons, as statistics.THROTTLE and POWER_CAP name them."""
+"""NVML's reasons, as recorded.THROTTLE and POWER_CAP name them."""
 _DATA = re.compile(r"dataloader|\b(data|loader|batch)\b", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"nccl|c10d|gloo|\bcommunication\b", re.IGNORECASE)
 """Ranges, and kernels, of one kind: as PyTorch names them, or by these words."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from harness import units
-from harness.analysis.statistics import between
+from harness.analysis.recorded import between
 from harness.records import Peaks, Phase, SelfTestCheck, SelfTestReadings, Telemetry
 
 SCALE = 0.02

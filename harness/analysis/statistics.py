@@ -1,4 +1,4 @@
-"""Estimates over processes, rank tests, and the telemetry of a process.
+"""Estimates over processes, and rank tests.
 
 The unit of replication is the fresh process. Samples inside one process share its memory layout and
 clocks: they make its median precise, but say nothing about the next process. Each process counts
@@ -14,8 +14,7 @@ reports/studies/README.md has the coverage.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,12 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, polygamma, stdtrit
 
-from harness.records import Estimate, Measurement, Phase, Telemetry, of_rank
+from harness.records import Estimate
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-_Bad = Callable[[float, float], bool]
-"""Whether a reading is bad, from it and the clock of its GPU below which one is."""
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -43,33 +40,6 @@ MIN_CASES = 6
 """Fewer cases do not tell how alike their variances are."""
 LEAST_VARIANCE = 1e-5
 """Of the median variance: a smaller one, as of equal readings, would dominate the logarithms."""
-
-MIN_READINGS = 5
-"""Fewer telemetry readings do not make a reliable mean utilisation."""
-TIMED = ("warmup", "sampling")
-"""Phases in which the workload runs as in production; utilisation is averaged over them."""
-LAG_S = {"gpu_utilisation": 0.4}
-"""Time after which a channel no longer describes what came before a phase. NVML's utilisation is
-the mean of a past window: 0.2 s on an H200, renewed every 0.2 s."""
-COLD = 2.0
-"""A warm-up step that takes longer than this many median samples compiled, tuned or allocated.
-Until the last such step ends, the workload does not yet run as in production."""
-
-# NVML clocksEventReasons, nvml.h. Idle (0x1), application clocks (0x2) and display clocks
-# (0x100) are settings, not symptoms, and are left out.
-POWER_CAP = {0x4: "power cap"}
-THROTTLE = {
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-_THROTTLED = sum(THROTTLE)
-CLOCK_DROP = 0.85
-"""An SM clock below this share of the process's median while sampling has dropped."""
-FOREIGN_REACH_S = 1.0
-"""Other processes are counted once a second, so one may have started this long before."""
 
 
 # --- estimates over processes -----------------------------------------------------------
@@ -352,120 +322,3 @@ def half_width(estimates: Sequence[Estimate], pairs: int, *, linear: bool = Fals
     freedom = total**2 / sum(v**2 / f for v, f in zip(variances, freedoms, strict=True))
     confidence = max(map(confidence_of, estimates))
     return t_factor(freedom, 0.5 + confidence / 2) * math.sqrt(total)
-
-
-# --- telemetry ---------------------------------------------------------------------------
-
-
-def readings(measurement: Measurement, channel: str, phases: Iterable[str]) -> list[float]:
-    """Telemetry of a channel from the first of these phases to the last, without failed readings,
-    readings during cold steps, and readings that still describe what came before.
-
-    Empty if the measurement has no telemetry, channel or phase of this name, or if a channel that
-    lags has fewer than MIN_READINGS left: these may all come from one window.
-    """
-    if measurement.telemetry is None or channel not in measurement.telemetry.channels:
-        return []
-    wanted = set(phases)
-    spans = [
-        (p.start_s + (_cold_s(measurement) if p.name == "warmup" else 0.0), p.end_s)
-        for p in measurement.phases
-        if p.name in wanted
-    ]
-    if not spans:
-        return []
-    start = min(s for s, _ in spans) + LAG_S.get(channel, 0.0)
-    end = max(e for _, e in spans)
-    found = between(measurement.telemetry, channel, start, end)
-    return [] if channel in LAG_S and len(found) < MIN_READINGS else found
-
-
-def of_ranks(channel: str, processes: Sequence[Measurement]) -> list[str]:
-    """The names of a channel for the GPU of each rank of a case; one if it has no ranks."""
-    return [
-        of_rank(channel, r) for r in range(max((len(m.ranks) for m in processes), default=0) or 1)
-    ]
-
-
-def between(telemetry: Telemetry, channel: str, start_s: float, end_s: float) -> list[float]:
-    """The readings of a channel in a time, without failed ones."""
-    values = telemetry.channels.get(channel, ())
-    return [
-        value
-        for t, value in zip(telemetry.t_s, values, strict=False)
-        if value is not None and start_s <= t <= end_s
-    ]
-
-
-def _cold_s(measurement: Measurement) -> float:
-    """Time from the start of the warm-up to the end of its last cold step."""
-    if not measurement.samples_s:
-        return 0.0
-    limit = COLD * float(np.median(measurement.samples_s))
-    cold = [i for i, s in enumerate(measurement.warmup_s) if s > limit]
-    return sum(measurement.warmup_s[: cold[-1] + 1]) if cold else 0.0
-
-
-# --- samples to discard -----------------------------------------------------------------
-# A sample is discarded if it overlaps a time in which the GPU was throttled, another process used
-# it, or its clock had dropped. A bad reading covers the time from the reading before it to the one
-# after. Failed and missing readings discard nothing; the telemetry lists the missing channels. The
-# power cap is not a reason: a card under load stays at its limit. Its clock varies, which
-# step_cycles shows.
-
-
-def unfit(
-    measurement: Measurement, telemetry: Telemetry | None, phases: Sequence[Phase]
-) -> Mapping[str, tuple[int, ...]]:
-    """Reason -> indices of the samples to discard; each sample is under its first reason. The clock
-    of each GPU is compared with its median while the process sampled."""
-    if telemetry is None or not measurement.samples_at_s:
-        return {}
-    begins = np.asarray(measurement.samples_at_s)
-    ends = begins + np.asarray(measurement.host_samples_s)
-    reasons: tuple[tuple[str, str, float, _Bad], ...] = (
-        ("throttled", "gpu_throttle_reasons", 0.0, lambda mask, _: int(mask) & _THROTTLED > 0),
-        ("shared", "gpu_foreign_processes", FOREIGN_REACH_S, lambda count, _: count > 0),
-        ("clock_dropped", "gpu_sm_clock_hz", 0.0, lambda hertz, slow_hz: hertz < slow_hz),
-    )
-    found: dict[str, tuple[int, ...]] = {}
-    taken = np.zeros(len(begins), dtype=bool)
-    for reason, channel, reach_s, is_bad in reasons:
-        hit = np.zeros(len(begins), dtype=bool)
-        for name in telemetry.channels:
-            if re.sub(r"^gpu\d+_", "gpu_", name) != channel:
-                continue
-            slow_hz = CLOCK_DROP * (median_clock_hz(telemetry, phases, name) or 0.0)
-            for start, end in _windows(telemetry, name, reach_s, is_bad, slow_hz):
-                hit |= (begins < end) & (ends > start)
-        hit &= ~taken
-        taken |= hit
-        if hit.any():
-            found[reason] = tuple(int(i) for i in np.flatnonzero(hit))
-    return found
-
-
-def median_clock_hz(
-    telemetry: Telemetry | None, phases: Sequence[Phase], channel: str = "gpu_sm_clock_hz"
-) -> float | None:
-    """Median SM clock, or other channel, while a process sampled; None if it was not read."""
-    sampling = next((p for p in phases if p.name == "sampling"), None)
-    if telemetry is None or sampling is None:
-        return None
-    inside = between(telemetry, channel, sampling.start_s, sampling.end_s)
-    return float(np.median(inside)) if inside else None
-
-
-def _windows(
-    telemetry: Telemetry, channel: str, reach_s: float, is_bad: _Bad, slow_hz: float
-) -> list[tuple[float, float]]:
-    """The times that the bad readings of a channel cover."""
-    t_s, last = telemetry.t_s, len(telemetry.t_s) - 1
-    return [
-        (
-            min(t_s[i - 1] if i else float("-inf"), t - reach_s),
-            t_s[i + 1] if i < last else float("inf"),
-        )
-        for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
-        if value is not None and is_bad(value, slow_hz)
-    ]

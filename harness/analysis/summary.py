@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness import units
-from harness.analysis import counters, statistics
+from harness.analysis import recorded, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.overhead import course_metrics
-from harness.analysis.roofline import RooflineBound, bound
-from harness.analysis.statistics import (
+from harness.analysis.recorded import (
     LAG_S,
     MIN_READINGS,
     POWER_CAP,
@@ -22,6 +21,7 @@ from harness.analysis.statistics import (
     of_ranks,
     readings,
 )
+from harness.analysis.roofline import RooflineBound, bound
 from harness.records import (
     COUNTERS,
     METRICS,
@@ -164,7 +164,7 @@ def why_absent(
     if metric in summary.apart:
         return "its processes differ by more than 2x"
     if metric in COUNTERS:
-        return counters.exact_counters(ok).absent.get(metric, "")
+        return recorded.exact_counters(ok).absent.get(metric, "")
     precision = precision_of(summary.case.axes, summary.effective, environment)
     if metric in OF_WORK and summary.withdrawn:
         return f"the work of a step follows {summary.withdrawn}, which has no effect"
@@ -214,7 +214,7 @@ def _summarise(
     outcome, detail = _outcome(bad, ok, evidence, proof)
     limit = _roofline_bound(case, evidence, observed, environment, proof)
     gpu = environment.gpu is not None
-    unattested = counters.unattested(case, ok, gpu=gpu)
+    unattested = recorded.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
     found = _metrics(case, evidence, observed, environment, limit, rates) if evidence else {}
     ends = {name: e.ends for name, e in found.items() if name in (*rates, *OF_WORK) and e.ends}
@@ -239,7 +239,7 @@ def _summarise(
         roofline_by=limit.by if limit else "",
         notes=(
             *_weaknesses(measurements, ok, evidence, asked=case.settings.processes),
-            *counters.disagreements(ok),
+            *recorded.disagreements(ok),
             *_faster_than_possible(case, metrics.get("roofline_share"), limit),
         ),
         attested=not unattested if ok and visible else None,
@@ -329,7 +329,7 @@ def _roofline_bound(
         proof.peaks,
         flops=first.flops,
         bytes_moved=first.bytes,
-        launches=None if case.settings.graph else counters.launches(first),
+        launches=None if case.settings.graph else recorded.launches(first),
         precision=precision_of(case.axes, observed, environment),
     )
 
@@ -388,7 +388,7 @@ def _metrics(
             metrics[name] = statistics.arithmetic(values, samples=count)
         else:
             metrics[name] = rates[name].estimate(count)
-    return {**counters.estimates(ok), **metrics, **course_metrics(ok)}
+    return {**recorded.estimates(ok), **metrics, **course_metrics(ok)}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:

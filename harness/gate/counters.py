@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import TypeVar
 
 from harness.analysis.comparison import holm
-from harness.analysis.counters import by_step, exact_counters
+from harness.analysis.recorded import by_step, exact_counters
 from harness.errors import StoreError
 from harness.gate.records import CounterChange, parse
 from harness.records import (

@@ -26,8 +26,8 @@ from harness.analysis.effects import (
 )
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
+from harness.analysis.recorded import readings
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.statistics import readings
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import Together, diagnose, together
 from harness.records import (

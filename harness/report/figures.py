@@ -21,8 +21,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from harness import units
 from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack
 from harness.analysis.overhead import course, speeds_of
+from harness.analysis.recorded import LAG_S, readings
 from harness.analysis.scaling import ScalingFit, ScalingPoint
-from harness.analysis.statistics import LAG_S, readings
 from harness.records import (
     Measurement,
 )

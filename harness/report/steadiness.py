@@ -7,7 +7,7 @@ from statistics import median
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
-from harness.analysis.statistics import TIMED, readings
+from harness.analysis.recorded import TIMED, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict

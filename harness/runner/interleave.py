@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.analysis import statistics as stats
+from harness.analysis.recorded import readings
 from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -171,5 +171,5 @@ def usable(measurement: Measurement, case: Case) -> bool:
 
 def clock(measurement: Measurement) -> float | None:
     """Mean SM clock during sampling; None if it was not read."""
-    readings = stats.readings(measurement, CLOCK, ("sampling",))
-    return statistics.fmean(readings) or None if readings else None
+    clocks = readings(measurement, CLOCK, ("sampling",))
+    return statistics.fmean(clocks) or None if clocks else None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.analysis.statistics import unfit
+from harness.analysis.recorded import unfit
 from harness.messages import Built
 from harness.records import Evidence, Measurement, Outcome, OverSteps, Phase, Rank, Telemetry
 from harness.runner import evidence, ranks

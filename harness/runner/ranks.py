@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.analysis.statistics import readings
+from harness.analysis.recorded import readings
 from harness.machine.nvml import CHANNELS
 from harness.records import Measurement, Phase, Rank, Telemetry, of_rank
 from harness.runner.stacks import ThreadStack

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-from harness.analysis.statistics import LAG_S
+from harness.analysis.recorded import LAG_S
 from harness.machine.nvml import NvmlProbe, family
 from harness.machine.probes import Probe
 from harness.records import ActivitySample, Case, Telemetry

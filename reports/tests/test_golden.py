@@ -26,8 +26,8 @@ from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import WITH, WITHOUT, by_phase, cost_of_sampling, time_use
+from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
-from harness.analysis.statistics import unfit
 from harness.analysis.summary import spreads
 from harness.analysis.verdict import judge
 from harness.gate.compare import runs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import overhead, statistics
+from harness.analysis import overhead, recorded
 from harness.analysis import verdict as gate
 from harness.analysis.roofline import bound
 from harness.analysis.summary import spreads, summarise
@@ -107,7 +107,7 @@ def discarded(channels: dict[str, tuple[float, ...]], samples: int = 20) -> Any:
     )
     telemetry = Telemetry(t_s=tuple(i * 0.1 for i in range(count)), channels=channels)
     sampling = Phase(name="sampling", start_s=0.0, end_s=0.05 * samples)
-    return statistics.unfit(measured, telemetry, [sampling])
+    return recorded.unfit(measured, telemetry, [sampling])
 
 
 def with_discards(indices: Iterable[int]) -> Run:
