@@ -35,7 +35,7 @@ from harness.records import (
     Scalar,
     Suite,
     Suspect,
-    equal_beside,
+    equal_pairs,
 )
 
 LEAST_GAP = 1.03
@@ -157,14 +157,11 @@ def _pairs(
         yield timed[a.case_id], timed[b.case_id]
 
 
-def sides(suspect: Suspect, where: Match, cases: Iterable[Case]) -> Iterator[tuple[Case, Case]]:
+def sides(suspect: Suspect, where: Match, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
     """Cases without and with the suspect that are equal in every axis that neither side names."""
-    named = suspect.without.criteria.keys() | suspect.with_.criteria.keys()
     there = [c for c in cases if _there(where, c)]
-    for a in (c for c in there if suspect.without.accepts(c)):
-        for b in (c for c in there if suspect.with_.accepts(c)):
-            if b is not a and equal_beside(named, a, b):
-                yield a, b
+    without, with_ = (filter(m.accepts, there) for m in (suspect.without, suspect.with_))
+    return equal_pairs(without, with_, *suspect.without.criteria, *suspect.with_.criteria)
 
 
 def _there(where: Match, case: Case) -> bool:

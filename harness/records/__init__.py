@@ -19,7 +19,7 @@ from harness.records.asked import (
     Suspect,
     Suspects,
     Weight,
-    equal_beside,
+    equal_pairs,
 )
 from harness.records.comparison import ByCase, Change, Comparison, Pair, Thresholds, least_pairs
 from harness.records.environment import (

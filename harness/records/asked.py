@@ -1,6 +1,6 @@
 """What a suite asks: its cases, rules and expectations."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -182,31 +182,30 @@ class Rule:
         """
         if self.against is None:
             return []
-        known, named = list(cases), self.against.criteria
-        return [
-            (ours, theirs)
-            for ours in known
-            if self.match.accepts(ours)
-            for theirs in known
-            if theirs is not ours
-            and self.against.accepts(theirs)
-            and equal_beside(named, ours, theirs)
-        ]
+        known = list(cases)
+        ours, theirs = (filter(m.accepts, known) for m in (self.match, self.against))
+        return equal_pairs(ours, theirs, *self.against.criteria)
 
 
-def equal_beside(named: Iterable[str], ours: Case, theirs: Case) -> bool:
-    """Whether two cases are equal in every axis, and in workload and provider, if that is not
-    named; of two workloads, in the axes that both have."""
-    named = {*named}
-    if "provider" not in named and ours.provider != theirs.provider:
+def equal_pairs(
+    ours: Iterable[Case], theirs: Iterable[Case], *free: str
+) -> list[tuple[Case, Case]]:
+    """Every two cases, one of each side, that are equal beside what is free: axes, `provider`, or
+    `workload`. Cases of two workloads are equal in the axes that both have."""
+    others = list(theirs)
+    return [(a, b) for a in ours for b in others if b is not a and _equal_beside(free, a, b)]
+
+
+def _equal_beside(free: Collection[str], ours: Case, theirs: Case) -> bool:
+    if "provider" not in free and ours.provider != theirs.provider:
         return False
-    if "workload" in named:
+    if "workload" in free:
         names = ours.axes.keys() & theirs.axes.keys()
     elif ours.workload == theirs.workload:
         names = ours.axes.keys() | theirs.axes.keys()
     else:
         return False
-    return all(ours.get(name) == theirs.get(name) for name in names - named)
+    return all(ours.get(name) == theirs.get(name) for name in names - {*free})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
