@@ -2,11 +2,11 @@
 
 If the whole interval of one pair of cases is below that of another, their mean describes neither:
 the effect is then that in each level of the axis that separates the pairs. Below: the first
-provider against the others, and the parts of a step.
+provider against the others.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import pvariance
@@ -14,8 +14,8 @@ from typing import Any
 
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import half_width, less, times_better, times_beyond
-from harness.records import Case, CaseSummary, Estimate, Measurement, Outcome, Run, Scalar, by_range
+from harness.analysis.statistics import half_width, times_better, times_beyond
+from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
@@ -114,7 +114,7 @@ def value_at(summary: CaseSummary, axis: str) -> Scalar | None:
 def values_of(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
     """The values to compare, the base first; none for an axis with more than two values."""
     if axis == "provider":
-        return [*dict.fromkeys(s.case.provider for s in cases if _has_a_speed(s))]
+        return [*dict.fromkeys(s.case.provider for s in cases if has_a_speed(s))]
     values = [*dict.fromkeys(value_at(s, axis) for s in cases)]
     known = [v for v in values if v is not None]
     return known if len(known) == len(values) == 2 else []
@@ -137,7 +137,7 @@ def _pairs(
         timed: Whether only cases with a speed count.
     """
     names = axis.split("/")
-    groups = groups_along([s for s in cases if _has_a_speed(s) or not timed], *names, *free)
+    groups = groups_along([s for s in cases if has_a_speed(s) or not timed], *names, *free)
     sides = [{value_at(s, axis): s for s in group} for group in groups]
     pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
     return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens) and _alike(a, b, names)]
@@ -195,7 +195,7 @@ def _levels(
     ]
 
 
-def _has_a_speed(summary: CaseSummary) -> bool:
+def has_a_speed(summary: CaseSummary) -> bool:
     return summary.outcome is Outcome.OK and "step_s" in summary.metrics
 
 
@@ -217,7 +217,7 @@ def _bound(summary: CaseSummary) -> float | None:
 def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
     """The ends of the interval of the effect in a pair; a case that timed out leaves one open, two
     leave both."""
-    timed = [_has_a_speed(s) for s in (base, value)]
+    timed = [has_a_speed(s) for s in (base, value)]
     if all(timed):
         ratio = _ratio((base, value))
         return ratio.low or 0.0, ratio.high or math.inf
@@ -251,7 +251,7 @@ def _bounds(
 ) -> Iterator[Effect]:
     """The effect in the pairs of which one case timed out: one that is faster, one slower."""
     pairs = _pairs(cases, axis, base, value, timed=False)
-    bounded = [(a, b) for a, b in pairs if not (_has_a_speed(a) and _has_a_speed(b))]
+    bounded = [(a, b) for a, b in pairs if not (has_a_speed(a) and has_a_speed(b))]
     ends = {a.case.case_id: ratio_ends(a, b) for a, b in bounded}
     faster = {case_id: high for case_id, (_, high) in ends.items() if high < 1}
     slower = {case_id: low for case_id, (low, _) in ends.items() if low > 1}
@@ -362,133 +362,3 @@ def longest(cases: Sequence[CaseSummary]) -> str:
     count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
     best = max(count, key=lambda n: count[n], default="")
     return best if count.get(best, 0) > 1 else ""
-
-
-# --- where the time of a step goes ---------------------------------------------------------
-
-OTHER, OUTSIDE = "other kernels", "outside kernels"
-WHOLE = "whole"
-"""Value of an axis whose other values are parts of it."""
-REST = "everything else"
-MAX_STACKS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """Parts of a case's step with their seconds. Those of a profile add up to the step."""
-
-    case: Case
-    step_s: float
-    parts: Mapping[str, float]
-    alone: bool = False
-    """Whether each part was timed by itself: there is no profile."""
-    note: str = ""
-    """Where the ranges of a graph's kernels are from."""
-    added: Mapping[str, Estimate] = field(default_factory=dict)
-    """If parts were left out instead: what the step is longer by with each. `parts` has these and
-    the rest."""
-
-
-def stacks(
-    run: Run,
-    summaries: Sequence[CaseSummary],
-    judged: Collection[str] = (),
-    *,
-    first: Sequence[str] = (),
-) -> tuple[Stack, ...]:
-    """The longest of each group of cases along their longest axis, those judged first and then the
-    longest step: of each factory and provider one at least, so that an operator is beside the model
-    that calls it.
-
-    Args:
-        judged: Ids of the cases that rules ask.
-        first: Ids of cases that are shown whatever their length.
-    """
-    found: list[Stack] = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload and _has_a_speed(s)]
-        axis = longest(cases)
-        profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
-        last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
-        found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
-        found += [] if profiled else _alone(cases)
-        found += _left_out(cases)
-    places = {
-        s.case.case_id: (s.case.case_id not in first, s.case.case_id not in judged) for s in found
-    }
-    found.sort(key=lambda stack: (*places[stack.case.case_id], -stack.step_s))
-    kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
-    firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
-    shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
-    return tuple(stack for stack in found if stack in shown)
-
-
-def stack_of(run: Run, case: Case) -> Stack | None:
-    """Kernel time by range, and the rest of the step; None unless two ranges are named.
-
-    Kernels that run side by side share the time.
-    """
-    m = next((m for m in run.of(case.case_id) if m.breakdown and m.profile), None)
-    if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
-        return None
-    step_s, parts = m.breakdown.step_s, dict[str, float]()
-    for where, time_s in kernels_by_range(m).items():
-        name = _part(where)
-        parts[name] = parts.get(name, 0.0) + time_s
-    busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
-    if len(parts.keys() - {OTHER}) < 2:
-        return None
-    parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
-    parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
-    parts[OUTSIDE] = step_s - busy_s
-    return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
-
-
-def kernels_by_range(m: Measurement) -> Mapping[str, float]:
-    """Time of the kernels of a step by range, in seconds; without them, of the longest kernels."""
-    found = m.breakdown.kernels_by_range if m.breakdown else {}
-    return found or by_range(m.profile.kernels if m.profile else ())
-
-
-def _part(where: str) -> str:
-    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`, and its
-    `nccl:all_reduce` -> `communication`."""
-    known = {"Optimizer.": "optimiser", "nccl:": "communication"}
-    name = next((part for start, part in known.items() if where.startswith(start)), "")
-    return name or where.rpartition(".")[2].replace("_", " ") or OTHER
-
-
-def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
-    """Cases of an axis that lists the parts that run, joined by +, beside those that lack one."""
-    for whole in cases:
-        for axis, value in whole.case.axes.items():
-            every = str(value).split("+")
-            near = [s for g in groups_along(cases, axis) if whole in g for s in g]
-            lists = [str(s.case.axes[axis]).split("+") for s in near]
-            step, added = whole.metrics["step_s"], dict[str, Estimate]()
-            for part in every:
-                without = [p for p in every if p != part]
-                if without in lists and all({*one} <= {*every} for one in lists):
-                    added[part] = less(step, near[lists.index(without)].metrics["step_s"])
-            most = sum(e.high or e.value for e in added.values())
-            if len(added) > 1 and most < step.value:  # beyond it, nothing is known of the rest
-                parts = {part: e.value for part, e in added.items()}
-                parts[REST] = step.value - sum(parts.values())
-                yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)
-
-
-def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
-    """Cases that are whole, with the parts that are equal in all else, or the only one so named."""
-    for whole in cases:
-        for axis in (name for name, value in whole.case.axes.items() if value == WHOLE):
-            like = [s for s in cases if s.case.provider == whole.case.provider]
-            near = [s for g in groups_along(like, axis) if whole in g for s in g]
-            parts: dict[str, float] = {}
-            for value in dict.fromkeys(s.case.get(axis) for s in like if s is not whole):
-                named = [s for s in like if s.case.get(axis) == value]
-                equal = [s for s in near if s in named] or named
-                if len(equal) == 1 and value != WHOLE:
-                    parts[str(value)] = equal[0].metrics["step_s"].value
-            if len(parts) > 1:
-                step_s = whole.metrics["step_s"].value
-                yield Stack(case=whole.case, step_s=step_s, parts=parts, alone=True)

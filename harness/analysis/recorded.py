@@ -12,6 +12,7 @@ from statistics import median
 
 import numpy as np
 
+from harness import units
 from harness.records import (
     COUNTERS,
     METRICS,
@@ -50,6 +51,12 @@ THROTTLE = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
+LIMITED = 0.5
+"""Share of the readings from which a limit of the clock counts."""
+FULL_CLOCK = 0.95
+"""Share of the GPU's largest clock below which a limit costs something."""
+_LIMITS = {"thermal": 0x8 | 0x20 | 0x40, "power": 0x4 | 0x80}
+"""NVML's reasons, as THROTTLE and POWER_CAP name them."""
 CLOCK_DROP = 0.85
 """An SM clock below this share of the process's median while sampling has dropped."""
 FOREIGN_REACH_S = 1.0
@@ -171,6 +178,55 @@ def _windows(
         for i, (t, value) in enumerate(zip(t_s, telemetry.channels.get(channel, ()), strict=False))
         if value is not None and is_bad(value, slow_hz)
     ]
+
+
+# --- clocks ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockLimit:
+    """A GPU that cannot keep its clock while a case is sampled."""
+
+    by: str
+    """power or thermal."""
+    limited: int
+    readings: int
+    clock_hz: float
+    """Median while sampling."""
+    max_hz: float
+
+    @property
+    def lost(self) -> float:
+        """Share of the step that full clock would save, at most."""
+        return 1 - self.clock_hz / self.max_hz
+
+    def __str__(self) -> str:
+        clocks = " of ".join(units.number(hz / 1e6) for hz in (self.clock_hz, self.max_hz))
+        return f"{clocks} MHz, limited by {self.by} in {self.limited} of {self.readings} readings"
+
+
+def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:
+    """The limit in force in half of the readings of a GPU while sampling, if it costs clock; of
+    several such GPUs, that of the slowest."""
+    names = (of_ranks(name, ok) for name in ("gpu_throttle_reasons", "gpu_sm_clock_hz"))
+    limits = (_limit_of(ok, reasons, clock, max_hz) for reasons, clock in zip(*names, strict=True))
+    return min(filter(None, limits), key=lambda limit: limit.clock_hz, default=None)
+
+
+def _limit_of(
+    ok: Sequence[Measurement], reasons: str, clock: str, max_hz: float | None
+) -> ClockLimit | None:
+    masks = [int(x) for m in ok for x in readings(m, reasons, ("sampling",))]
+    clocks = [hz for m in ok if (hz := median_clock_hz(m.telemetry, m.phases, clock))]
+    if not masks or not clocks or not max_hz or median(clocks) >= FULL_CLOCK * max_hz:
+        return None
+    limited = {by: sum(bool(mask & bits) for mask in masks) for by, bits in _LIMITS.items()}
+    by = max(limited, key=lambda name: limited[name])
+    if limited[by] < LIMITED * len(masks):
+        return None
+    return ClockLimit(
+        by=by, limited=limited[by], readings=len(masks), clock_hz=median(clocks), max_hz=max_hz
+    )
 
 
 # --- counters ----------------------------------------------------------------------------

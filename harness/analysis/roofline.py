@@ -1,30 +1,39 @@
-"""The roofline: the shortest time a step could take on the machine it ran on, by measured peaks.
+"""What limits a step: the roofline, what the GPU waits for, and the parts of a step.
+
+The roofline is the shortest time a step could take on the machine it ran on, by measured peaks.
 
     bound = max(FLOPs / peak FLOP/s, bytes / peak bytes per second, launches x cheapest launch)
     share of roofline = bound / time; 1 is as fast as this machine allows
 
 The self-test measures the peaks on the same card just before the run: the best of a few matrix
 products, copies or sums, and empty kernels. A sustained rate under the power limit is lower, so it
-is not a bound. Peaks of data sheets are used for MFU only, and for the targets below.
+is not a bound. Peaks of data sheets are used for MFU only.
 
 Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches added.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import fmean, median
+from statistics import fmean
 
 from harness import units
-from harness.analysis.recorded import launches, median_clock_hz, of_ranks, readings
+from harness.analysis.effects import has_a_speed, longest
+from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
+from harness.analysis.scaling import groups_along, positive
+from harness.analysis.statistics import less
 from harness.records import (
     Breakdown,
+    Case,
     CaseSummary,
     Counters,
+    Estimate,
     Measurement,
     Outcome,
     Peaks,
+    Run,
+    by_range,
 )
 
 HOST_BELOW, BUSY_FROM = 0.8, 0.9
@@ -35,13 +44,9 @@ NEAR = 0.6
 COLD = 1.5
 """First sample over last, without a steady state, from which a case is still starting."""
 HALF = 0.5
-"""Share of a wait, or of the readings, from which one cause has its name."""
+"""Share of a wait from which one cause has its name."""
 SLIGHT = 0.01
 """Share of a wait below which a cause explains nothing."""
-FULL_CLOCK = 0.95
-"""Share of the GPU's largest clock below which a limit costs something."""
-_LIMITS = {"thermal": 0x8 | 0x20 | 0x40, "power": 0x4 | 0x80}
-"""NVML's reasons, as recorded.THROTTLE and POWER_CAP name them."""
 _DATA = re.compile(r"dataloader|\b(data|loader|batch)\b", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"nccl|c10d|gloo|\bcommunication\b", re.IGNORECASE)
 """Ranges, and kernels, of one kind: as PyTorch names them, or by these words."""
@@ -113,28 +118,6 @@ class Limit(StrEnum):
 
 WAITS = (Limit.DATA, Limit.COMMUNICATION, Limit.SYNCS, Limit.LAUNCHES)
 """What the wait of a GPU may be for, in the order in which it is named."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockLimit:
-    """A GPU that cannot keep its clock while a case is sampled."""
-
-    by: str
-    """power or thermal."""
-    limited: int
-    readings: int
-    clock_hz: float
-    """Median while sampling."""
-    max_hz: float
-
-    @property
-    def lost(self) -> float:
-        """Share of the step that full clock would save, at most."""
-        return 1 - self.clock_hz / self.max_hz
-
-    def __str__(self) -> str:
-        clocks = " of ".join(units.number(hz / 1e6) for hz in (self.clock_hz, self.max_hz))
-        return f"{clocks} MHz, limited by {self.by} in {self.limited} of {self.readings} readings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,25 +258,131 @@ def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
     return max(share(b.gap_by_range), beyond)
 
 
-def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:
-    """The limit in force in half of the readings of a GPU while sampling, if it costs clock; of
-    several such GPUs, that of the slowest."""
-    names = (of_ranks(name, ok) for name in ("gpu_throttle_reasons", "gpu_sm_clock_hz"))
-    limits = (_limit_of(ok, reasons, clock, max_hz) for reasons, clock in zip(*names, strict=True))
-    return min(filter(None, limits), key=lambda limit: limit.clock_hz, default=None)
+# --- where the time of a step goes ---------------------------------------------------------
+
+OTHER, OUTSIDE = "other kernels", "outside kernels"
+WHOLE = "whole"
+"""Value of an axis whose other values are parts of it."""
+REST = "everything else"
+MAX_STACKS = 4
 
 
-def _limit_of(
-    ok: Sequence[Measurement], reasons: str, clock: str, max_hz: float | None
-) -> ClockLimit | None:
-    masks = [int(x) for m in ok for x in readings(m, reasons, ("sampling",))]
-    clocks = [hz for m in ok if (hz := median_clock_hz(m.telemetry, m.phases, clock))]
-    if not masks or not clocks or not max_hz or median(clocks) >= FULL_CLOCK * max_hz:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Parts of a case's step with their seconds. Those of a profile add up to the step."""
+
+    case: Case
+    step_s: float
+    parts: Mapping[str, float]
+    alone: bool = False
+    """Whether each part was timed by itself: there is no profile."""
+    note: str = ""
+    """Where the ranges of a graph's kernels are from."""
+    added: Mapping[str, Estimate] = field(default_factory=dict)
+    """If parts were left out instead: what the step is longer by with each. `parts` has these and
+    the rest."""
+
+
+def stacks(
+    run: Run,
+    summaries: Sequence[CaseSummary],
+    judged: Collection[str] = (),
+    *,
+    first: Sequence[str] = (),
+) -> tuple[Stack, ...]:
+    """The longest of each group of cases along their longest axis, those judged first and then the
+    longest step: of each factory and provider one at least, so that an operator is beside the model
+    that calls it.
+
+    Args:
+        judged: Ids of the cases that rules ask.
+        first: Ids of cases that are shown whatever their length.
+    """
+    found: list[Stack] = []
+    for workload in dict.fromkeys(s.case.workload for s in summaries):
+        cases = [s for s in summaries if s.case.workload == workload and has_a_speed(s)]
+        axis = longest(cases)
+        profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
+        last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
+        found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
+        found += [] if profiled else _alone(cases)
+        found += _left_out(cases)
+    places = {
+        s.case.case_id: (s.case.case_id not in first, s.case.case_id not in judged) for s in found
+    }
+    found.sort(key=lambda stack: (*places[stack.case.case_id], -stack.step_s))
+    kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
+    firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
+    shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
+    return tuple(stack for stack in found if stack in shown)
+
+
+def stack_of(run: Run, case: Case) -> Stack | None:
+    """Kernel time by range, and the rest of the step; None unless two ranges are named.
+
+    Kernels that run side by side share the time.
+    """
+    m = next((m for m in run.of(case.case_id) if m.breakdown and m.profile), None)
+    if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
         return None
-    limited = {by: sum(bool(mask & bits) for mask in masks) for by, bits in _LIMITS.items()}
-    by = max(limited, key=lambda name: limited[name])
-    if limited[by] < HALF * len(masks):
+    step_s, parts = m.breakdown.step_s, dict[str, float]()
+    for where, time_s in kernels_by_range(m).items():
+        name = _part(where)
+        parts[name] = parts.get(name, 0.0) + time_s
+    busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
+    if len(parts.keys() - {OTHER}) < 2:
         return None
-    return ClockLimit(
-        by=by, limited=limited[by], readings=len(masks), clock_hz=median(clocks), max_hz=max_hz
-    )
+    parts = {name: t * min(1.0, busy_s / total_s) for name, t in parts.items()}
+    parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
+    parts[OUTSIDE] = step_s - busy_s
+    return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
+
+
+def kernels_by_range(m: Measurement) -> Mapping[str, float]:
+    """Time of the kernels of a step by range, in seconds; without them, of the longest kernels."""
+    found = m.breakdown.kernels_by_range if m.breakdown else {}
+    return found or by_range(m.profile.kernels if m.profile else ())
+
+
+def _part(where: str) -> str:
+    """`nsa.select` -> `select`; PyTorch's `Optimizer.step#AdamW.step` -> `optimiser`, and its
+    `nccl:all_reduce` -> `communication`."""
+    known = {"Optimizer.": "optimiser", "nccl:": "communication"}
+    name = next((part for start, part in known.items() if where.startswith(start)), "")
+    return name or where.rpartition(".")[2].replace("_", " ") or OTHER
+
+
+def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases of an axis that lists the parts that run, joined by +, beside those that lack one."""
+    for whole in cases:
+        for axis, value in whole.case.axes.items():
+            every = str(value).split("+")
+            near = [s for g in groups_along(cases, axis) if whole in g for s in g]
+            lists = [str(s.case.axes[axis]).split("+") for s in near]
+            step, added = whole.metrics["step_s"], dict[str, Estimate]()
+            for part in every:
+                without = [p for p in every if p != part]
+                if without in lists and all({*one} <= {*every} for one in lists):
+                    added[part] = less(step, near[lists.index(without)].metrics["step_s"])
+            most = sum(e.high or e.value for e in added.values())
+            if len(added) > 1 and most < step.value:  # beyond it, nothing is known of the rest
+                parts = {part: e.value for part, e in added.items()}
+                parts[REST] = step.value - sum(parts.values())
+                yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)
+
+
+def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
+    """Cases that are whole, with the parts that are equal in all else, or the only one so named."""
+    for whole in cases:
+        for axis in (name for name, value in whole.case.axes.items() if value == WHOLE):
+            like = [s for s in cases if s.case.provider == whole.case.provider]
+            near = [s for g in groups_along(like, axis) if whole in g for s in g]
+            parts: dict[str, float] = {}
+            for value in dict.fromkeys(s.case.get(axis) for s in like if s is not whole):
+                named = [s for s in like if s.case.get(axis) == value]
+                equal = [s for s in near if s in named] or named
+                if len(equal) == 1 and value != WHOLE:
+                    parts[str(value)] = equal[0].metrics["step_s"].value
+            if len(parts) > 1:
+                step_s = whole.metrics["step_s"].value
+                yield Stack(case=whole.case, step_s=step_s, parts=parts, alone=True)

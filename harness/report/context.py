@@ -16,17 +16,16 @@ from harness.analysis.causes import causes
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import (
     Effect,
-    Stack,
     Versus,
     effects,
     longest,
     per_token,
-    stacks,
     versus,
 )
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
 from harness.analysis.recorded import readings
+from harness.analysis.roofline import Stack, stacks
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import Together, diagnose, together

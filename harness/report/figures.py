@@ -19,9 +19,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack
 from harness.analysis.overhead import course, speeds_of
 from harness.analysis.recorded import LAG_S, readings
+from harness.analysis.roofline import OTHER, OUTSIDE, REST, Stack
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.records import (
     Measurement,

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from harness import units
-from harness.analysis.effects import OTHER, OUTSIDE, REST, Stack
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import OTHER, OUTSIDE, REST, Bottleneck, Limit, Stack, bottleneck
 from harness.analysis.scaling import groups_along
 from harness.records import (
     COUNTERS,

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck, clock_limit
+from harness.analysis.recorded import clock_limit
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
 from harness.records import (
     Breakdown,
     CaseSummary,

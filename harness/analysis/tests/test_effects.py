@@ -7,16 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.effects import (
-    MAX_LEVELS,
-    MAX_STACKS,
-    OTHER,
-    OUTSIDE,
-    REST,
-    Stack,
-    effects,
-    stacks,
-)
+from harness.analysis.effects import MAX_LEVELS, effects
+from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, REST, Stack, stacks
 from harness.analysis.summary import summarise
 from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
 from harness.tests.fake_runs import case, ended, run, sweep, timed

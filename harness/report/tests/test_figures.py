@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.effects import OUTSIDE, REST, Stack
+from harness.analysis.roofline import OUTSIDE, REST, Stack
 from harness.analysis.statistics import less
 from harness.records import SAME_STEP, Case, Estimate, Match, Measurement, Rule, Run
 from harness.report import context, figures
