@@ -317,10 +317,9 @@ class Versus:
     @property
     def crossover(self) -> tuple[float, float] | None:
         """The last value at which ours is slower and the first from which on it is faster."""
-        faster = [x for x, r in self.points if r.processes > 1 and r.low is not None and r.low > 1]
-        slower = [
-            x for x, r in self.points if r.processes > 1 and r.high is not None and r.high < 1
-        ]
+        shown = [(x, r) for x, r in self.points if r.processes > 1]
+        faster = [x for x, r in shown if r.low is not None and r.low > 1]
+        slower = [x for x, r in shown if r.high is not None and r.high < 1]
         since = [x for x in faster if x > max(slower, default=-math.inf)]
         return (slower[-1], since[0]) if slower and since else None
 
@@ -340,9 +339,8 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                 ascending = sorted(group, key=lambda s: positive(s, axis))
                 points: list[tuple[float, Estimate]] = []
                 for s in ascending:
-                    step, other = s.metrics["step_s"], partner[s.case.case_id].metrics["step_s"]
-                    ratio = times_better(step, other, higher_is_better=False)
-                    points.append((positive(s, axis), ratio))
+                    steps = [of.metrics["step_s"] for of in (s, partner[s.case.case_id])]
+                    points.append((positive(s, axis), times_better(*steps, higher_is_better=False)))
                 found.append(
                     Versus(
                         workload=workload,

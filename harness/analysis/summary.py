@@ -11,16 +11,7 @@ from harness.analysis import recorded, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.overhead import course_metrics
-from harness.analysis.recorded import (
-    LAG_S,
-    MIN_READINGS,
-    POWER_CAP,
-    THROTTLE,
-    TIMED,
-    median_clock_hz,
-    of_ranks,
-    readings,
-)
+from harness.analysis.recorded import LAG_S, POWER_CAP, THROTTLE, TIMED, of_ranks, readings
 from harness.analysis.roofline import RooflineBound, bound
 from harness.records import (
     COUNTERS,
@@ -134,7 +125,7 @@ def spreads(run: Run) -> tuple[Spread, ...]:
     found = []
     for case in run.suite.cases:
         ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
-        evidence = [m for m in ok if m.is_evidence(case.settings.min_samples)]
+        evidence = _evidence(case, ok)
         if not evidence:
             continue
         medians, within = _medians_and_spreads(evidence)
@@ -285,7 +276,7 @@ def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence
     """The rates that have a scatter of their own."""
     if not evidence:
         return {}
-    hertz = [median_clock_hz(m.telemetry, m.phases) for m in evidence]
+    hertz = [recorded.median_clock_hz(m.telemetry, m.phases) for m in evidence]
     steps = [_median_s(m) for m in evidence]
     rates = {
         "step_s": steps,
@@ -485,7 +476,7 @@ def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
             yield f"other processes on the {gpu} in {shared} of {len(foreign)} readings"
     for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
         counts = [n for m in evidence if (n := len(readings(m, channel, TIMED)))]
-        if counts and min(counts) < MIN_READINGS:
+        if counts and min(counts) < recorded.MIN_READINGS:
             noun = "reading" if min(counts) == 1 else "readings"
             yield f"{name} utilisation is the mean of only {min(counts)} {noun} in one process"
 

@@ -177,16 +177,15 @@ def sampling_bullet(run: Run) -> Iterable[str]:
     found = cost_of_sampling(run)
     if found is None:
         return
-    most = units.percent(SAMPLING_MAY_COST)
-    if found.low is None or found.high is None:
-        answer = "one pair gives no interval, so nothing is shown"
-    elif found.low - 1 <= SAMPLING_MAY_COST < found.high - 1:
-        answer = f"not decided against the limit of {most}: measure more pairs"
-    else:
-        answer = f"{'above' if found.low - 1 > SAMPLING_MAY_COST else 'within'} the limit of {most}"
+    answer, then = "not decided against", ": measure more pairs"
+    if found.high is not None and found.high - 1 <= SAMPLING_MAY_COST:
+        answer, then = "within", ""
+    elif found.low is not None and found.low - 1 > SAMPLING_MAY_COST:
+        answer, then = "above", ""
     cost = units.change(found.value, found.low, found.high)
     pairs = f"{found.processes} pairs of processes"
-    yield f"Sampling changes the step time by {cost} ({pairs}): {answer}."
+    limit = f"the limit of {units.percent(SAMPLING_MAY_COST)}{then}"
+    yield f"Sampling changes the step time by {cost} ({pairs}): {answer} {limit}."
 
 
 # --- programs ----------------------------------------------------------------------------

@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
-    "harness/analysis": 5_190,
+    "harness/analysis": 5_200,
     "harness/bisect": 1_980,
     "harness/cli": 2_340,
     "harness/executor": 360,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_430,
     "harness/program": 1_990,
     "harness/records": 1_920,
-    "harness/report": 4_550,
+    "harness/report": 4_540,
     "harness/runner": 2_300,
     "harness/store": 1_160,
     "harness/suite": 2_190,

@@ -126,7 +126,7 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
         pytest.param(0.0, 24, 0.001, "within the limit of 0.5 %", id="free"),
         pytest.param(0.03, 24, 0.001, "above the limit of 0.5 %", id="expensive"),
         pytest.param(0.0, 24, 0.05, "not decided", id="noisy"),
-        pytest.param(0.0, 1, 0.001, "one pair", id="one pair"),
+        pytest.param(0.0, 1, 0.001, "not decided", id="one pair"),
     ],
 )
 def test_a_run_that_asks_what_sampling_costs_is_answered(
