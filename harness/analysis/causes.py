@@ -78,7 +78,7 @@ class Cause:
     kind: CauseKind
     evidence: str
     cases: tuple[str, ...]
-    """The one of the evidence first."""
+    """The evidence is that of the first."""
     share: float | None = None
     """Of the step of the first case: removing the cause saves at most this. None if it spoils
     numbers."""
@@ -88,19 +88,19 @@ class Cause:
     """Case id -> its own evidence and share, where they differ."""
 
     def within(self, pairs: Collection[tuple[str, str]]) -> "Cause | None":
-        """The cause in some cases by their own evidence; None if it shows in none.
+        """The cause in the slower cases of these pairs; None if it explains none of them.
 
         Args:
-            pairs: Id of a case, and of the case that it is held against, or empty. A cause that
-                this has as much of explains no difference of the two.
+            pairs: Id of a case, and of the faster one that it is compared with, or empty. If the
+                faster one shows as much of the cause, that does not explain the difference.
         """
-        alike = self.evidence, self.share or 0.0
-        each = {i: self.each.get(i, alike) for i in self.cases}
-        more = {i for i, o in pairs if i in each and each[i][1] > each.get(o, ("", 0.0))[1]}
-        own = [i for i in each if i in more]
-        if not own:
+        own = self.each or dict.fromkeys(self.cases, (self.evidence, self.share or 0.0))
+        shares = {case_id: share for case_id, (_, share) in own.items()}
+        slower = {a for a, b in pairs if shares.get(a, 0.0) > shares.get(b, 0.0)}
+        cases = tuple(case_id for case_id in self.cases if case_id in slower)
+        if not cases:
             return None
-        return replace(self, cases=tuple(own), evidence=each[own[0]][0], share=each[own[0]][1])
+        return replace(self, cases=cases, evidence=own[cases[0]][0], share=shares[cases[0]])
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
@@ -330,8 +330,10 @@ def _lone(grid: Sequence[CaseSummary], axis: str) -> Iterator[tuple[CaseSummary,
 def _dearest(kind: CauseKind, seen: Sequence[tuple[float, str, str]]) -> Iterator[Cause]:
     """One cause for all cases that show it, in the words of the one that it costs most."""
     ranked = sorted(seen, key=lambda one: -one[0])
-    each = {case_id: (text, share) for share, case_id, text in ranked}
-    for cause in _one(kind, {case_id: text for _, case_id, text in ranked}):
+    each: dict[str, tuple[str, float]] = {}
+    for share, case_id, text in ranked:
+        each.setdefault(case_id, (text, share))
+    for cause in _one(kind, {case_id: text for case_id, (text, _) in each.items()}):
         yield replace(cause, share=ranked[0][0], each=each)
 
 
@@ -394,7 +396,7 @@ def _of_ranks(m: Measurement) -> dict[str, float]:
 def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     """Settings (not sizes) that make the same work slower, unless the suite names them suspects.
 
-    One that is faster at another level of some axis is none.
+    A value that is faster at another level of some axis is not a cause.
     """
     suspects = run.suite.suspects.tested if run.suite.suspects else ()
     named = {n for s in suspects for n in (*s.with_.criteria, *s.without.criteria)}

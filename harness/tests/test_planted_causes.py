@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.causes import CauseKind, causes
+from harness.analysis.causes import CauseKind, _dearest, causes
 from harness.analysis.comparison import NodeChange, node_change
 from harness.analysis.summary import summarise
 from harness.records import (
@@ -498,3 +498,9 @@ def test_a_changed_node_does_not_excuse_the_code(
     node: dict[str, Any], nsa: float, dense: float
 ) -> None:
     assert later(node, nsa=nsa, dense=dense) is None
+
+
+def test_the_evidence_of_a_case_is_what_costs_it_most() -> None:
+    (cause,) = _dearest(CauseKind.STEEP, [(0.3, "a", "small"), (0.6, "a", "large")])
+
+    assert (cause.evidence, cause.share, cause.each) == ("large", 0.6, {"a": ("large", 0.6)})
