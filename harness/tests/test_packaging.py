@@ -127,7 +127,7 @@ def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in SOURCES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".j2", ".typed")
+        if path.suffix in (".py", ".yaml", ".j2", ".typed")
         if not {"tests", "build", "__pycache__"} & set(path.parts[len(ROOT.parts) :])
     }
 

@@ -1,6 +1,7 @@
 """Child side: one case, measured in this process. Accuracy is checked before anything is timed."""
 
 import statistics
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,4 +220,5 @@ def _require_code(order: MeasureOrder) -> Mapping[str, str]:
     if roots and package != origin.OURS and not inside:
         known = place or "an unknown place"
         raise attestation.PathMismatch(f"{package} was loaded from {known}, not from {roots[0]}")
-    return {package: place, **origin.own_packages()}
+    shipped = {n: origin.place_of(n) for n in origin.packages_in(order.roots) & sys.modules.keys()}
+    return {package: place, **shipped, **origin.own_packages()}
