@@ -35,12 +35,9 @@ from harness.analysis.statistics import (
 )
 from harness.records import (
     ByCase,
-    CaseSummary,
     Change,
     Comparison,
-    Environment,
     Pair,
-    Peaks,
     Thresholds,
     least_pairs,
 )
@@ -61,11 +58,6 @@ CLEARLY = 1.2
 """Times `practical` of a change that is called before the last look: few pairs estimate badly."""
 POWER = 0.9
 """Probability of finding a change of the stated smallest effect."""
-NODE_MOVED, ALIKE = 1.02, 2.0
-"""Ratio of step times by which each provider moved at least if the node did it, and how many times
-as far (on logarithms) the one that moved most."""
-HOST_MOVED = 1.1
-"""Ratio of the host loops of two self-tests above which the host differs, or its load does."""
 
 # --- the screen --------------------------------------------------------------------------
 
@@ -430,53 +422,3 @@ def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
 def _most(log: float) -> str:
     """An upper bound of a slowdown: `at most 2 % slower`, or `at least 1 % faster`."""
     return f"{'at most' if log >= 0 else 'at least'} {units.slowdown(math.exp(log))}"
-
-
-# --- the node or the code ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeChange:
-    """A change of the node that moved every provider alike: the node, not the code."""
-
-    what: tuple[str, ...]
-    """`power limit 700 W → 500 W`, `driver 570 → 580`, `card GPU-9ba9c8ba → GPU-10d3cb0a`."""
-    moved: Mapping[str, float]
-    """Provider -> step time now over before, geometric mean over its cases."""
-
-
-def node_change(
-    before: Environment,
-    now: Environment,
-    pairs: Sequence[tuple[CaseSummary, CaseSummary]],
-    peaks: Sequence[Peaks] = (),
-) -> NodeChange | None:
-    """What of the node explains that all providers moved, if two or more did and moved alike.
-
-    Args:
-        pairs: The same case in the earlier and in the later run.
-        peaks: Of the self-test of each run.
-    """
-    if before.gpu is None or now.gpu is None:
-        return None
-    watts = [
-        f"{gpu.power_limit_w:.0f} W" if gpu.power_limit_w else "" for gpu in (before.gpu, now.gpu)
-    ]
-    cards = [gpu.uuid[:12] for gpu in (before.gpu, now.gpu)]
-    drivers = before.gpu.driver, now.gpu.driver
-    known = ("power limit", *watts), ("driver", *drivers), ("card", *cards)
-    what = tuple(f"{name} {a} → {b}" for name, a, b in known if a and b and a != b)
-    loops = [p.host_loop_s for p in peaks if p.host_loop_s]
-    if len(loops) == 2 and max(loops) > HOST_MOVED * min(loops):
-        what += (f"host loop {1e3 * loops[0]:.1f} ms, now {1e3 * loops[1]:.1f} ms",)
-    logs: dict[str, list[float]] = {}
-    for a, b in pairs:
-        steps = [s.metrics["step_s"].value for s in (a, b) if "step_s" in s.metrics]
-        if len(steps) == 2:
-            logs.setdefault(b.case.provider, []).append(math.log(steps[1] / steps[0]))
-    means = {provider: float(np.mean(of)) for provider, of in logs.items()}
-    least, most = (pick(means.values(), default=0.0) for pick in (min, max))
-    low, high = (least, most) if least > 0 else (-most, -least)
-    if not what or len(means) < 2 or low < math.log(NODE_MOVED) or high > ALIKE * low:
-        return None
-    return NodeChange(what=what, moved={name: math.exp(mean) for name, mean in means.items()})

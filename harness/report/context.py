@@ -189,7 +189,7 @@ def build(
     failed = failures(summaries, run)
     diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
     briefly, short = answer.brief(shown), text.case_names(suite)
-    changed = since(before, run, summaries, verdict) if before else None
+    changed = since(before, run, summaries) if before else None
     worse = [changed.regressed] if changed and changed.regressed else []
     groups = _by_workload(summaries)
     sections = {

@@ -219,11 +219,6 @@ def requirement_text(result: RuleResult) -> str:
     return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{_aborting(stated)}"
 
 
-def limits_text(stated: Rule) -> str:
-    """`tokens/s ≥ 500; NO-GO under 100`."""
-    return f"{limit_text(stated)}{_aborting(stated)}"
-
-
 def _aborting(stated: Rule) -> str:
     if stated.abort is None:
         return ""

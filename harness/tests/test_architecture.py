@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_090,  # the modules beside the rooms
-    "harness/analysis": 5_200,
+    "harness/analysis": 5_150,
     "harness/bisect": 1_980,
     "harness/cli": 2_340,
     "harness/executor": 360,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_430,
     "harness/program": 1_990,
     "harness/records": 1_920,
-    "harness/report": 4_540,
+    "harness/report": 4_510,
     "harness/runner": 2_300,
     "harness/store": 1_160,
     "harness/suite": 2_190,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_400, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_350, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from harness.analysis.causes import CauseKind, _dearest, causes
-from harness.analysis.comparison import NodeChange, node_change
 from harness.analysis.summary import summarise
 from harness.records import (
     Breakdown,
@@ -31,7 +30,7 @@ from harness.records import (
 )
 from harness.runner.launcher import Launcher
 from harness.tests import faulty, workers
-from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, trained
+from harness.tests.fake_runs import ended, environment, run, sweep, timed, trained
 from harness.tests.workers import QUICK, make_case
 
 PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
@@ -431,73 +430,6 @@ def test_a_fault_of_a_real_process_is_named(
     recorded = run([case], lambda _: measured, env=environment(gpu=None))
 
     assert kinds(recorded) == ([cause] if cause else [])
-
-
-# --- between two runs --------------------------------------------------------------------
-
-
-def later(
-    node: dict[str, Any] | None = None,
-    nsa: float = 1.0,
-    dense: float = 1.0,
-    loops: tuple[float | None, ...] = (),
-) -> NodeChange | None:
-    """What explains that a later run, on a changed node, takes so many times as long."""
-    both = [
-        c for provider in ("nsa", "dense") for c in sweep(provider=provider, seq_len=[512, 1024])
-    ]
-    before = run(both, lambda c: timed(c, 0.05))
-    by = {"nsa": nsa, "dense": dense}
-    env = environment(gpu=replace(H200, **(node or {})))
-    now = run(both, lambda c: timed(c, 0.05 * by[c.provider], seed=1), env=env)
-    pairs = list(zip(summarise(before), summarise(now), strict=True))
-    peaks = [Peaks(host_loop_s=s) for s in loops]
-    return node_change(before.environment, env, pairs, peaks)
-
-
-LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
-
-
-def test_a_changed_node_explains_what_moved_every_provider_alike() -> None:
-    found = later(LESS_POWER, nsa=1.12, dense=1.2)
-
-    assert found is not None
-    assert found.what == ("power limit 700 W → 500 W",)
-    assert found.moved == pytest.approx({"nsa": 1.12, "dense": 1.2}, rel=0.02)
-    faster = later({"driver": "580.1"}, nsa=0.9, dense=0.85)
-    assert faster is not None
-    assert faster.what == ("driver 570.124.06 → 580.1",)
-
-
-def test_a_slower_host_is_told_apart_from_another_card() -> None:
-    other = {"uuid": "GPU-another"}
-    slow = later(other, nsa=2.0, dense=2.1, loops=(0.0041, 0.008))
-    alike, unknown = (
-        later(other, nsa=2.0, dense=2.1, loops=loops) for loops in ((0.004, 0.0043), (None, 0.008))
-    )
-
-    assert slow is not None
-    assert slow.what == ("card GPU-5d1e0f4c → GPU-another", "host loop 4.1 ms, now 8.0 ms")
-    assert alike is not None
-    assert alike == unknown
-    assert alike.what == slow.what[:1]
-    assert later(nsa=2.0, dense=2.1, loops=(0.004, 0.008)), "the host alone explains it"
-
-
-@pytest.mark.parametrize(
-    ("node", "nsa", "dense"),
-    [
-        ({}, 1.2, 1.2),  # nothing of the node is known to have changed
-        (LESS_POWER, 1.2, 1.0),  # dense did not move: the code did
-        (LESS_POWER, 1.6, 1.1),  # what both share does not explain the first
-        (LESS_POWER, 1.2, 0.8),
-        (LESS_POWER, 1.0, 1.0),
-    ],
-)
-def test_a_changed_node_does_not_excuse_the_code(
-    node: dict[str, Any], nsa: float, dense: float
-) -> None:
-    assert later(node, nsa=nsa, dense=dense) is None
 
 
 def test_the_evidence_of_a_case_is_what_costs_it_most() -> None:

@@ -4,22 +4,19 @@ import datetime
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from harness import units
-from harness.analysis import roofline, scaling
-from harness.analysis import verdict as gate
-from harness.analysis.comparison import ALIKE, HOST_MOVED, NodeChange, node_change
+from harness.analysis import roofline
 from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
 from harness.records import (
-    WORST_FIRST,
     CaseSummary,
     Change,
     Decision,
@@ -27,14 +24,10 @@ from harness.records import (
     Estimate,
     Outcome,
     Peaks,
-    RuleResult,
     Run,
-    Suite,
-    Verdict,
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name
-from harness.report.verdict_text import limits_text
 from harness.store import summaries
 from harness.store.reader import RunHeader
 from harness.store.summaries import RunFilter
@@ -43,13 +36,17 @@ NO_RUN = "none"
 """`harness report --against none`: compare with no run."""
 MOST = 3
 """Cases that one sentence names."""
+MAX_ROWS = 10
+"""Decided cases that the page shows; the appendix has all."""
 ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
-GROUPS = ("Faster", "Regressed", "Passes now", "Still open", "Limits")
-WORDS = {
-    "same": "less than 5 % slower",
-    "not compared": "not compared (too few steady processes, or the case changed)",
-}
+HOST_MOVED = 1.1
+"""Ratio of the launch times of two self-tests above which the host differs, or its load does."""
+NODE_MOVED, ALIKE = 1.02, 2.0
+"""Ratio of step times by which each provider is slower at least if the node did it, and how many
+times as far (on logarithms) the one that moved most."""
+NODE = ("GPU UUID", "driver", "power limit (W)")
+"""Differences of two environments that make every provider slower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +60,10 @@ class Since:
     step: str
     """What finds the cause of the worst slowdown; empty without one, if the node is suspect, or if
     a run measured code that is not that of a commit."""
+    decided: Table
+    """The cases that are slower or faster, the largest change first."""
     details: Table
+    """All cases of both runs."""
 
 
 def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
@@ -74,102 +74,50 @@ def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
     return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
 
 
-def since(before: Run, now: Run, summaries: Sequence[CaseSummary], verdict: Verdict) -> Since:
-    """How a run differs from an earlier one, whose cases are judged by the rules of the later.
+def since(before: Run, now: Run, summaries: Sequence[CaseSummary]) -> Since:
+    """How a run differs from an earlier one.
 
     Args:
-        summaries: Of the later run, as its verdict.
+        summaries: Of the later run.
     """
-    sides = before, now
-    found, then = compare.runs(before, now, across=True), summarise(before)
-    suite = replace(now.suite, cases=before.suite.cases)
-    was = gate.judge(suite, before.environment, then, scaling.fit(then))
+    found = compare.runs(before, now, across=True)
     name = {i: f"`{i}`" if name == i else name for i, name in case_names(now.suite).items()}
-    ours = [s for s in summaries if s.case.provider not in now.suite.peers]
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
-    said: dict[str, list[str]] = {k: [] for k in GROUPS}
-    for group, text in (
-        *_ended({s.case.case_id: s.outcome for s in then}, ours, name),
-        *_rules(was, verdict),
-        *_moved(both, name, sides),
-        *_limits(before.suite, now.suite),
-    ):
-        said[group].append(text)
-    bullets = [f"**{group}**: {listed(texts, MOST)}." for group, texts in said.items() if texts]
-    worse = said["Regressed"]
-    of = f"{len(worse)}, worst: " if worse[1:] else ""
-    regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}" if worse else ""
-    slower = [g for g in both if g.change is Change.SLOWER]
-    step = ""
-    if _slow_launches(sides):  # no commit of the code can change that
-        slower = [g for g in slower if not _as_before(sides, g.case_id)]
-    good, bad = (
-        g.commit[:10] if (g := r.environment.git) and not g.dirty_sha256 else "" for r in sides
+    changed = sorted(
+        (g for g in both if g.change in (Change.SLOWER, Change.FASTER)),
+        key=lambda g: -abs(math.log(_ratio(g))),
     )
-    if slower and good and bad:
-        worst = max(slower, key=lambda g: g.comparison.ratio if g.comparison else 0.0)
-        ends = f"--runs {before.run_id} {now.run_id}"  # one commit: something else differs
-        if good != bad:
-            ends = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
-        search = f"harness bisect {ends} --case {shlex.quote(worst.case_id)}"
-        step = f"Find what made {name[worst.case_id]} slower: `{search}`"
-    old = {s.case.case_id: s for s in then}
-    pairs = [(a, b) for b in summaries if (a := old.get(b.case.case_id))]
-    by_host = [p for p in pairs if _waits(before, p[0]) and _waits(now, p[1])]
-    decided = any(g.change in (Change.SLOWER, Change.FASTER) for g in both)
-    peaks = [test.peaks for run in (before, now) if (test := run.self_test)]
-    for where, those in (("", pairs), (" where the GPU waits for the host", by_host)):
-        change = node_change(before.environment, now.environment, those, peaks)
-        # Two cards of a model may differ by more than node_change asks.
-        if change and (decided or any(not what.startswith("card ") for what in change.what)):
-            moved = (f"{p} {units.change(ratio)}" for p, ratio in change.moved.items())
-            alike = f"every provider moved alike{where} ({', '.join(moved)} in step time)"
-            bullets.insert(
-                0, f"**Suspect the node, not the code**: {'; '.join(change.what)}; {alike}."
-            )
-            if _of_node(worse, both, those, change):
-                regressed += f"; every provider moved alike{where}: suspect the node"
-                step = ""
-            break
-    counts = Counter(str(g.change or "not compared") for g in both)
-    words = WORDS | {"undecided": f"not decided{_open(both, name)}"}
-    total = ", ".join(f"{n} {words.get(what, what)}" for what, n in counts.most_common())
+    slower = [g for g in changed if g.change is Change.SLOWER]
+    failed = _failed(before, now, both, name)
+    slowed = [_slowed(g, name[g.case_id], before, now) for g in slower]
+    node, excused = _suspect_node(before, now, both, slower, summaries)
+    bullets = [f"**Suspect the node, not the code**: {node}."] if node else []
+    for group, texts in (("Failed now", failed), ("Slower now", slowed)):
+        bullets += [f"**{group}**: {listed(texts, MOST)}."] if texts else []
     new = sum(g.state is State.NEW for g in found.cases)
-    total += f"; {units.plural('case', new)} only in this run" if new else ""
+    only = f"; {units.plural('case', new)} only in this run" if new else ""
+    counts = Counter(str(g.change or "not compared") for g in both).most_common()
+    bullets.append(
+        f"{units.plural('case', len(both))} in both runs: "
+        f"{', '.join(f'{n} {change}' for change, n in counts)}{only}."
+    )
+    regressed, excused = "", excused and not failed
+    if worse := [*failed, *slowed]:
+        of = f"{len(worse)}, worst: " if worse[1:] else ""
+        suspect = f"; {node}: suspect the node" if excused else ""
+        regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}{suspect}."
     return Since(
         head=_head(before, now, found.cases),
-        bullets=(*bullets, f"{units.plural('case', len(both))} in both runs: {total}."),
-        regressed=f"{regressed}." if worse else "",
-        step=step,
-        details=Table(
-            columns=("case", ">step before", ">step now", ">change [99 %]", "conclusion"),
-            rows=tuple(_row(g, name) for g in both),
-        ),
+        bullets=tuple(bullets),
+        regressed=regressed,
+        step="" if excused else _bisection(before, now, slower, name),
+        decided=_table(changed[:MAX_ROWS], name),
+        details=_table(both, name),
     )
 
 
-def _of_node(
-    worse: Sequence[str],
-    both: Sequence[GateCase],
-    pairs: Sequence[tuple[CaseSummary, CaseSummary]],
-    change: NodeChange,
-) -> bool:
-    """Whether all that is worse is slower by no more than its provider is on average, or twice."""
-    slower = {g.case_id for g in both if g.change is Change.SLOWER}
-    within = {
-        b.case.case_id
-        for a, b in pairs
-        if b.case.case_id in slower
-        and math.log(b.metrics["step_s"].value / a.metrics["step_s"].value)
-        <= ALIKE * math.log(change.moved[b.case.provider])
-    }
-    return bool(worse) and len(worse) == len(slower) and slower == within
-
-
-def _waits(run: Run, s: CaseSummary) -> bool:
-    """Whether the GPU waits for the host."""
-    found = roofline.bottleneck(s, run.of(s.case.case_id), Peaks())
-    return found is not None and found.limit in (Limit.HOST, Limit.LAUNCHES)
+def _ratio(g: GateCase) -> float:
+    return g.comparison.ratio if g.comparison else 1.0
 
 
 def _day(run: Run) -> datetime.date:
@@ -203,58 +151,9 @@ def _difference(d: drift.Difference) -> str:
     return f"{d.name} {d.baseline.removesuffix(watts)}, now {d.candidate.removesuffix(watts)}"
 
 
-# --- what changed: a group and a sentence ------------------------------------------------
-
-
-def _moved(
-    cases: Sequence[GateCase], name: Mapping[str, str], sides: Sequence[Run]
-) -> Iterator[tuple[str, str]]:
-    """`2.0x [1.9 … 2.1] faster`, the largest change first."""
-    for g in sorted(cases, key=lambda g: -abs(math.log(g.comparison.ratio if g.comparison else 1))):
-        c = g.comparison
-        if c is None or g.change not in (Change.FASTER, Change.SLOWER):
-            continue
-        e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
-        group = "Regressed"
-        if g.change is Change.FASTER:
-            low, high = c.high and 1 / c.high, c.low and 1 / c.low
-            group, e = "Faster", replace(e, value=1 / c.ratio, low=low, high=high)
-        why = ""
-        if g.change is Change.SLOWER and (busy_s := _as_before(sides, g.case_id)):
-            kernels = f"though its kernels still take {units.duration(busy_s)}"
-            why = f", {kernels}: the host{_slow_launches(sides)}"
-        yield group, f"{name[g.case_id]}: {units.times(e)} {g.change}{why}"
-
-
-def _open(cases: Sequence[GateCase], name: Mapping[str, str]) -> str:
-    """` (interval too wide; median -1 %, farthest +17 %: nsa, graph=off)`."""
-    open_ = (g for g in cases if g.change is Change.UNDECIDED)
-    ratios = {g.case_id: g.comparison.ratio for g in open_ if g.comparison}
-    if not ratios:
-        return ""
-    far = max(ratios, key=lambda case_id: abs(math.log(ratios[case_id])))
-    middle = f"median {units.change(median(ratios.values()))}, farthest " if len(ratios) > 1 else ""
-    return f" (interval too wide; {middle}{units.change(ratios[far])}: {name[far]})"
-
-
-def _as_before(sides: Sequence[Run], case_id: str) -> float:
-    """How long the GPU works in a step, if that is as long as before; else 0."""
-    busy = [_busy_s(run, case_id) for run in sides]
-    return busy[-1] if 0 < max(busy) < ALIKE_KERNELS * min(busy) else 0.0
-
-
-def _slow_launches(sides: Sequence[Run]) -> str:
-    """What the self-tests say of the host of the later run, if it launches more slowly."""
-    before, now = (t.peaks.launch_s if (t := run.self_test) else None for run in sides)
-    if not before or not now or now < HOST_MOVED * before:
-        return ""
-    return f" ({units.duration(now)} a launch, {units.duration(before)} before)"
-
-
-def _busy_s(run: Run, case_id: str) -> float:
-    """How long the GPU works in a step, median over processes; 0 if it was not profiled."""
-    profiles = [m.profile.breakdown for m in run.of(case_id) if m.profile]
-    return median([b.device_busy_s for b in profiles if b and b.device_busy_s] or [0.0])
+def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
+    columns = ("case", ">step before", ">step now", ">change [99 %]", "conclusion")
+    return Table(columns=columns, rows=tuple(_row(g, name) for g in cases))
 
 
 def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
@@ -267,44 +166,114 @@ def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
     return name[g.case_id], before, now, ratio, str(g.change or g.reason)
 
 
-def _ended(
-    before: Mapping[str, Outcome | None],
+# --- what is worse -----------------------------------------------------------------------
+
+
+def _failed(before: Run, now: Run, cases: Sequence[GateCase], name: Mapping[str, str]) -> list[str]:
+    """Cases, except peers', that ran before and fail now, unless the suite allows it."""
+    theirs = {c.case_id for c in now.suite.cases if c.provider in now.suite.peers}
+    texts = []
+    for g in cases:
+        ran = all(m.outcome is Outcome.OK for m in before.of(g.case_id))
+        if g.state is State.FAILED and g.decision is Decision.NO_GO and g.case_id not in theirs:
+            ended = next(m.outcome for m in now.of(g.case_id) if m.outcome is not Outcome.OK)
+            texts += [f"{name[g.case_id]} ({outcome_name(ended)}, ok before)"] if ran else []
+    return texts
+
+
+def _slowed(g: GateCase, name: str, before: Run, now: Run) -> str:
+    """`paper shape: 2.0x [1.9 … 2.1] slower`, and that it is the host if the kernels are not."""
+    assert g.comparison is not None
+    c, why = g.comparison, ""
+    e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
+    if busy_s := _as_before(before, now, g.case_id):
+        kernels = f"though its kernels still take {units.duration(busy_s)}"
+        why = f", {kernels}: the host{_slow_launches(before, now)}"
+    return f"{name}: {units.times(e)} slower{why}"
+
+
+def _as_before(before: Run, now: Run, case_id: str) -> float:
+    """How long the GPU works in a step, if that is as long as before; else 0."""
+    busy = [_busy_s(run, case_id) for run in (before, now)]
+    return busy[-1] if 0 < max(busy) < ALIKE_KERNELS * min(busy) else 0.0
+
+
+def _busy_s(run: Run, case_id: str) -> float:
+    """How long the GPU works in a step, median over processes; 0 if it was not profiled."""
+    profiles = [m.profile.breakdown for m in run.of(case_id) if m.profile]
+    return median([b.device_busy_s for b in profiles if b and b.device_busy_s] or [0.0])
+
+
+def _slow_launches(before: Run, now: Run) -> str:
+    """What the self-tests say of the host of the later run, if it launches more slowly."""
+    was, is_ = (t.peaks.launch_s if (t := run.self_test) else None for run in (before, now))
+    if not was or not is_ or is_ < HOST_MOVED * was:
+        return ""
+    return f" ({units.duration(is_)} a launch, {units.duration(was)} before)"
+
+
+def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[str, str]) -> str:
+    """The search for what made the worst case slower."""
+    if _slow_launches(before, now):  # no commit of the code can change that
+        slower = [g for g in slower if not _as_before(before, now, g.case_id)]
+    good, bad = (
+        g.commit[:10] if (g := r.environment.git) and not g.dirty_sha256 else ""
+        for r in (before, now)
+    )
+    if not (slower and good and bad):
+        return ""
+    ends = f"--runs {before.run_id} {now.run_id}"  # one commit: something else differs
+    if good != bad:
+        ends = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
+    search = f"harness bisect {ends} --case {shlex.quote(slower[0].case_id)}"
+    return f"Find what made {name[slower[0].case_id]} slower: `{search}`"
+
+
+def _suspect_node(
+    before: Run,
+    now: Run,
+    cases: Sequence[GateCase],
+    slower: Sequence[GateCase],
     summaries: Sequence[CaseSummary],
-    name: Mapping[str, str],
-) -> Iterator[tuple[str, str]]:
-    """Cases that failed before or fail now, unless the suite allows it."""
-    for s in summaries:
-        then, now = before.get(s.case.case_id), s.outcome
-        if then is None or now is None:
-            continue
-        failed, fails = (o is not Outcome.OK and o not in s.case.allow for o in (then, now))
-        if fails:
-            group, was = ("Still open", "") if failed else ("Regressed", f", {then} before")
-            yield group, f"{name[s.case.case_id]} ({outcome_name(now)}{was})"
-        elif failed:
-            yield "Passes now", f"{name[s.case.case_id]} ({outcome_name(then)} before)"
+) -> tuple[str, bool]:
+    """That every provider is slower alike on a changed node, if so; and whether this explains all
+    cases that are slower: each by no more than its provider on average, or twice."""
+    changes = {d.name for d in drift.differences(before.environment, now.environment)}
+    if not slower or not (changes.intersection(NODE) or _slow_launches(before, now)):
+        return "", False
+    provider = {c.case_id: c.provider for c in now.suite.cases}
+    waiting = _waiting(before, summarise(before)) & _waiting(now, summaries)
+    by_host = [g for g in cases if g.case_id in waiting]
+    for where, some in (("", cases), (" where the GPU waits for the host", by_host)):
+        if moved := _moved_alike(some, provider):
+            factors = ", ".join(f"{p} {units.change(ratio)}" for p, ratio in moved.items())
+            ids = {g.case_id for g in some}
+            explained = all(
+                g.case_id in ids
+                and math.log(_ratio(g)) <= ALIKE * math.log(moved[provider[g.case_id]])
+                for g in slower
+            )
+            return f"every provider moved alike{where} ({factors} in step time)", explained
+    return "", False
 
 
-def _rules(was: Verdict, now: Verdict) -> Iterator[tuple[str, str]]:
-    """Rules that were or are missed, the worst first. Cases that failed are named themselves."""
-
-    def asked(r: RuleResult) -> bool:
-        return r.applies and r.counts and r.rule != gate.EVERY_CASE_RAN
-
-    before = {r.rule: r.decision for r in was.rules if asked(r)}
-    for r in sorted(now.rules, key=lambda r: WORST_FIRST.index(r.decision)):
-        then, met = before.get(r.rule), r.decision is Decision.GO
-        if then is None or not asked(r) or (met and then is Decision.GO):
-            continue
-        group = "Passes now" if met else "Regressed" if then is Decision.GO else "Still open"
-        said = "as before" if then is r.decision else f"{then} before"
-        yield group, f"“{r.rule}” is {r.decision} ({said})"
+def _moved_alike(cases: Sequence[GateCase], provider: Mapping[str, str]) -> Mapping[str, float]:
+    """Provider -> step time now over before, if two or more are slower alike; else empty."""
+    logs: dict[str, list[float]] = {}
+    for g in cases:
+        if g.baseline_s and g.candidate_s:
+            log = math.log(g.candidate_s / g.baseline_s)
+            logs.setdefault(provider[g.case_id], []).append(log)
+    means = [fmean(of) for of in logs.values()]
+    if len(means) < 2 or min(means) < math.log(NODE_MOVED) or max(means) > ALIKE * min(means):
+        return {}
+    return {p: math.exp(mean) for p, mean in zip(logs, means, strict=True)}
 
 
-def _limits(before: Suite, now: Suite) -> Iterator[tuple[str, str]]:
-    """Rules of the same name whose limit changed."""
-    stated = {r.name: limits_text(r) for r in before.rules}
-    for rule in now.rules:
-        old, new = stated.get(rule.name), limits_text(rule)
-        if old not in (None, new):
-            yield "Limits", f"the limit of “{rule.name}” was {old}, is {new}"
+def _waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
+    """The cases in which the GPU waits for the host."""
+    found = {
+        s.case.case_id: roofline.bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries
+    }
+    by_host = (Limit.HOST, Limit.LAUNCHES)
+    return {case_id for case_id, b in found.items() if b and b.limit in by_host}
