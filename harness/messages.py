@@ -9,8 +9,8 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Annotated, Any, Literal
 
@@ -193,8 +193,6 @@ class Checked:
 
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
-    work: Mapping[str, Work] = field(default_factory=dict)
-    """Case id -> the work of one step, if the factory's module can compute it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

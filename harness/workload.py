@@ -76,15 +76,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """The work of one step of a case, computed without building it."""
+    """Nothing reads it; workloads of earlier commits, which a gate measures, import it."""
 
     tokens: int | None
     flops: int | None
 
 
-COUNTS = "counts"
-"""Name of an optional function in a factory's module that returns Counts; called like `preflight`
-and after it. With it `harness run` can warn of a target that asks for little before the run."""
 PRELOAD = "PRELOAD"
 """Name of an optional tuple in a factory's module: modules that its factories import when called.
 The factory's module and these are imported once, before the NSA_* variables of a case are set, so

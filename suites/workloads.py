@@ -6,10 +6,9 @@ from functools import partial, wraps
 from typing import ParamSpec, TypeVar
 
 from harness.records import Scalar
-from harness.workload import Counts, Factory, Unsupported, Workload
-from nsa import errors, roofline
+from harness.workload import Factory, Unsupported, Workload
+from nsa import errors
 from nsa.flags import Flags
-from nsa.train.config import TrainConfig
 from nsa.train.data import DataError
 from suites import attention as _attention
 from suites import decoding as _decoding
@@ -21,7 +20,6 @@ T = TypeVar("T")
 
 __all__ = [
     "attention",
-    "counts",
     "decode",
     "decode_attention",
     "forward",
@@ -77,30 +75,6 @@ forward = _at_the_seam(_language_model.forward)
 layer = _at_the_seam(_language_model.layer)
 train = _at_the_seam(_language_model.train)
 training_run = _at_the_seam(_language_model.training_run)
-
-
-def counts(
-    function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
-) -> Counts:
-    """Tokens and FLOPs of one step of a case, as its workload reports them; does not build it."""
-    match _PLANS[function](provider, axes, Flags.from_env(env)):
-        case AttentionPlan() as p:
-            return Counts(tokens=p.B * p.T, flops=_attention.cost_of(p).flops)
-        case _decoding.DecodePlan() as d:
-            return Counts(tokens=d.B, flops=_decoding.cost_of(d).flops)
-        case _language_model.InferencePlan(new_tokens=0) as f:
-            flops = roofline.forward_flops(f.model, batch=f.B, tokens=f.T)
-            return Counts(tokens=f.B * f.T, flops=flops)
-        case _language_model.InferencePlan() as f:
-            flops = roofline.forward_flops(f.model, batch=f.B, tokens=f.new_tokens, q_start=f.T)
-            return Counts(tokens=f.B * f.new_tokens, flops=flops)
-        case _language_model.LayerPlan(whole=w):
-            return Counts(tokens=w.B * w.T, flops=None)
-        case TrainConfig() as c:
-            each = roofline.training_flops(c.model, batch=c.batch_size, tokens=c.seq_len)
-            return Counts(tokens=c.batch_size * c.seq_len * c.accum, flops=c.accum * each)
-        case other:
-            raise TypeError(f"no counts for a {type(other).__name__}")
 
 
 def preflight(

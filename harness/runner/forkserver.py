@@ -5,6 +5,7 @@ import json
 import math
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -229,11 +230,23 @@ class ForkserverHandle:
         )
 
     def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these and what measuring needs; why it must be replaced, or nothing."""
+        """Have it import these and what measuring needs; why it must be replaced, or nothing.
+
+        Raises:
+            HarnessError: The import does not end.
+        """
         self.prepared = True
         self._send({"preload": modules})
         self.control.settimeout(START_S)
-        return str(self.hear().get("preloaded", "the forkserver died"))
+        reply = self.hear()
+        if not reply and not self.closed:
+            self._process.kill()  # in an import it does not hear that it should end
+            names = ", ".join(modules) or "torch"
+            raise HarnessError(
+                f"no worker can be started: import {names}: no answer in {START_S:g} s",
+                f"Try the import alone: python -c {shlex.quote(f'import {names}')}",
+            )
+        return str(reply.get("preloaded", "the forkserver died"))
 
     def _send(self, request: Mapping[str, Any], order: bytes = b"", *fds: int) -> None:
         """Send a request in a file in memory, for the kernel limits the size of a message. If the

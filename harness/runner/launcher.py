@@ -24,7 +24,7 @@ from harness.messages import (
     PhaseBegan,
     SelfTestOrder,
 )
-from harness.records import Case, Suite, Work
+from harness.records import Case, Suite
 from harness.runner.forkserver import START_S, ForkserverHandle, Worker, said_last
 from harness.suite.load import factory_place, shipped_roots
 
@@ -143,11 +143,8 @@ class Launcher:
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
-    def preflight(self, suite: Suite) -> Mapping[str, Work]:
+    def preflight(self, suite: Suite) -> None:
         """Import the workloads' modules in the forkserver, and check there that every case can run.
-
-        Returns:
-            Case id -> the work of one step, if its workload states it.
 
         Raises:
             SuiteError: A factory does not exist, or a workload refuses its axes, provider or flags.
@@ -159,9 +156,9 @@ class Launcher:
             if problem := forkserver.preload(names):  # a new one replaces it, without the imports
                 self.not_preloaded = problem
                 forkserver.close()
-        return self.check(suite)
+        self.check(suite)
 
-    def check(self, suite: Suite) -> Mapping[str, Work]:
+    def check(self, suite: Suite) -> None:
         """`preflight` without the import in the forkserver."""
         order = CheckOrder(cases=suite.cases, roots=self._roots, home=self._home)
         answer = self._ask(order, Checked)
@@ -179,7 +176,6 @@ class Launcher:
                 line=line,
                 column=column,
             )
-        return answer.work
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure."""

@@ -149,7 +149,9 @@ def _with_evidence(
     behind = ""
     if ending.outcome is not None:
         stuck = evidence.stuck(worker, case, folder, story.answered.rank_steps if seen else None)
-        behind, frame = stuck.behind, stuck.frame if stuck.behind else frame or stuck.frame
+        behind = stuck.behind
+        if behind or not frame:
+            frame = stuck.frame
         found = replace(found, files=stuck.files, rank=stuck.rank)
     if behind:
         said.append(f"rank {found.rank} is behind: {behind}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.messages import Channel
 from harness.records import Scalar
-from harness.workload import Counts, Unsupported, Workload
+from harness.workload import Unsupported, Workload
 
 Axes = Mapping[str, Scalar]
 
@@ -210,8 +210,3 @@ def faults_on_the_gpu(provider: str, axes: Axes) -> Workload:
     x = torch.zeros(4, device="cuda")
     far = torch.tensor([10**6], device="cuda")
     return _good_but(run=lambda: x[far])
-
-
-def counts(function: str, provider: str, axes: Axes, env: Mapping[str, str]) -> Counts:
-    """The seam's own function: what a step will do, before it runs."""
-    return Counts(tokens=64, flops=128)

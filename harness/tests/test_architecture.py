@@ -78,12 +78,12 @@ MOST_LINES = {
     "harness/program": 1_990,
     "harness/records": 1_920,
     "harness/report": 4_510,
-    "harness/runner": 2_300,
+    "harness/runner": 2_310,
     "harness/store": 1_160,
     "harness/suite": 2_190,
-    "harness/worker": 760,
+    "harness/worker": 750,
     "nsa": 13_290,
-    "suites": 2_130,
+    "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""

@@ -4,8 +4,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from harness.git import origin
 from harness.measure import attestation
 from harness.messages import Checked, CheckOrder, Refusal
 from harness.program import process
-from harness.records import Case, Work, bounded
-from harness.workload import COUNTS, PREFLIGHT, Factory
+from harness.records import Case, bounded
+from harness.workload import PREFLIGHT, Factory
 
 
 class NoFactory(LookupError):
@@ -87,7 +86,7 @@ def hides(error: ImportError) -> str:
 def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:
     """Which cases cannot run, and what one step of each will do; `begin` hears what may hang."""
     refusals = tuple(filter(None, (_refusal(case, order.roots, begin) for case in order.cases)))
-    return Checked(refusals=refusals, work={} if refusals else _work(order.cases))
+    return Checked(refusals=refusals)
 
 
 def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> Refusal | None:
@@ -114,18 +113,6 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=bounded(str(error)))
     return None
-
-
-def _work(cases: Sequence[Case]) -> Mapping[str, Work]:
-    """Work of one step by case id, where it is known without building the case."""
-    found = {}
-    for case in cases:
-        counts = _offered(case, COUNTS)
-        one = case.program or (counts and counts())
-        if one:
-            with suppress(ValueError):  # impossible counts: the process of the case ends with them
-                found[case.case_id] = Work(tokens=one.tokens, flops=one.flops)
-    return found
 
 
 def _offered(case: Case, name: str) -> Callable[[], Any] | None:
