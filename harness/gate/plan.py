@@ -185,7 +185,7 @@ def _unmatched(
             yield noted("exempt", reason)
 
 
-def _younger(trees: "Trees", suites: Mapping[str, Suite]) -> Iterator[Finding]:
+def _younger(trees: Trees, suites: Mapping[str, Suite]) -> Iterator[Finding]:
     """A note for each suite that the candidate does not have like this."""
     for path, suite in suites.items():
         file = trees.tree / path

@@ -54,7 +54,8 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
-    base = None if request.given else plan.trees.baseline.ref if plan.trees.baseline else ""
+    base = plan.trees.baseline.ref if plan.trees.baseline else ""
+    merged_into = None if request.given else base  # a comparison merges nothing
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -70,7 +71,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         started_at=plan.began,
         ended_at=now(),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(decide.remedies(cases, plan.policy, request.mode, base=base)),
+        remedies=tuple(decide.remedies(cases, plan.policy, request.mode, base=merged_into)),
     )
 
 
