@@ -12,18 +12,19 @@ INSTALL = began=$$(date +%s); \
 .PHONY: run test clean
 
 run: $(VENV)/.run
+	@$(VENV)/bin/harness schema > suites/suite.schema.json  # for editors
 	$(VENV)/bin/harness run $(SUITE)
 
 test: $(VENV)/.test
+	@$(VENV)/bin/harness schema > suites/suite.schema.json
 	PATH="$(abspath $(VENV))/bin:$$PATH" ci/check.sh
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
 	  { echo "error: $$($(PYTHON) --version 2>&1) has no wheels of torch here; 3.11 to 3.14 have: make PYTHON=python3.12"; exit 2; }
 	@$(PYTHON) -m venv $(VENV)
-	@echo "Installing torch and 13 packages into $(VENV): about a minute on a fast network."
+	@echo "Installing torch and 14 packages into $(VENV): about a minute on a fast network."
 	@$(call INSTALL,.)
-	@$(VENV)/bin/harness schema > suites/suite.schema.json  # for editors
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "Installing what the tests need: a few seconds."

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def load(run: str | Path = "latest", store: str | Path = "reports/runs") -> "RunFrames":
-    """Read a stored run as pandas frames: cases, processes, samples and counters.
+    """Read a stored run as pandas frames: cases, processes, samples, counters and steps.
 
     RunFrames (harness/store/frames.py) says which columns they have; `attrs["units"]` of each frame
     has the units, which are SI.
@@ -20,7 +20,7 @@ def load(run: str | Path = "latest", store: str | Path = "reports/runs") -> "Run
         store: The folder of the runs.
 
     Raises:
-        StoreError: The run is absent or damaged, or has a later schema.
+        StoreError: The run is absent or damaged, or has another schema.
     """
     from harness.store import frames  # pandas and scipy are slow to import
 

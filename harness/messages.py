@@ -23,7 +23,7 @@ from harness.records import (
     Measurement,
     OverSteps,
     SelfTestReadings,
-    Work,
+    require_counts,
     require_times,
 )
 
@@ -80,7 +80,7 @@ class MeasureOrder(WorkerOrder):
     device: str = ""
     """`cuda` if the run started on a GPU: a worker that cannot see one must not measure."""
     elsewhere: tuple[str, ...] = ()
-    """Working trees of the repository from which no code may be loaded, except for the roots."""
+    """Other working trees of the repository: a module of the roots may not come from there."""
     trace: str = ""
     """File for a Chrome trace of the profiled steps; empty if none is wanted."""
 
@@ -119,10 +119,17 @@ class PhaseBegan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built(Work):
+class Built:
     """The workload is built. What one step does is known even if no step finishes."""
 
     kind: Literal["built"] = "built"
+    tokens: int | None
+    flops: int | None
+    """Floating-point operations that one step needs mathematically."""
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        require_counts(self, "tokens", "flops", "bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

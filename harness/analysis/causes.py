@@ -167,11 +167,9 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
         for m in processes:
             origins = m.evidence.origins if m.evidence else ()
             first = next((o for o in origins if o.computation == "run" and o.value), None)
-            finite = not any(o.value for o in origins if o.computation == "reference")
-            if first and finite and first.precision.removeprefix("torch.") in ("float16", "fp16"):
+            if first and first.precision.removeprefix("torch.") in ("float16", "fp16"):
                 where = f" in {first.module}" if first.module else ""
-                at = f"first {first.value} in {first.tensor}{where}"
-                overflows.setdefault(case_id, f"{at}; the reference is finite")
+                overflows.setdefault(case_id, f"first {first.value} in {first.tensor}{where}")
             if m.outcome is Outcome.PATH_MISMATCH and m.profile is not None:
                 fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
     yield from _one(CauseKind.OVERFLOW, overflows)

@@ -352,6 +352,18 @@ def next_look(now: int, sd: float, cases: int, thresholds: Thresholds) -> int:
     return next((n for n in early if now < n < most), max(now, most))
 
 
+def look_after(
+    now: int, sd: float, cases: int, spent: float, thresholds: Thresholds
+) -> tuple[int, float]:
+    """The pairs by the look after the one by `now` pairs, `now` if this is the last; and the share
+    of alpha that this look spends: EARLY of what is left, all of it in the last.
+
+    See `next_look` for the arguments.
+    """
+    after = next_look(now, sd, cases, thresholds)
+    return after, (1 - spent) * (1 if after == now else EARLY)
+
+
 def decided(answer: Comparison, thresholds: Thresholds) -> bool:
     """Whether a look decides the case though more pairs could be taken: it is clearly beyond
     `practical`, or as near as a case that passes the screen."""

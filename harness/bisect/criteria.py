@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from harness.errors import HarnessError
 from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, Outcome, Suite
-from harness.suite.choice import fits
+from harness.suite.choice import passing
 
 METRICS = ("step_s", "peak_memory_bytes")
 """Metrics that every process has; a program may report more."""
@@ -63,8 +63,7 @@ def one_case(suite: Suite, pattern: str, origin: str) -> Case:
     Raises:
         HarnessError: No case matches, or several do.
     """
-    found = [c for c in suite.cases if c.case_id == pattern]
-    found = found or [c for c in suite.cases if fits(c.case_id, pattern)]
+    found = passing(suite.cases, [pattern])
     if len(found) != 1:
         ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
         raise HarnessError(

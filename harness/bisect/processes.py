@@ -99,7 +99,10 @@ def opened(
     started = time.monotonic()
     journal = stack.enter_context(start) if isinstance(start, Journal) else None
     request = start.request if isinstance(start, Journal) else start
-    rig = stack.enter_context(Rig(wait_s=resources.wait_s, say=resources.say))
+    timed = not request.criterion.exact  # exact counts need no GPU of their own
+    rig = stack.enter_context(
+        Rig(request.suite.device, wait_s=resources.wait_s, say=resources.say, alone=timed)
+    )
     rig.start(elsewhere=other_trees)
     suite = request.suite
     here = rig.describe(

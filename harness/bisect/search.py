@@ -155,8 +155,7 @@ class NoisySearch:
         while len(pairs) >= wanted:
             looked = pairs[:wanted]
             sd = float(compare.pair_sd(compare.time_logs(looked), compare.swapped(looked)))
-            more = compare.next_look(wanted, sd, 1, self.thresholds)
-            share = (1 - spent) * (1 if more == wanted else compare.EARLY)
+            more, share = compare.look_after(wanted, sd, 1, spent, self.thresholds)
             ends = baseline, candidate
             found = self.judged(BisectStage.CONFIRM, ends, slice(wanted), sign, share)
             if more == wanted or compare.decided(found, self.thresholds):
@@ -181,7 +180,7 @@ class NoisySearch:
             reason = f"after {searched} blocks no commit is more than {likely} likely"
             return CommitsConclusion(reason=reason)
         position, bits = chosen
-        left = math.ceil(float(entropy(chances, base=2)) / bits)
+        left = min(MAX_BLOCKS - searched, math.ceil(float(entropy(chances, base=2)) / bits))
         positions = (0, position, self.last)
         return in_turns(BisectStage.SEARCH, positions, searched, searched + left)
 
@@ -311,9 +310,8 @@ class ExactSearch:
             self.values[reading.position] = reading.value
 
     def next(self) -> NextBlock | CommitsConclusion:
-        for position in (0, self.last):
+        for number, position in enumerate((0, self.last), 1):
             if position not in self.values:
-                number = 1 + (position > 0)
                 return NextBlock(
                     stage=BisectStage.ANCHORS, positions=(position,), number=number, of=2
                 )

@@ -33,7 +33,7 @@ def init(
         typer.Option("--for", metavar="NAME", help="github or gitlab; default what is seen here."),
     ] = "",
 ) -> None:
-    """Write the first gate of this repository: suite, policy with measured limits, workflows.
+    """Write the first gate of this repository: suite, policy, workflows.
 
     \b
     harness init --command "python bench.py --rows {rows}" --axis rows=256,4096

@@ -19,7 +19,6 @@ STORE = reader.DEFAULT_ROOT
 REPORTS = STORE.parent
 
 _SUITE = "Suite file, or NAME of suites/NAME.yaml here, or else of a shipped suite: smoke."
-SuiteArgument = Annotated[str, typer.Argument(metavar="SUITE", help=_SUITE)]
 OptionalSuite = Annotated[str | None, typer.Argument(metavar="SUITE", help=_SUITE)]
 RulesOption = Annotated[
     str | None,

@@ -1,7 +1,7 @@
 """Asks Ray for the units of a suite, and appends each to the run as it comes.
 
-A unit enters whole, with one write: so from one GPU, and once. The record alone says which units
-are left, so a killed driver is resumed without loss.
+A unit enters whole, with one write, so that all of it is from one GPU. The record alone says which
+units are left, so a killed driver is resumed without loss.
 """
 
 import json
@@ -31,7 +31,7 @@ RAY_FILE = "ray.json"
 RETRIES = 2
 """Of a unit whose task or node died."""
 OF_THE_SLOT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Variables that another run of the suite need not have to be like it."""
+"""Variables that may differ between runs that are compared."""
 
 
 def command_of(run: Run) -> UnitCommand | None:
@@ -65,6 +65,7 @@ class RayRun:
         self._writing, self._abort, self._say = writing, abort, say
         self._recorded, _ = reader.read(writing.folder)
         self._environments = list(self._recorded.environments)
+        self._known = {(m.case_id, m.process) for m in self._recorded.measurements}
         self._agenda: Agenda | None = None
 
     def measure(self, how: UnitCommand, address: str | None) -> Stop | None:
@@ -78,12 +79,13 @@ class RayRun:
             HarnessError: No Ray, or too few GPUs; or a node differs, or refuses a unit.
         """
         suite, tasks = self._recorded.suite, dict[Any, Sequence[Case]]()
-        measured = {m.case_id for m in self._recorded.measurements}
         with _connected(address) as ray, terminating_like_ctrl_c():
             try:
+                submit = _submitter(ray, suite, how)
+                left = Agenda(suite, recorded=self._recorded.measurements)
                 for members in units(suite):
-                    if members[0].case_id not in measured:
-                        tasks[_submitted(ray, suite, members, how)] = members
+                    if any(left.left_of(case.case_id) for case in members):
+                        tasks[submit(members)] = members
                 self._say(f"{self._writing.run_id}: units to measure: {len(tasks)}")
                 while tasks and (self._agenda is None or self._agenda.next()):
                     (done,), _ = ray.wait([*tasks])
@@ -109,8 +111,9 @@ class RayRun:
         try:
             if run.suite.cases != tuple(unit):
                 raise StoreError("its suite file has other cases")
-            for first in self._environments[:1]:
-                drift.require_alike(replace(self._recorded, environment=first), run.environment)
+            if self._environments:
+                first = replace(self._recorded, environment=self._environments[0])
+                drift.require_alike(first, run.environment)
         except StoreError as error:
             raise HarnessError(
                 f"{run.environment.hostname} differs from the nodes before: {error.problem}",
@@ -130,14 +133,15 @@ class RayRun:
         if here.card not in [e.card for e in self._environments]:
             card = [MeasuredIn(environment=here), *run.self_tests]
             self._environments.append(here)
-        self._append(*card, *(replace(m, card=here.card) for m in run.measurements))
+        new = [m for m in run.measurements if (m.case_id, m.process) not in self._known]
+        self._append(*card, *(replace(m, card=here.card) for m in new))
         self._say(f"{here.hostname}, {here.card}: processes measured: {len(run.measurements)}")
 
     def _lose(self, unit: Sequence[Case], error: BaseException) -> None:
         """Record that Ray gave a unit up, unless its node refused it."""
         if isinstance(error, HarnessError):
             raise error
-        first = str(error).strip().splitlines()[0]
+        first = str(error).strip().partition("\n")[0]
         why = f"lost after {RETRIES + 1} tries: {type(error).__name__}: {first}"
         lost, ids = Outcome.INVALID_ENVIRONMENT, [c.case_id for c in unit]
         self._append(*(Measurement(case_id=i, process=0, outcome=lost, detail=why) for i in ids))
@@ -147,18 +151,20 @@ class RayRun:
         """At once, so that all of a unit is in the record, or nothing."""
         self._writing.append(*found)
         folder = self._writing.folder
-        if self._agenda is None:  # rules may be for a GPU, which the first unit names
+        measured = [m for m in found if isinstance(m, Measurement)]
+        self._known |= {(m.case_id, m.process) for m in measured}
+        if self._agenda is not None:
+            for m in measured:
+                self._agenda.ended(m)
+        elif self._environments:  # rules may be for a GPU, which the first measured unit names
             self._agenda = Agenda(
                 self._recorded.suite,
-                recorded=self._recorded.measurements,
-                device=self._environments[0].device_name if self._environments else "",
+                recorded=reader.read(folder)[0].measurements,
+                device=self._environments[0].device_name,
                 decide=(lambda: verdict.of_run(reader.read(folder)[0])[-1])
                 if self._abort
                 else None,
             )
-        for m in found:
-            if isinstance(m, Measurement):
-                self._agenda.ended(m)
 
 
 @contextmanager
@@ -180,8 +186,9 @@ def _connected(address: str | None) -> Iterator[Any]:
         install = "Install it: pip install 'nsa-harness[ray]'"
         raise HarnessError(f"--executor ray needs Ray: {error}", install) from None
     except (OSError, RuntimeError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
         raise HarnessError(
-            f"no Ray at {address or 'this node'}: {str(error).strip().splitlines()[0]}",
+            f"no Ray at {address or 'this node'}: {first}",
             "Start it with `ray start --head`, or remove --address to use this node alone.",
         ) from None
     try:
@@ -190,21 +197,26 @@ def _connected(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _submitted(ray: Any, suite: Suite, unit: Sequence[Case], how: UnitCommand) -> Any:
-    """The task of a unit."""
+def _submitter(ray: Any, suite: Suite, how: UnitCommand) -> Callable[[Sequence[Case]], Any]:
+    """A function that submits a unit; it returns the task."""
     most = max(int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"])
     on_gpus = suite.device == "cuda" or (suite.device != "cpu" and most)
-    gpus = max(map(gpus_of, unit)) if on_gpus else 0
-    if gpus > most:
-        raise HarnessError(
-            f"{unit[0].case_id} needs GPUs of one node: {gpus}; the largest node has {most}",
-            "Add a larger node to the cluster, or exclude the case with --filter.",
-        )
 
     def run_unit(case_ids: Sequence[str]) -> dict[str, bytes]:
         given = ray.get_runtime_context().get_accelerator_ids()["GPU"]
         return task.measure(how, case_ids, given)
 
     again = {"max_retries": RETRIES, "retry_exceptions": [ChildProcessError]}
-    remote = ray.remote(num_gpus=gpus, num_cpus=0 if gpus else 1, **again)
-    return remote(run_unit).remote([c.case_id for c in unit])
+    remote = ray.remote(**again)(run_unit)
+
+    def submit(unit: Sequence[Case]) -> Any:
+        gpus = max(map(gpus_of, unit)) if on_gpus else 0
+        if gpus > most:
+            raise HarnessError(
+                f"{unit[0].case_id} needs GPUs of one node: {gpus}; the largest node has {most}",
+                "Add a larger node to the cluster, or exclude the case with --filter.",
+            )
+        place = remote.options(num_gpus=gpus, num_cpus=0 if gpus else 1)
+        return place.remote([case.case_id for case in unit])
+
+    return submit

@@ -1,6 +1,5 @@
 """Measures one unit on the node that Ray chose: an ordinary `harness run` in its own process."""
 
-import glob
 import os
 import platform
 import subprocess
@@ -22,7 +21,8 @@ POLL_S, GRACE_S = 0.1, 20.0
 """Between looks at the process; from the request to end until it is killed."""
 ENDS_WITH_ITS_WORKER = (  # also if that is killed: Ray gives its GPU to another task at once
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"  # PDEATHSIG
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    "os.getppid() == int(sys.argv[1]) or sys.exit('its worker was killed');"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 )
 
 
@@ -45,14 +45,15 @@ def measure(how: UnitCommand, case_ids: Sequence[str], gpus: Sequence[str]) -> d
         ChildProcessError: A signal ended the command; another try may succeed.
         HarnessError: The command was refused.
     """
-    # A pattern that matches this id alone: without `[` it would match any longer id, too.
-    filters = [f"--filter=[{i[0]}]{glob.escape(i[1:])}" for i in case_ids]
+    if not Path(how.folder).is_dir():
+        raise HarnessError(f"{platform.node()} refused a unit: it has no folder {how.folder}")
+    filters = [f"--filter={case_id}" for case_id in case_ids]
     with tempfile.TemporaryDirectory(prefix="harness-unit-") as store:
         fixed = ["--store", store, "--no-report", "--no-abort", "--wait-for-gpu=60"]
         words = ["-m", how.module, "run", how.suite, *filters, *fixed, *how.options]
         with (log := Path(store, "output.log")).open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", ENDS_WITH_ITS_WORKER, *words],
+                [sys.executable, "-c", ENDS_WITH_ITS_WORKER, str(os.getpid()), *words],
                 cwd=how.folder,
                 env=_variables(gpus),
                 stdin=subprocess.DEVNULL,

@@ -2,7 +2,7 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy, so no case is exempt. A
+Both are judged by the gate's rules without a policy unless a gate gives its own. A
 case of one side only, or one measured in another environment, is undecided.
 """
 
@@ -35,7 +35,7 @@ from harness.records import (
     Outcome,
     Run,
 )
-from harness.suite.choice import passes
+from harness.suite.choice import passing
 
 EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)
 """Differences that are allowed: the code under test, where this Python and the checkout are, and
@@ -95,8 +95,8 @@ def runs(
         cases = [_across(c, unlike[c.case_id]) if c.case_id in unlike else c for c in cases]
     new = [c for i, c in after.items() if i not in before]
     gone = [c for i, c in before.items() if i not in after]
-    cases += [_one_side(candidate, c, State.NEW, policy) for c in new]
-    cases += [_one_side(candidate, c, State.MISSING, policy) for c in gone]
+    cases += [_lacking(candidate, c, State.NEW, PLAIN) for c in new]  # no exemption is for it
+    cases += [_lacking(candidate, c, State.MISSING, policy) for c in gone]
     suites = drift.configuration(
         replace(baseline.suite, cases=tuple(before[c] for c in both)),
         replace(candidate.suite, cases=tuple(after[c] for c in both)),
@@ -139,7 +139,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
 
 
 def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
-    return {c.case_id: c for c in run.suite.cases if passes(c.case_id, filters)}
+    return {c.case_id: c for c in passing(run.suite.cases, filters)}
 
 
 def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str]:
@@ -204,7 +204,7 @@ def _times(
     found = compare_stored(
         sides,
         beside=beside,
-        day_cv=DAY_CV if one else max(DAY_CV, CARD_CV),  # two hosts, if there is no card
+        day_cv=DAY_CV if one else CARD_CV,  # two hosts, if there is no card
         thresholds=dict.fromkeys(sides, own),
         other_card=not one and b.environment.gpu is not None,
     )
@@ -286,10 +286,12 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
         reason=reason,
         findings=(*case.findings, finding),
         comparison=compared and replace(compared, pairs_needed=None, minutes_needed=None),
+        exemption="",  # of the comparison
     )
 
 
-def _one_side(run: Run, case: Case, state: State, policy: Policy) -> GateCase:
+def _lacking(run: Run, case: Case, state: State, policy: Policy) -> GateCase:
+    """A case that one side lacks."""
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
     gone = LeftOut(suite=run.suite.path, case_id=case.case_id, reason=reason)
     return replace(decide.judge_gone(gone, policy, datetime.date.today()), state=state)

@@ -249,12 +249,18 @@ def blocks(decision: Decision, policy: Policy) -> bool:
 
 
 def remedies(
-    cases: Sequence[GateCase], policy: Policy, mode: Mode, *, base: str | None = ""
+    cases: Sequence[GateCase],
+    policy: Policy,
+    mode: Mode,
+    *,
+    merging: bool = True,
+    history: tuple[str, str] | None = None,
 ) -> list[str]:
     """What to do next, in sentences with a command or a setting.
 
     Args:
-        base: Ref that the change is to be merged into; None if it is just compared.
+        merging: The change is to be merged, not just compared.
+        history: The commits between which a bisection can search.
     """
     steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
@@ -263,12 +269,13 @@ def remedies(
         if mode is Mode.BASELINE:
             how, where = "harness gate --base REF", " measured now"
         steps.append(f"{most} pairs{where} would decide: {how}")
-    if base is None:
+    if not merging:
         return steps
     slower = [c for c in failed if c.comparison and c.comparison.change is Change.SLOWER]
-    if mode is Mode.RELATIVE and slower:
+    if history and slower:
         case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
-        steps.append(f"to find the commit: harness bisect {case} --good {base} --bad HEAD")
+        ends = "--good {} --bad {}".format(*history)
+        steps.append(f"to find the commit: harness bisect {case} {ends}")
     broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
     removed = any(c.state is State.MISSING for c in failed)
     if removed or (mode is Mode.RELATIVE and any(f.check in NOISY for f in broken)):

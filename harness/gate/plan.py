@@ -103,9 +103,9 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         loaded = replace(policy.load(request.policy), path=from_root(request.policy, root))
     gated = "" if request.given else loaded.path
     trees = take(held, repository, gated, base=request.base, head=request.head)
-    suites, stored = _chosen(request, loaded, trees)
+    suites, stored, left = _chosen(request, loaded, trees)
     kept = counters.load() if counting else None
-    gone = tuple(_gone(request.mode, trees, loaded, suites, kept))
+    gone = (*left, *_gone(request.mode, trees, loaded, suites, kept))
     rig = Rig(_device(suites, loaded), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
     held.enter_context(rig)
     sides = _sides(request, loaded, trees, suites, rig)
@@ -117,7 +117,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     why = () if counting else unfitness(here, store=request.store, home=home)
     findings = (
         *trees.findings,
-        *_unmatched(loaded, suites, gone),
+        *_unmatched(loaded, suites, gone, trees),
         *_younger(trees, suites),
         *map(unfit, why),
     )
@@ -148,20 +148,23 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
 
 def _chosen(
     request: Request, loaded: Policy, trees: Trees
-) -> tuple[dict[str, Suite], dict[str, Run]]:
-    """The suites that are judged, and the stored runs to compare them with."""
+) -> tuple[dict[str, Suite], dict[str, Run], list[LeftOut]]:
+    """The suites that are judged, the stored runs to compare them with, and the cases of suites
+    without such a run."""
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(
             loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
         )
-    suites, stored = {c.suite: require(trees.places, c, loaded) for c in asked}, {}
+    suites, stored, left = {c.suite: require(trees.places, c, loaded) for c in asked}, {}, []
     if request.mode is Mode.BASELINE:
-        stored = _stored(request, loaded, suites)
-        suites = {path: suites[path] for path in stored}
+        stored, why = _stored(request, loaded, suites), "no stored run of its suite was named"
+        for path in suites.keys() - stored.keys():
+            ids = [case.case_id for case in suites.pop(path).cases]
+            left += [LeftOut(suite=path, case_id=case_id, reason=why) for case_id in ids]
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
-    return suites, stored
+    return suites, stored, left
 
 
 def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:
@@ -174,11 +177,15 @@ def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:
 
 
 def _unmatched(
-    loaded: Policy, suites: Mapping[str, Suite], gone: Sequence[LeftOut]
+    loaded: Policy, suites: Mapping[str, Suite], gone: Sequence[LeftOut], trees: Trees
 ) -> Iterator[Finding]:
-    """A note for each exemption that covers no case."""
+    """A note for each exemption that covers no case, of what is timed or of what is counted."""
     case_ids = [case.case_id for suite in suites.values() for case in suite.cases]
     case_ids += [left.case_id for left in gone]
+    for choice in (*loaded.form.suites, *loaded.form.counters):
+        with suppress(SuiteError):  # an unreadable suite of the other mode has no case to cover
+            other = suite_of(trees.places, choice)
+            case_ids += [case.case_id for case in chosen_of(other, choice).cases] if other else []
     for i, entry in enumerate(loaded.form.exempt):
         if not any(map(entry.covers, case_ids)):
             reason = f"no case matches the exemption at {loaded.place('exempt', i)}: remove it"
@@ -186,7 +193,7 @@ def _unmatched(
 
 
 def _younger(trees: Trees, suites: Mapping[str, Suite]) -> Iterator[Finding]:
-    """A note for each suite that the candidate does not have like this."""
+    """A note for each suite of which the candidate has another version, or none."""
     for path, suite in suites.items():
         file = trees.tree / path
         if not file.is_file() or file.read_bytes() != suite.text.encode():
@@ -245,7 +252,7 @@ def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> di
     Raises:
         HarnessError: There is none, no such run, or the policy does not choose its suite.
     """
-    found = {}
+    found: dict[str, Run] = {}
     names = request.runs or [c.baseline for c in loaded.form.suites if c.baseline]
     if not names:
         raise HarnessError(
@@ -258,6 +265,9 @@ def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> di
         if path is None:
             problem = f"run {run.run_id} is of suite {run.suite.name}, which {loaded.path} omits"
             raise HarnessError(problem, f"Name a run of one of: {', '.join(suites)}")
+        if path in found:
+            text = f"{found[path].run_id} and {run.run_id} are both of {path}"
+            raise HarnessError(text, "Name one run a suite.")
         found[path] = run
     return found
 

@@ -10,7 +10,7 @@ from harness.gate.policy import ChosenSuite, Policy
 from harness.git import origin
 from harness.records import Case, Suite
 from harness.suite import load as suites
-from harness.suite.choice import passes
+from harness.suite.choice import passing
 from harness.suite.positions import Loc, Problem, nearest, show
 
 
@@ -92,5 +92,4 @@ def suite_of(places: Sequence[Path], choice: ChosenSuite) -> Suite | None:
 
 def chosen_of(suite: Suite, choice: ChosenSuite) -> Suite:
     """The suite with only the cases that the policy chooses."""
-    kept = tuple(case for case in suite.cases if passes(case.case_id, choice.cases))
-    return replace(suite, cases=kept)
+    return replace(suite, cases=passing(suite.cases, choice.cases))

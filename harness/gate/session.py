@@ -9,7 +9,7 @@ from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import compare, counters, decide
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, side_of
 from harness.records import Comparison, Finding, Measurement, Pair, Run, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
@@ -54,8 +54,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
-    base = plan.trees.baseline.ref if plan.trees.baseline else ""
-    merged_into = None if request.given else base  # a comparison merges nothing
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -64,14 +62,22 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         blocks=decide.blocks(decision, plan.policy),
         policy=plan.policy.path,
         candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
-        baseline=_with_runs(plan.trees.baseline, plan.sides[:-1]) if plan.trees.baseline else None,
+        baseline=_baseline(plan),
         device=plan.here.device_name,
         cases=tuple(cases),
         findings=findings,
         started_at=plan.began,
         ended_at=now(),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(decide.remedies(cases, plan.policy, request.mode, base=merged_into)),
+        remedies=tuple(
+            decide.remedies(
+                cases,
+                plan.policy,
+                request.mode,
+                merging=request.given is None,
+                history=plan.trees.history,
+            )
+        ),
     )
 
 
@@ -123,7 +129,9 @@ class _Sampling:
     wanted: int
     """Steady pairs by the next look."""
     spent: float = 0.0
-    """Share of alpha of the looks so far; 1 after the last."""
+    """Share of alpha of the looks so far."""
+    last: bool = False
+    """Whether no look follows."""
     answer: Comparison | None = None
 
     @property
@@ -147,9 +155,9 @@ class _Sampling:
         if len(found) > 2:
             sd = float(comparison.pair_sd(comparison.time_logs(found), comparison.swapped(found)))
             self.thresholds = self.plan.policy.thresholds(sd)
-            self.wanted = comparison.next_look(now, sd, cases, self.thresholds)
-            share *= 1 if self.wanted == now else comparison.EARLY
+            self.wanted, share = comparison.look_after(now, sd, cases, self.spent, self.thresholds)
         self.spent += share
+        self.last = self.wanted == now
         return comparison.statistics(found, self.thresholds, share)
 
 
@@ -183,7 +191,7 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
         for key, answer in judged.items():
             case = looked[key]
             case.answer = replace(answer, case_id=case.task.case.case_id)
-            if case.spent == 1 or comparison.decided(answer, case.thresholds):
+            if case.last or comparison.decided(answer, case.thresholds):
                 del looked[key]
     answers = {c.task.key: c.answer for c in screened if c.answer and not c.failed}
     remarks = {}
@@ -281,6 +289,20 @@ def _against_runs(plan: Plan, runs: Mapping[str, Run]) -> list[GateCase]:
         )
         cases += found.cases
     return cases
+
+
+def _baseline(plan: Plan) -> GateSide | None:
+    """The commit or the stored runs that were compared with; None if there is none."""
+    if plan.trees.baseline:
+        return _with_runs(plan.trees.baseline, plan.sides[:-1])
+    stored = [side_of(run, run.run_id) for run in plan.stored.values()]
+    if not stored:
+        return None
+    return replace(
+        stored[0],
+        run_id=" ".join(side.run_id for side in stored),
+        run_folder=" ".join(side.run_folder for side in stored),
+    )
 
 
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:

@@ -31,6 +31,14 @@ class Trees:
         return self.folders[-1]
 
     @property
+    def history(self) -> tuple[str, str] | None:
+        """The commits to search between for what the change did; None if it is no commit."""
+        base, head = self.baseline, self.candidate
+        if base is None or head.uncommitted or base.commit == head.commit:
+            return None
+        return base.commit[:10], head.commit[:10]
+
+    @property
     def places(self) -> tuple[Path, ...]:
         """Where suites are read: the working tree, then the candidate's."""
         mine = self.repository.root if self.repository else self.tree

@@ -28,7 +28,7 @@ COMMENT_CHARACTERS = 30_000
 MAX_LISTED = 20
 """Findings, remedies and left-out cases, each."""
 
-_TYPED = ("harness ", "{")
+_TYPED = ("harness ", "exempt: ")
 """How a command line, or a line of a policy, begins."""
 _SIGNS = {
     Decision.GO: "✅",

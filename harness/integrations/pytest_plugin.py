@@ -107,6 +107,7 @@ class SuiteFile(pytest.File):
                 self._writer = held.enter_context(create(store, selected, here))
                 self._rig.measures(self._writer.run_id)
                 self._held = held.pop_all()
+            self.addfinalizer(self._finish)  # pytest would tear down a failed set-up, too
         except HarnessError as error:
             pytest.fail(plain(str(error)), pytrace=False)
 
@@ -117,7 +118,7 @@ class SuiteFile(pytest.File):
         run_suite(Agenda(replace(self.suite, cases=(case,))), self._rig, self._writer)
         return self._recorded()
 
-    def teardown(self) -> None:
+    def _finish(self) -> None:
         """Finish the run, release the machine, and judge the run by the rules of its suite."""
         from harness.analysis import verdict as rules
         from harness.records import Decision
@@ -219,7 +220,7 @@ class SuiteCase(pytest.Function):
 
 def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
     """How a case ended, as in the failures of a report."""
-    from harness.report.failures import failures  # imports matplotlib, which is slow
+    from harness.report.failures import failures
     from harness.report.text import outcome_name
 
     yield f"{seen.case.case_id}: {outcome_name(seen.outcome)}"

@@ -20,7 +20,7 @@ from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
 FLASH_ATTENTION_SINCE = (8, 0)
 SETTLE_S = 3.0
-"""The worker that reported the facts has just ended; longest wait for its memory to be freed."""
+"""Longest wait for a process that is about to leave the GPU."""
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
 STEAL = 0.03

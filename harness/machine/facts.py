@@ -1,4 +1,4 @@
-"""What is known of a machine, and how each fact moves a number: one table.
+"""What is known of a machine, and how each fact moves a number, in tables.
 
 `drift` compares these facts of two environments, in this order, most suspect first. The `doctor`
 checks those with a right value. `requirements` names what sets one.

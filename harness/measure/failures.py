@@ -6,8 +6,9 @@ from harness.records import Outcome
 
 _OUTCOMES = {
     Outcome.OUT_OF_MEMORY: re.compile(
-        r"MemoryError\b|std::bad_alloc|CUDA out of memory|CUDA error: out of memory"
-        r"|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory"
+        r"^[\w.]*MemoryError\b|std::bad_alloc|CUDA out of memory|CUDA error: out of memory"
+        r"|CUBLAS_STATUS_ALLOC_FAILED|can't allocate memory|Cannot allocate memory",
+        re.MULTILINE,
     ),
     Outcome.INVALID_ENVIRONMENT: re.compile(r"No space left on device|Disk quota exceeded"),
 }

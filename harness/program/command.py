@@ -320,7 +320,7 @@ class _Session:
         start = division.start
         if not series.time_s[start:]:
             problem = f"step_s was reported {len(reported)} times, only during setup"
-            return self.failed(Outcome.CRASH, problem)
+            return self.failed(Outcome.UNSUPPORTED, problem)
         if series.together:
             effective["read_together"] = series.together
         if self.ended == "timeout":

@@ -55,9 +55,9 @@ from harness.records.measured import (
     Telemetry,
     TensorDigest,
     TensorError,
-    Work,
     bounded,
     of_rank,
+    require_counts,
     require_times,
 )
 from harness.records.metrics import METRICS, OVER_STEPS, Metric

@@ -38,7 +38,7 @@ class NonFiniteOrigin:
     step: int | None = None
     """For `run`: the step, counted from 0."""
     tensor: str = ""
-    """`output 0 of aten.div`, a parameter, `loss`."""
+    """`output 0 of aten.div`, `input 1 of aten.mul`."""
     operator: str = ""
     """The first operator with such a value in its result but not in its arguments."""
     module: str = ""

@@ -312,16 +312,3 @@ class Run:
 
     def of(self, case_id: str) -> tuple[Measurement, ...]:
         return tuple(m for m in self.measurements if m.case_id == case_id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """The work of one step of a case, which some workloads can compute before the run."""
-
-    tokens: int | None
-    flops: int | None
-    """Floating-point operations that one step needs mathematically."""
-    bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        require_counts(self, "tokens", "flops", "bytes")

@@ -9,7 +9,7 @@ from harness.errors import HarnessError
 from harness.records import Outcome, Run
 from harness.report.tables import NONE, metric_cell
 from harness.report.text import outcome_name
-from harness.suite.choice import passes
+from harness.suite.choice import passing
 
 _CELL = " "  # no axis has this name
 _OF_RUN = ("gpu", "commit", "run")
@@ -61,8 +61,9 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
     for run in runs:
         git = run.environment.git
         commit = git.commit[:10] + "+" * run.environment.uncommitted if git else NONE
+        wanted = {case.case_id for case in passing(run.suite.cases, filters)}
         for s in summaries[run.run_id]:
-            if passes(s.case.case_id, filters):
+            if s.case.case_id in wanted:
                 of_case = {"workload": s.case.workload, "provider": s.case.provider, **s.case.axes}
                 of_run = (run.environment.device_name, commit, run.run_id)
                 text = metric_cell(s, metric, True)

@@ -238,8 +238,8 @@ class ForkserverHandle:
         self.prepared = True
         self._send({"preload": modules})
         self.control.settimeout(START_S)
-        reply = self.hear()
-        if not reply and not self.closed:
+        began, reply = time.monotonic(), self.hear()
+        if not reply and time.monotonic() - began >= START_S:
             self._process.kill()  # in an import it does not hear that it should end
             names = ", ".join(modules) or "torch"
             raise HarnessError(

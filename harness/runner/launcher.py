@@ -53,7 +53,8 @@ class Launcher:
 
         Args:
             roots: The measured code must come from these folders, else it is a path mismatch.
-            elsewhere: Other working trees of the repository; code from there is a mismatch too.
+            elsewhere: Other working trees of the repository; a module from there is a
+                mismatch if the tree under test has it.
             device: Of the suite; workers of `cpu` see no GPU.
             around: Environment variables of all workers; a case's own variables win.
             cwd: Working directory of workers; by default the first of the roots.
@@ -92,14 +93,13 @@ class Launcher:
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """A launcher for the code in these folders, or in the repository here without any, that
-        shares this one's forkserver.
+        """A launcher for the code in these folders that shares this one's forkserver.
 
         A search measures many trees this way and imports torch once. This launcher must have no
         roots and must not preload, so that its forkserver has loaded none of the code. Close this
         one, not the guest.
         """
-        guest = Launcher(roots, home=() if roots else home(Path.cwd()))
+        guest = Launcher(roots)
         guest._elsewhere = self._elsewhere
         guest._host, guest._device = self, self._device
         guest._around, guest._hidden = self._around, self._hidden

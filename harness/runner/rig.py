@@ -91,7 +91,10 @@ class Rig:
         device = str(facts["torch_settings"]["device"])
         ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
         self._uuids = facts["gpu_uuids"][:ranks]
+        held = {lock.uuid for lock in self.locks}  # both sides of a gate describe themselves
         for uuid in self._uuids if self._locks else ():
+            if uuid in held:
+                continue
             lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
             self.locks.append(self._held.enter_context(lock))
         return environment.capture(

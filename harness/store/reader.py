@@ -43,8 +43,6 @@ class RunHeader:
     device: str = ""
     device_id: str = ""
     """UUID of the GPU; empty without one."""
-    node: str = ""
-    """What moves every number of a GPU: `driver 570.124.06, 700 W`; empty without one."""
     host: str = ""
     commit: str = ""
     """Empty outside a repository."""
@@ -64,13 +62,6 @@ class RunHeader:
     full: bool = False
     """See `is_full`."""
 
-    @property
-    def state(self) -> str:
-        """complete, unfinished or unreadable."""
-        if self.problem:
-            return "unreadable"
-        return "complete" if self.ended_at else "unfinished"
-
 
 def load(root: Path, run_id: str | Path) -> Run:
     """Read one run.
@@ -85,12 +76,6 @@ def load(root: Path, run_id: str | Path) -> Run:
     return read(find(root, run_id))[0]
 
 
-def node_of(here: Environment) -> str:
-    """See RunHeader."""
-    gpu = here.gpu
-    return f"driver {gpu.driver}, {gpu.power_limit_w or 0:.0f} W" if gpu else ""
-
-
 def header_of(run: Run) -> RunHeader:
     here, git = run.environment, run.environment.git
     return RunHeader(
@@ -100,7 +85,6 @@ def header_of(run: Run) -> RunHeader:
         title=run.suite.title,
         device=here.device_name,
         device_id=here.gpu.uuid if here.gpu else "",
-        node=node_of(here),
         host=here.hostname,
         commit=git.commit if git else "",
         branch=git.branch if git else "",

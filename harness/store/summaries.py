@@ -8,7 +8,6 @@ If they differ, or if a summary is unreadable or of another version, it is made 
 deleted at any time.
 """
 
-import hashlib
 import json
 import secrets
 from collections import Counter
@@ -20,12 +19,12 @@ from typing import Any, TypeVar
 
 from harness.analysis import summary
 from harness.errors import HarnessError, StoreError
-from harness.records import Case, CaseSummary, Estimate, Outcome, gpu_matches
+from harness.records import CaseSummary, Estimate, Outcome, gpu_matches
 from harness.store import reader
 from harness.store.reader import RunHeader
 
 SUMMARY = "summary.jsonl"
-VERSION = 11
+VERSION = 12
 """Of the summaries: raise it when their content changes."""
 MANY = 64
 """Number of runs to read from which a note explains the delay."""
@@ -93,8 +92,6 @@ class HistoryPoint(RunHeader):
     outcome: str
     """A value of Outcome, or `not run`."""
     detail: str
-    digest: str
-    """Equal if the case is: factory or program, axes, variables and kind of measurement."""
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
 
 
@@ -229,17 +226,8 @@ def _fields(case: CaseSummary) -> Fields:
     return {
         "outcome": str(case.outcome or NOT_RUN),
         "detail": case.detail.partition("\n")[0],
-        "digest": digest_of(case.case),
         "metrics": {
             name: {key: x for key, x in asdict(e).items() if x not in (None, ())}
             for name, e in case.metrics.items()
         },
     }
-
-
-def digest_of(case: Case) -> str:
-    """Of what is measured, not how often."""
-    how = (case.settings.flush_l2, case.settings.graph)
-    what = (case.program.argv, case.program.cwd) if case.program else case.factory
-    asked = what, case.provider, sorted(case.axes.items()), sorted(case.env.items()), how
-    return hashlib.sha256(repr(asked).encode()).hexdigest()[:16]

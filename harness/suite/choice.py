@@ -1,6 +1,6 @@
 """What the command line changes in a suite: `--set` its axes and settings, `--filter` its cases."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -99,8 +99,7 @@ def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) ->
     """The cases that filters keep; SuiteError if none is left."""
     if any(not f.removeprefix("!") for f in filters):
         raise SuiteError(path, "an empty filter matches every case", "Omit it to run all cases.")
-    whole = frozenset(case.case_id for case in cases)
-    kept = tuple(case for case in cases if passes(case.case_id, filters, whole))
+    kept = passing(cases, filters)
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
     if not kept:
@@ -114,16 +113,22 @@ def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) ->
     return kept
 
 
-def passes(case_id: str, filters: Sequence[str], ids: Collection[str] = ()) -> bool:
-    """Whether filters keep a case: one without `!` matches, if there is one, and none with `!`.
-    A filter that is one of the `ids` matches that case only."""
+def passing(cases: Sequence[Case], filters: Sequence[str]) -> tuple[Case, ...]:
+    """The cases that filters keep: one without `!` matches, if there is one, and none with `!`.
+    A filter that is the whole id of a case matches that case only."""
+    ids = {case.case_id for case in cases}
 
-    def matches(pattern: str) -> bool:
-        return case_id == pattern if pattern in ids else fits(case_id, pattern)
+    def matches(case: Case, pattern: str) -> bool:
+        return case.case_id == pattern if pattern in ids else fits(case.case_id, pattern)
 
-    kept = [matches(f) for f in filters if not f.startswith("!")]
-    dropped = any(matches(f[1:]) for f in filters if f.startswith("!"))
-    return not dropped and (any(kept) or not kept)
+    wanted = [f for f in filters if not f.startswith("!")]
+    unwanted = [f[1:] for f in filters if f.startswith("!")]
+    return tuple(
+        case
+        for case in cases
+        if (not wanted or any(matches(case, f) for f in wanted))
+        and not any(matches(case, f) for f in unwanted)
+    )
 
 
 def fits(case_id: str, pattern: str) -> bool:

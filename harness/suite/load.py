@@ -23,7 +23,7 @@ from harness.records import (
 )
 from harness.suite import program, sweep
 from harness.suite.choice import Overrides, filtered, set_error
-from harness.suite.decisions import contrary
+from harness.suite.decisions import contrary as wrong_abort
 from harness.suite.fields import checked
 from harness.suite.positions import Loc, Problem, nearest, read
 from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
@@ -95,8 +95,9 @@ def shipped_folder() -> Path:
 def _find(ref: str | Path) -> tuple[Path, Path]:
     """The file of a suite, and the path to show, which `load` accepts in any folder."""
     path = Path(ref)
-    if not path.is_file() and (own := Path("suites", f"{path}.yaml")).is_file():
-        return own, own
+    for own in () if path.is_file() else (Path("suites", f"{path}.yaml"), Path(f"{path}.yaml")):
+        if own.is_file():
+            return own, own
     if not path.is_file() and path.parent in (Path(), Path("suites")):
         for file in available():
             if path.name in (file.name, file.stem):
@@ -233,7 +234,7 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
         if rule.metric not in known:
             text = f"metric must name a metric, not {rule.metric!r}"
             yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
-        elif why := contrary(replace(rule, free=known[rule.metric])):
+        elif why := wrong_abort(replace(rule, free=known[rule.metric])):
             yield Problem(("verdict", r, "abort"), f"abort {why}")
         yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
         if rule.against is not None:

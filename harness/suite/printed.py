@@ -34,7 +34,9 @@ def readings(output: str) -> Mapping[str, Any]:
     often = True
     steps = [p for p in _patterns(_STEPS, r"\d+", lines) if _rises(_values(p, lines))]
     times = _patterns(_TIMES, _NUMBER, lines).items()
-    for pattern, unit in [(p, u) for p, u in times if not _rises(_values(p, lines))][:1]:
+    timed = next(((p, u) for p, u in times if not _rises(_values(p, lines))), None)
+    if timed is not None:
+        pattern, unit = timed
         scale = {} if unit == "s" else {"scale": 1e-3 if unit == "ms" else 1e-6}
         found["metrics"] = {"step_s": {"line": pattern, **scale}}
         often = len(_values(pattern, lines)) >= MIN_STEPS

@@ -65,22 +65,22 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 1_090,  # the modules beside the rooms
-    "harness/analysis": 5_150,
+    "harness": 1_100,  # the modules beside the rooms
+    "harness/analysis": 5_160,
     "harness/bisect": 1_980,
     "harness/cli": 2_340,
-    "harness/executor": 360,
-    "harness/gate": 2_350,
+    "harness/executor": 380,
+    "harness/gate": 2_400,
     "harness/git": 540,
     "harness/integrations": 910,
     "harness/machine": 1_650,
     "harness/measure": 2_430,
     "harness/program": 1_990,
-    "harness/records": 1_920,
+    "harness/records": 1_910,
     "harness/report": 4_510,
     "harness/runner": 2_310,
-    "harness/store": 1_160,
-    "harness/suite": 2_190,
+    "harness/store": 1_130,
+    "harness/suite": 2_200,
     "harness/worker": 750,
     "nsa": 13_290,
     "suites": 2_100,

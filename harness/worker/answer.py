@@ -80,8 +80,8 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
 
 
 def _failure(case: Case, process: int, error: BaseException) -> Measurement:
-    detail = traceback.format_exception_only(error)[-1].strip()
-    outcome = outcome_of(detail)
+    lines = traceback.format_exception_only(error)
+    detail, outcome = lines[-1].strip(), outcome_of("".join(lines))  # notes are lines, too
     fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
         case DeviceMissing():

@@ -84,7 +84,7 @@ def hides(error: ImportError) -> str:
 
 
 def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:
-    """Which cases cannot run, and what one step of each will do; `begin` hears what may hang."""
+    """Which cases cannot run; `begin` hears what may hang."""
     refusals = tuple(filter(None, (_refusal(case, order.roots, begin) for case in order.cases)))
     return Checked(refusals=refusals)
 
@@ -99,7 +99,7 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
         if module not in sys.modules:
             begin(f"import {module}")
         load_factory(case.factory)
-        if preflight := _offered(case, PREFLIGHT):
+        if preflight := _preflight_of(case):
             begin(f"preflight of {case.case_id}")
             preflight()
     except (ImportError, attestation.PathMismatch) as error:
@@ -115,9 +115,9 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
     return None
 
 
-def _offered(case: Case, name: str) -> Callable[[], Any] | None:
-    """A function that the module of the case's factory may offer, bound to the case."""
+def _preflight_of(case: Case) -> Callable[[], Any] | None:
+    """The check that the module of the case's factory may offer, bound to the case."""
     module, _, function = case.factory.partition(":")
-    offered = getattr(sys.modules.get(module), name, None)
+    offered = getattr(sys.modules.get(module), PREFLIGHT, None)
     env = {**os.environ, **case.env}
     return offered and partial(offered, function, case.provider, case.axes, env)

@@ -202,10 +202,6 @@ def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row,
 
 
 HEAD = (
-    "| noise | moved by | named right | named wrong | processes (nine in ten) "
-    "| configurations |\n|:--|:--|--:|--:|--:|--:|"
-)
-HEAD = (
     "| noise | step | named right | named wrong | processes (nine in ten) | commits built |\n"
     "|:--|:--|--:|--:|--:|--:|"
 )

@@ -171,8 +171,8 @@ def _looked(
         for i in looked:
             sd = float(comparison.pair_sd(logs[i, : taken[i]], order[: taken[i]]))
             wider = by_scatter(own, {}, sd / math.sqrt(2))
-            after[i], limits[str(i)] = comparison.next_look(taken[i], sd, n, wider), wider
-            share = (1 - spent[i]) * (comparison.EARLY if after[i] > taken[i] else 1)
+            limits[str(i)] = wider
+            after[i], share = comparison.look_after(taken[i], sd, n, spent[i], wider)
             spent[i] += share
             alike.setdefault((taken[i], share), []).append(i)
         for (end, share), of in alike.items():
@@ -184,9 +184,10 @@ def _looked(
         for _, of_gate in groupby(looked, lambda i: i // n):
             gate = {str(i): seen[str(i)] for i in of_gate}
             for key, answer in comparison.judge(gate, limits, beside=n - len(gate)).items():
-                found[int(key)] = answer.change
-                if spent[int(key)] < 1 and not comparison.decided(answer, limits[key]):
-                    open_.append(int(key))
+                i = int(key)
+                found[i] = answer.change
+                if after[i] > taken[i] and not comparison.decided(answer, limits[key]):
+                    open_.append(i)
         taken |= {i: after[i] for i in open_}
         looked = open_
     return found, sum(taken.values())

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--filter", action="append")
     parser.add_argument("--store", type=Path)
     given, _ = parser.parse_known_args()
-    cases = [c for c in suite().cases if f"[{c.case_id[0]}]{c.case_id[1:]}" in given.filter]
+    cases = [c for c in suite().cases if c.case_id in given.filter]
     name = cases[0].workload
     with Path("started").open("a") as started:
         started.write(name)

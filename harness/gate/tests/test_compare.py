@@ -206,8 +206,6 @@ def test_a_case_of_one_side_is_undecided() -> None:
     assert answer.decision is OPEN
     assert "only the candidate has this case" in answer.reason
     assert compare(a, b, filters=["seq_len=512"]).decision is GO
-    with pytest.raises(HarnessError, match="no case of the two runs matches"):
-        compare(a, b, filters=["nowhere"])
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["one id", "an id each"])

@@ -258,8 +258,8 @@ def test_remedies_suit_the_mode_and_the_request() -> None:
     assert remedy.endswith(": harness gate --counters --base REF")
     assert decide.remedies([uncompared], POLICY, Mode.RELATIVE) == []
     assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
-    assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, base=None) == []
-    (relative,) = decide.remedies([gone, open_], POLICY, Mode.RELATIVE, base=None)
+    assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
+    (relative,) = decide.remedies([gone, open_], POLICY, Mode.RELATIVE, merging=False)
     (stored,) = decide.remedies([open_], POLICY, Mode.BASELINE)
     assert relative == "31 pairs would decide: confirm_pairs in ci/gate.yaml"
     assert stored == "31 pairs measured now would decide: harness gate --base REF"

@@ -143,6 +143,15 @@ def test_each_planted_fault_has_its_decision(
     assert (verdict.decision, verdict.blocks, verdict.exit_status) == (NO_GO, True, 1)
 
 
+def test_a_slowdown_names_the_commits_to_search_between(interleaved: Interleaved) -> None:
+    verdict, _ = interleaved
+
+    (remedy,) = (text for text in verdict.remedies if "harness bisect" in text)
+    assert verdict.baseline is not None
+    ends = verdict.baseline.commit[:10], verdict.candidate.commit[:10]
+    assert "--good {} --bad {}".format(*ends) in remedy
+
+
 def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) -> None:
     verdict, folder = interleaved
     slow = of(verdict, "slow")
@@ -251,6 +260,25 @@ def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
     assert (of(held, "gone").decision, of(held, "gone").state) == (OPEN, State.MISSING)
     assert held.candidate.run_id == today.run_id
+    assert held.baseline is not None
+    assert held.baseline.run_id == before
+    with pytest.raises(HarnessError, match="Name one run a suite"):
+        judge(folder, mode=Mode.BASELINE, runs=[before, before])
+
+
+@pytest.mark.usefixtures("planted")
+def test_a_suite_without_a_stored_run_is_missing(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "toys", tree("same"))
+    before = judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate.run_id
+    suites = f"suite: {TOYS}}}, {{suite: other.yaml}}]"
+    both = TOYS_POLICY.replace(f"suite: {TOYS}}}]", suites, 1)
+    write(folder, {"other.yaml": (folder / TOYS).read_text(), "ci/gate.yaml": both})
+
+    held = judge(folder, mode=Mode.BASELINE, runs=[before])
+
+    (left,) = (c for c in held.cases if c.suite == "other.yaml")
+    assert (left.decision, left.state, held.decision) == (OPEN, State.MISSING, OPEN)
+    assert "no stored run" in left.reason
 
 
 @pytest.mark.usefixtures("planted")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import CaseRefused
 from harness.git import origin
 from harness.git.repository import Repository
 from harness.git.worktrees import checked_out
@@ -197,14 +196,6 @@ def test_a_run_imports_the_code_of_the_repository_first(shadowing: Path, tmp_pat
     assert program.outcome is Outcome.OK, program.detail
     said = (tmp_path / "program.0.log").read_text()
     assert said == f"from {shadowing / 'toy/__init__.py'}\n"
-
-
-def test_a_guest_without_roots_imports_the_code_of_the_repository_here(shadowing: Path) -> None:
-    with Launcher() as host:
-        host.at(()).check(make_suite(SLEEP))
-
-        with pytest.raises(CaseRefused, match="toysuites"):
-            host.check(make_suite(SLEEP))
 
 
 def test_a_program_that_imports_a_shadowed_package_is_a_path_mismatch(

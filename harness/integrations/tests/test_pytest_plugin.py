@@ -168,6 +168,16 @@ def test_without_pytest_benchmark_it_says_what_to_install(inner: Pytest) -> None
     result.stdout.fnmatch_lines(["fakes.yaml needs pytest-benchmark*pip install pytest-benchmark*"])
 
 
+def test_a_suite_that_cannot_start_is_one_error(inner: Pytest) -> None:
+    inner.suite(SUITE.replace("fake_workloads:good", "fake_workloads:absent"))
+
+    result = inner.run("fakes.yaml")
+
+    result.assert_outcomes(errors=4)
+    result.stdout.fnmatch_lines(["*has no 'absent'*"])
+    result.stdout.no_fnmatch_line("*AttributeError*")
+
+
 def test_workers_of_xdist_are_refused(inner: Pytest) -> None:
     inner.suite(SUITE)
 
@@ -197,7 +207,8 @@ def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
     assert result.ret is pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["fakes.yaml: verdict: measured*"])
     (header,) = inner.runs()
-    assert (header.state, header.cases, header.measurements) == ("complete", 4, 8)
+    assert header.ended_at
+    assert (header.cases, header.measurements) == (4, 8)
     run = reader.load(inner.folder / "reports/runs", header.run_id)
     assert {m.outcome for m in run.measurements} == {Outcome.OK}
     assert run.environment.command[:2] == ("pytest", "-p")
@@ -212,7 +223,8 @@ def test_a_selection_by_k_gives_no_verdict(inner: Pytest) -> None:
     result.assert_outcomes(passed=1, deselected=3)
     result.stdout.fnmatch_lines(["*: no verdict on the suite: 1 of 4 cases were selected"])
     (header,) = inner.runs()
-    assert (header.cases, header.measurements, header.state) == (1, 2, "complete")
+    assert header.ended_at
+    assert (header.cases, header.measurements) == (1, 2)
 
 
 def test_a_failure_shows_its_evidence_and_is_no_benchmark(inner: Pytest) -> None:
@@ -262,4 +274,4 @@ def test_a_stopped_run_can_be_resumed(inner: Pytest) -> None:
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*: 6 processes were not run; to resume: harness run --resume *"])
-    assert [h.state for h in inner.runs()] == ["unfinished"]
+    assert [h.ended_at for h in inner.runs()] == [""]

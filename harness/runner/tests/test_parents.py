@@ -96,6 +96,7 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
 
     with Rig(say=said.append) as rig:
         described(rig)
+        described(rig)  # as both sides of a gate
         assert (free("GPU-used"), free("GPU-other")) == (False, True)
         rig.measures("20261121-smoke")
         assert "run 20261121-smoke" in (tmp_path / "harness-GPU-used.lock").read_text()
@@ -114,8 +115,10 @@ def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
     with GpuLock("GPU-1", folder=tmp_path):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     with child:
-        GpuLock("GPU-1", folder=tmp_path).release()
-        child.kill()
+        try:
+            GpuLock("GPU-1", folder=tmp_path).release()
+        finally:
+            child.kill()
 
 
 def test_two_parents_that_draw_one_id_do_not_share_a_run(

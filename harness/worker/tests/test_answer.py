@@ -15,15 +15,14 @@ import pytest
 import torch
 
 from harness.measure import profile
-from harness.messages import REPORTED_STEPS, Checked, CheckOrder, WorkerReporter
+from harness.messages import REPORTED_STEPS, WorkerReporter
 from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
 from harness.tests.answers import answered
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
 from harness.tests.workers import QUICK, make_case
-from harness.worker import factory
-from harness.workload import Counts, Unsupported, Workload
+from harness.workload import Unsupported, Workload
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -100,13 +99,9 @@ def test_the_step_without_its_graph_reaches_the_profile(monkeypatch: pytest.Monk
     assert [ask.unreplayed for ask in asked] == [print]
 
 
-def test_impossible_counts_are_left_to_the_process_of_their_case(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    case = replace(make_case("", axes={}), factory=f"{__name__}:counts_up")
-    monkeypatch.setitem(globals(), "counts", lambda *_: Counts(tokens=-5, flops=None))
-
-    assert factory.check(CheckOrder(cases=(case,)), print) == Checked(refusals=())
+def noted(error: Exception) -> Exception:
+    error.add_note("a note of the caller")
+    return error
 
 
 @pytest.mark.parametrize(
@@ -118,6 +113,8 @@ def test_impossible_counts_are_left_to_the_process_of_their_case(
         (RuntimeError("CUDA error: out of memory"), Outcome.OUT_OF_MEMORY, "CUDA error"),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when"), Outcome.OUT_OF_MEMORY, "CUBLAS"),
         (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
+        (noted(RuntimeError("CUDA error: out of memory")), Outcome.OUT_OF_MEMORY, "a note"),
+        (ValueError("no MemoryError"), Outcome.CRASH, "ValueError: no MemoryError"),
         (RuntimeError("CUDA error: misaligned address"), Outcome.CRASH, "context is lost"),
         (ValueError("block_size=3"), Outcome.CRASH, "ValueError: block_size=3"),
         (CancelledError(), Outcome.CRASH, "asyncio.exceptions.CancelledError"),

@@ -236,6 +236,10 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.md")) == []
 
 
+def self_tested(launch_s: float) -> tuple[SelfTest, ...]:
+    return (SelfTest(at="", device="", peaks=Peaks(launch_s=launch_s)),)
+
+
 def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     """As many cases wait for the GPU as for the host, so that no mean over all of them is alike."""
     names, lengths = ("nsa", "dense"), (512, 2048, 4096, 8192)
@@ -243,9 +247,6 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     other = environment(gpu=replace(H200, uuid="GPU-other"))
 
     def text(env: Environment, dense: float = 1.9, launch_s: float = 4e-6) -> str:
-        def tested(seconds: float) -> tuple[SelfTest, ...]:
-            return (SelfTest(at="", device="", peaks=Peaks(launch_s=seconds)),)
-
         def taken(c: Case, slower: Mapping[str, float]) -> list[Measurement]:
             waits = c.axes["seq_len"] == 512 or c.provider == "dense"
             busy = {"gpu_utilisation": 0.3 if waits else 0.99}
@@ -254,7 +255,7 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
         before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
         now = run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env)
         before, now = (
-            replace(r, self_tests=tested(s)) for r, s in ((before, 4e-6), (now, launch_s))
+            replace(r, self_tests=self_tested(s)) for r, s in ((before, 4e-6), (now, launch_s))
         )
         return section(now, before)
 
@@ -275,13 +276,10 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
         work = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
         return timed(case, step_s, profile=Profile(steps=2, wall_s=0.1, breakdown=work))
 
-    def tested(launch_s: float) -> tuple[SelfTest, ...]:
-        return (SelfTest(at="", device="", peaks=Peaks(launch_s=launch_s)),)
-
-    first = tested(4e-6)
+    first = self_tested(4e-6)
     before = run([case], lambda _: taken(0.010, 0.0040), run_id="before", self_tests=first)
     now = run([case], lambda _: taken(0.020, busy_s), self_tests=first)
-    slow = replace(now, self_tests=tested(7e-6))
+    slow = replace(now, self_tests=self_tested(7e-6))
 
     def step(now: Run) -> str:
         return str(context.build(now, Path("reports"), before)[0]["next_steps"])
