@@ -36,13 +36,13 @@ def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
         against: A run of the same store, `none`, or `newest`: the newest earlier full run of the
             suite on the same GPU model.
     """
-    from harness.report import context  # imports matplotlib, which is slow
+    from harness.report.series import pages  # imports matplotlib, which is slow
 
     before = since.earlier(recorded, say)
     if against == NEWEST:
         device = recorded.environment.device_name
         against = next((h.run_id for h in reversed(before) if h.device == device), NO_RUN)
-    return context.write(recorded, reports, _compared(recorded, against), len(before) + 1)
+    return pages.write(recorded, reports, _compared(recorded, against), len(before) + 1)
 
 
 def _compared(recorded: Run, against: str) -> Run | None:

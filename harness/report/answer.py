@@ -1,11 +1,11 @@
-"""The first screen of a report: its first line, the answers, and the suspects.
+"""The first screen of a report: its first five lines, the answers, and the suspects.
 
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness import units
 from harness.analysis.expectation import Assessment, Judgement
@@ -13,7 +13,6 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     METRICS,
-    OVER_STEPS,
     WORST_FIRST,
     Decision,
     Fact,
@@ -27,7 +26,6 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
-from harness.report.remedies import slow_of
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -36,7 +34,6 @@ from harness.report.text import (
     shared_name,
 )
 from harness.report.verdict_text import (
-    farthest,
     gap_text,
     met_sentence,
     misses,
@@ -51,6 +48,8 @@ MAX_ROWS, MAX_OTHERS = 8, 2
 """Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
 that miss an expectation."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
+NOT_MEASURED, SEE_WHY = "Not measured", "see Why"
+"""Answers to a part without its cases, and to the part that the suspects answer."""
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
@@ -111,66 +110,61 @@ def _worded(rule: Rule, suite: Suite) -> Rule:
     return replace(rule, match=match(rule.match), against=against, axis=axis)
 
 
-def headline(
-    v: Verdict,
-    run: Run,
-    noted: Sequence[Assessment] = (),
-    *,
-    regressed: bool = False,
-) -> str:
-    """What to do, and the number that decides beside the one that is needed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the question with its answer."""
+
+    question: str
+    word: str
+    """Yes, No, ..."""
+    said: str
+    """The number that decides, and the one that is needed."""
+
+
+def first_lines(
+    found: Sequence[Part], v: Verdict, run: Run, *, cost: str, why: str, step: str, trust: str
+) -> tuple[tuple[str, str], ...]:
+    """Label and text of five lines, each understood alone: what was asked, the answer, why, what to
+    do next, how far to trust it. Without a text for it, a line is left out.
 
     Args:
         v: With the names to show, and brief.
-        regressed: Whether anything is worse than in the last report; the answer has what.
+        cost: What the suite's number of steps costs.
     """
-    missed = any(a.judgement in _MISSED for a in noted)
-    decides = deciding(v) if v.asked else None
-    said = _number(decides) if decides else verdict_sentence(v)
-    facts = {f.fact for f in decides.findings} if decides else set()
-    word = "Act"
-    match v.here or v.decision:
-        case Decision.NO_GO:
-            todo = "do not go ahead"
-        case _ if not v.asked:
-            word, todo = "Read", (v.rule.in_time if v.rule else "") or "nothing is decided"
-        case Decision.INCONCLUSIVE:
-            todo = "measure again"
-        case Decision.CONDITIONAL if decides and (slow := _slowest(decides)):
-            todo, said = slow
-        case Decision.CONDITIONAL if facts == {Fact.FEW}:
-            todo = "measure in three processes before you go ahead"
-        case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
-            todo = "close the gap in the comparison before you go ahead"
-        case Decision.CONDITIONAL:
-            todo = "meet this condition before you go ahead"
-        case _ if v.partial:
-            word, todo = "Read", "the limits are met, but only a part of the suite ran"
-        case _ if missed:
-            short = [a for a in noted if a.judgement in _MISSED]
-            judged = [a for a in noted if a.judgement in _JUDGED]
-            word, todo = "Read", "the limits are met"
-            said = f"{said}; but {len(short)} of {units.plural('expectation', len(judged))} missed"
-        case _:
-            unmet = [r for r in v.rules if r.applies and r.decision is not Decision.GO]
-            read = regressed or unmet
-            word, todo = "Read" if read else "Nothing to do", "the limits are met"
+    lines = {"Asked": run.suite.question, "Answer": f"{_answer(found, v)}{cost}", "Why": why}
     if not run.ended_at:
-        return "**Act**: finish the run before you decide."
-    if v.not_measured:
-        word, todo = "Act", f"run the suite on {v.not_measured}. On {v.device}, {todo}"
-    return f"**{word}**: {todo}: {said}."
+        lines["Answer"] = "Not yet: the run is unfinished."
+    lines |= {"Next": step or "Nothing: the limits are met.", "Trust": f"{trust}."}
+    return tuple((label, text) for label, text in lines.items() if text)
 
 
-def _slowest(r: RuleResult) -> tuple[str, str] | tuple[()]:
-    """How much faster the slowest case of a rule must become, and its number; empty if the rule is
-    not about speed."""
-    if not (due := slow_of(r)):
-        return ()
-    f, times = next(iter(due.items()))
-    said = f"now {finding_sentence(f)}{_needed(r)}"
-    more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
-    return f"speed up {f.subject} by {units.factor(times)}{more}", said
+def outcome(found: Sequence[Part], v: Verdict) -> str:
+    """For the title: `50,000 steps in 24 hours? Yes`."""
+    main = _main(found)
+    said = f"{main.question} {main.word}" if main else v.said
+    return f"{said}; {v.not_measured} not measured" if main and v.not_measured else said
+
+
+def _main(found: Sequence[Part]) -> Part | None:
+    """The first part that this run answers; without one the first of all."""
+    return next((p for p in found if p.word != NOT_MEASURED), next(iter(found), None))
+
+
+def _answer(found: Sequence[Part], v: Verdict) -> str:
+    """The main part with its number; of each other part that is not a yes, the word."""
+    main = _main(found)
+    if main is None:
+        return f"{v.said}: {verdict_sentence(v, 1)}."
+    rest: dict[str, list[str]] = {}
+    for part in found:
+        if part is not main and part.word != SEE_WHY:
+            rest.setdefault(part.word, []).append(part.question)
+    yes = len(rest.pop("Yes", []))
+    said = [f"{main.question} {main.word}: {main.said}."]
+    said += [f"{word}: {' '.join(questions)}" for word, questions in rest.items()]
+    if yes:
+        said.append(f"Yes to {f'{yes} more parts' if yes > 1 else 'one more part'}.")
+    return " ".join(said)
 
 
 def deciding(v: Verdict) -> RuleResult | None:
@@ -193,29 +187,28 @@ def _surely(f: Finding, stated: Rule | None) -> bool:
     )
 
 
-def _number(r: RuleResult) -> str:
-    """The deciding number of a rule and the one that is needed."""
-    if missed := [f for f in r.findings if outside(f)]:
-        f = farthest(missed)
-        return f"{f.subject}: {finding_sentence(f)}"
-    of = METRICS[r.stated.metric].title if r.stated and r.stated.metric in OVER_STEPS else ""
-    return f"{of}{', ' * bool(of)}{_crossing(rule_sentence(r, 1))}{_needed(r)}{gap_text(r)}"
+def parts(v: Verdict, suite: Suite, found: Sequence[Diagnosis]) -> Iterator[Part]:
+    """Each part of the question with its answer. `v` has the names to show."""
+    for name, question in suite.parts.items():
+        if suite.suspects and name == suite.suspects.asks:
+            said = explained(found, suite, v.device)
+            yield Part(question=question, word=SEE_WHY, said=said)
+        else:
+            yield _part(question, [r for r in v.rules if r.asks == name], v)
 
 
-def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
-    """A sentence for each part of the question, then each other rule that is not met, then the
-    expectations that decide nothing. `v` has the names to show."""
-    diagnosed = suite.suspects.asks if suite.suspects else ""
-    for part, question in suite.parts.items():
-        if part == diagnosed:
-            continue
-        yield f"**{question} {_part([r for r in v.rules if r.asks == part], v)}"
-    if not suite.parts:
-        yield f"**{v.said}**: {verdict_sentence(v, 1)}."
+def parts_table(found: Sequence[Part]) -> Table | None:
+    """One row a part of the question."""
+    rows = tuple((p.question, p.word, p.said) for p in found)
+    return Table(columns=("question", "answer", "because"), rows=rows) if rows else None
+
+
+def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
+    """Each rule that no part asks and that is not met, then the expectations that decide nothing.
+    `v` has the names to show."""
     worst = v.rule.rule if v.rule and not suite.parts else ""
     others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
-    decides = deciding(v)
-    unmet = [r for r in others if r.decision is not Decision.GO and r is not decides]
+    unmet = [r for r in others if r.decision is not Decision.GO]
     for r in unmet[:MAX_OTHERS]:
         yield f"**{r.said}**: {r.rule}: {rule_sentence(r, 1)}."
     if more := [f"“{r.rule}”" for r in unmet[MAX_OTHERS:]]:
@@ -237,34 +230,22 @@ def answers(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Itera
         yield f"Noted: {count} {word}{by}."
 
 
-def _part(rules: Sequence[RuleResult], v: Verdict) -> str:
-    """`Yes.** lowest of 10 pairs: 2.76x ...; 1x needed.`"""
+def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
+    """The answer by the worst of the rules that ask for a part."""
     asked = [r for r in rules if r.applies]
     if not asked:
         other = any(f.fact is Fact.OTHER_DEVICE for r in rules for f in r.findings)
         why = f"this is {v.device}" if other else "this run lacks its cases"
-        return f"Not measured**: {why}."
+        return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
-    decides = deciding(v)
-    met = [r for r in asked if r.decision is Decision.GO and r is not decides]
-    if len(asked) == 1:
-        met = []
-    said = [_above(r) if r is decides else _short(r) for r in asked if r not in met]
+    met = [r for r in asked if r.decision is Decision.GO] if asked[1:] else []
+    said = [_short(r) for r in asked if r not in met]
     if met:
         rest = f"the other {len(met)} limits are" if met[1:] else "the other limit is"
         said.append(f"{rest if said else f'{every(len(met))} limits are'} met")
     note = "" if counting else " (noted)"
-    return f"{_word(worst)}**{note}: {'; '.join(said)}."
-
-
-def _above(r: RuleResult) -> str:
-    """Of the rule whose number the first line has: how many miss it, if not all."""
-    missed = sum(misses(f, r.stated) for f in r.findings)
-    if not r.stated or not 0 < missed < r.judged:
-        return "see above"
-    noun = "pair" if r.stated.against else "case"
-    return f"{missed} of {units.plural(noun, r.judged)} miss it, see above"
+    return Part(question=question, word=f"{_word(worst)}{note}", said="; ".join(said))
 
 
 def _short(r: RuleResult) -> str:
@@ -320,25 +301,22 @@ def _needed(result: RuleResult) -> str:
     return f"; {needed_text(result.stated)}" if result.stated else ""
 
 
-def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator[str]:
-    """What explains the gap of the suite's suspects: one sentence, the table has the rest."""
+def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> str:
+    """What explains the gap of the suite's suspects; empty without any. The table has the rest."""
     if suite.suspects is None:
-        return
+        return ""
     gap = suite.suspects.gap
-    head = f"**{suite.parts.get(suite.suspects.asks, 'What explains the gap?')}"
     if found and all(d.conclusion is Conclusion.NOT_TESTED for d in found):
-        yield f"{head} Not tested** in this run."
-        return
+        return "not tested in this run"
     if not found:
-        yield f"{head}** The gap ({units.factor(gap.factor)}) is too small to explain by one run."
-        return
+        return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     parts = []
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: abs(math.log((d.reached or math.inf) / gap.seen)))
         seen = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
             seen = f" ({units.quantity(gap.metric, nearest.reached)})"
-        many = f"Each of {len(enough)} suspects alone, nearest: "
+        many = f"each of {len(enough)} suspects alone, nearest: "
         one = "" if len(enough) > 1 else " is enough by itself"
         parts.append(f"{'' if one else many}{nearest.name}{one}{seen}")
     elif some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
@@ -347,7 +325,7 @@ def explained(found: Sequence[Diagnosis], suite: Suite, device: str) -> Iterator
         parts.append("nothing that was tested is shown to be enough")
     if not gpu_matches(gap.gpu, device):
         parts.append(f"not proven: seen on {gap.gpu}")
-    yield f"{head}** {'; '.join(parts)}."
+    return "; ".join(parts)
 
 
 def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
@@ -388,6 +366,3 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
         columns=(title, f">effect on the step{f' at {where}' if where else ''}", "conclusion"),
         rows=tuple(rows),
     )
-
-
-# --- what to do next ---------------------------------------------------------------------

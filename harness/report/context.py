@@ -1,10 +1,9 @@
-"""From a run to the values that the template of its report prints, and to its files."""
+"""From a run to what the analysis finds in it, and to the values that its page prints."""
 
 import datetime
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +11,7 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
-from harness.analysis.causes import causes
+from harness.analysis.causes import Cause, causes
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import (
     Effect,
@@ -22,13 +21,13 @@ from harness.analysis.effects import (
     per_token,
     versus,
 )
-from harness.analysis.expectation import assess
+from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
 from harness.analysis.recorded import readings
 from harness.analysis.roofline import Stack, stacks
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import spreads, summarise
-from harness.analysis.suspects import Together, diagnose, together
+from harness.analysis.suspects import Diagnosis, Together, diagnose, together
 from harness.records import (
     CaseSummary,
     Measurement,
@@ -36,124 +35,86 @@ from harness.records import (
     Rule,
     Run,
     Suite,
+    Verdict,
     Weight,
     gpu_matches,
 )
-from harness.report import answer, figures, remedies, render, steadiness, tables, text
+from harness.report import answer, figures, remedies, steadiness, tables, text
+from harness.report.answer import Part
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.profile import profile_section, where_table
-from harness.report.series.since import NO_RUN, since
-from harness.store.reader import is_full
+from harness.report.series.since import NO_RUN, Since, since
 
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
 
-_MADE, _END = "<!-- made from ", " -->"
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What the analysis finds in a run, each thing once."""
+
+    run: Run
+    summaries: Sequence[CaseSummary]
+    fits: Sequence[ScalingFit]
+    verdict: Verdict
+    """By the rules of the suite."""
+    shown: Verdict
+    """The same with the names to show, without what other sections say."""
+    parts: Sequence[Part]
+    """Of the question, with their answers."""
+    stacks: Sequence[Stack]
+    against: Sequence[Versus]
+    acting: Sequence[Together]
+    assessments: Sequence[Assessment]
+    causes: Sequence[Cause]
+    diagnoses: Sequence[Diagnosis]
+    changed: Since | None
+    sections: Mapping[str, dict[str, Any]]
+    """The results by workload."""
+    names: Mapping[str, str]
+    """Id of a case -> its short name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """How a page was made: its last line, which no reader sees."""
-
-    run: str
-    mark: str
-    """The last words of its title: `v2`."""
-    rules: str = ""
-    against: str = ""
-
-
-def made(page: str) -> Made | None:
-    """How a report was made; None if this is not a report of a run."""
-    last = page.rstrip().rpartition("\n")[2]
-    if not last.startswith(_MADE):
-        return None
-    return Made(**json.loads(last.removeprefix(_MADE).removesuffix(_END)))
-
-
-def write(run: Run, directory: Path, against: Run | None = None, version: int = 1) -> Path:
-    """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
+def study(run: Run, before: Run | None = None) -> Study:
+    """Analyse and judge a run.
 
     Args:
-        against: The earlier run that it is compared with.
-        version: Which full run of its suite this is; a page of another run keeps its number.
-            Partial runs and studies are named as such.
-
-    Raises:
-        ReportError: The directory cannot be written to. Nothing partial remains.
+        before: The earlier run that it is compared with.
     """
-    values, pictures = build(run, directory, against)
-    drawn = {p.name: p.png() for p in pictures}
-
-    def files(name: str, mark: str) -> dict[str, bytes]:
-        links, texts = _texts(run, values, pictures, name, mark)
-        pages = {to: text.encode() for to, text in texts.items()}
-        return {links[p]: png for p, png in drawn.items()} | pages
-
-    mark, day, subject = _mark(run, version), _day(run), run.suite.subject
-    while mark.startswith("v") and _is_taken(render.path(directory, day, subject, mark), run):
-        version += 1
-        mark = _mark(run, version)
-    return render.write(directory, day, subject, files, mark)
-
-
-def _is_taken(page: Path, run: Run) -> bool:
-    """Whether a page is there, and of another run."""
-    how = made(page.read_text(encoding="utf-8")) if page.is_file() else None
-    return how is not None and how.run != run.run_id
-
-
-def _mark(run: Run, version: int) -> str:
-    """`v2`, `partial 6ffe` or `study 459c`; the last two by the run's id."""
-    own = run.run_id.rpartition("-")[2]
-    if run.suite.name != PurePath(run.suite.path).stem:
-        return f"study {own}"
-    return f"v{version}" if is_full(run) else f"partial {own}"
-
-
-def _day(run: Run) -> datetime.date:
-    return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
-
-
-def _texts(
-    run: Run,
-    values: Mapping[str, object],
-    pictures: Sequence[Picture],
-    name: str,
-    mark: str,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Name of a figure -> its path below the directory; such a path -> its text, the page last."""
-    day = _day(run)
-    start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
-    links = {p.name: f"{start}-{p.name}.png" for p in pictures}
-    appendix = f"{start}-appendix.md"
-    before = values["against"]
-    how = Made(run=run.run_id, mark=mark, rules=run.judged_by, against=str(before))
-    told = json.dumps({name: value for name, value in asdict(how).items() if value})
-    printed = {
-        **values,
-        "made": f"{_MADE}{told}{_END}",
-        "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}",
-        "date": day,
-        "page": quote(name),
-        "appendix": appendix,
-        "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
-        "inside": {p.name: (p.alt, PurePath(links[p.name]).name) for p in pictures},
-    }
-    pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
-    return links, {to: render.rendered(template, printed) for to, template in pages.items()}
-
-
-def again(
-    run: Run, page: Path, how: Made, against: Run | None = None
-) -> tuple[dict[str, str], dict[str, Picture]]:
-    """The texts of a page and its appendix as they would be written now, and its figures, by their
-    paths below the page's folder."""
-    values, pictures = build(run, page.parent, against)
-    links, texts = _texts(run, values, pictures, page.name, how.mark)
-    return texts, {links[p.name]: p for p in pictures}
+    summaries = summarise(run)
+    withdrawn = {s.case.case_id for s in summaries if s.withdrawn}
+    known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
+    run = replace(run, measurements=tuple(known))
+    suite, fits = run.suite, scaling.fit(summaries)
+    verdict = gate.judge(suite, run.environment, summaries, fits)
+    against, acting = versus(summaries), together(summaries)
+    first = remedies.slowest(verdict)
+    asked = [s.case.case_id for s in judged(run, summaries)]
+    diagnoses = diagnose(suite, summaries)
+    shown = answer.brief(answer.named(verdict, suite, fits))
+    groups, axis_effects = _by_workload(summaries), effects(summaries)
+    return Study(
+        run=run,
+        summaries=summaries,
+        fits=fits,
+        verdict=verdict,
+        shown=shown,
+        parts=[*answer.parts(shown, suite, diagnoses)],
+        stacks=stacks(run, summaries, asked, first=first),
+        against=against,
+        acting=acting,
+        assessments=assess(suite, run.environment, summaries),
+        causes=causes(run, summaries),
+        diagnoses=diagnoses,
+        changed=since(before, run, summaries) if before else None,
+        sections={
+            workload: _section(run, workload, members, axis_effects, acting, against)
+            for workload, members in groups.items()
+        },
+        names=text.case_names(suite),
+    )
 
 
 def build(
@@ -165,106 +126,123 @@ def build(
         directory: Folder of the report; records below it are linked.
         before: The earlier run that it is compared with.
     """
-    summaries = summarise(run)
-    withdrawn = {s.case.case_id for s in summaries if s.withdrawn}
-    known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
-    run = replace(run, measurements=tuple(known))
-    fits = scaling.fit(summaries)
-    suite, env = run.suite, run.environment
-    verdict = gate.judge(suite, env, summaries, fits)
-    against = versus(summaries)
-    slow = remedies.slowest(verdict)
-    parts = stacks(
-        run,
-        summaries,
-        [s.case.case_id for s in _judged(run, summaries)],
-        first=slow,
-    )
-    pictures = _pictures(run, summaries, fits, parts)
-    names = [p.name for p in pictures]
-    assessments = assess(suite, env, summaries)
-    axis_effects, acting = effects(summaries), together(summaries)
-    odd, found = oddities(run, summaries), causes(run, summaries)
-    used = time_use(run)
-    failed = failures(summaries, run)
-    diagnoses, shown = diagnose(suite, summaries), answer.named(verdict, suite, fits)
-    briefly, short = answer.brief(shown), text.case_names(suite)
-    changed = since(before, run, summaries) if before else None
-    worse = [changed.regressed] if changed and changed.regressed else []
-    groups = _by_workload(summaries)
-    sections = {
-        workload: _section(run, workload, members, axis_effects, acting, against)
-        for workload, members in groups.items()
+    of = study(run, before)
+    pictures = _pictures(of.run, of.summaries, of.fits, of.stacks)
+    values: dict[str, object] = {
+        "run": of.run,
+        "against": before.run_id if before else "",
+        **_screen(of),
+        **_results(of),
+        **_evidence(of, [p.name for p in pictures]),
+        **_closing(of, directory, before),
     }
-    ratios = [r for r in suite.rules if r.against]
-    compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
-    crossed = [v for v in against if v.crossover and v.workload in compared]
+    return values, pictures
+
+
+def _screen(of: Study) -> dict[str, object]:
+    """The first five lines, the answers, why, and what to do next."""
+    run, v, suite = of.run, of.verdict, of.run.suite
+    steps = (
+        *remedies.next_steps(v, run, of.diagnoses, of.causes),
+        *filter(None, [of.changed.step if of.changed else ""]),
+    )[: remedies.MAX_STEPS]
+    relevant = remedies.relevant(of.causes, v)
+    causes_said = [*remedies.sentences(relevant, of.names)]
+    explained = answer.explained(of.diagnoses, suite, run.environment.device_name)
+    worse = [of.changed.regressed] if of.changed and of.changed.regressed else []
+    lines = answer.first_lines(
+        of.parts,
+        of.shown,
+        run,
+        cost=tables.cost_sentence(of.summaries, run),
+        why=explained or next(iter(causes_said), ""),
+        step=next(iter(steps), ""),
+        trust="; ".join(steadiness.trust(run, of.summaries, v, of.causes)),
+    )
+    return {
+        "outcome": answer.outcome(of.parts, of.shown),
+        "lines": lines,
+        "status": text.status(v, run.environment),
+        "parts": answer.parts_table(of.parts),
+        "answers": (
+            *answer.beside(of.shown, suite, of.assessments),
+            *worse,
+            *(text.together_sentences(of.acting, suite.axis) if not v.asked else ()),
+            *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
+            *text.sampling_bullet(run),
+        ),
+        "why": causes_said[bool(not explained) :],
+        "suspects": answer.suspects_table(of.diagnoses, suite),
+        "where": where_table(of.stacks, of.names),
+        "next_steps": steps,
+        "cost": tables.cost(of.summaries, run),
+    }
+
+
+def _crossed(of: Study) -> list[list[Versus]]:
+    """Where one provider overtakes another, if a rule compares the two."""
+    ratios = [r for r in of.run.suite.rules if r.against]
+    compared = {a.workload for r in ratios for a, _ in r.pairs(of.run.suite.cases)}
+    crossed = [v for v in of.against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
-    ahead = [[v for v in against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
+    return [[v for v in of.against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
+
+
+def _results(of: Study) -> dict[str, object]:
+    """The sections of the workloads: those on the page, and those in the appendix."""
+    suite, sections = of.run.suite, of.sections
     counting = [r for r in suite.rules if r.counts is not Weight.NOTE]
     timed = [r.match for r in counting if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
-    paged = {w for w in asked if len(groups[w]) > 1} or asked or {*sections}
-    fitted = [f for f in fits if any(_fits(r, f, suite) for r in suite.rules)]
-    values: dict[str, object] = {
-        "run": run,
-        "since": changed,
-        "against": before.run_id if before else "",
-        "status": text.status(verdict, env),
-        "commit": env.git.commit if env.git else "not available (not a git repository)",
-        "dirty": env.uncommitted,
-        "verdict": verdict,
-        "headline": answer.headline(briefly, run, assessments, regressed=bool(worse)),
-        "answers": (
-            *answer.answers(briefly, suite, assessments),
-            *worse,
-            *(text.together_sentences(acting, run.suite.axis) if not verdict.asked else ()),
-            *answer.explained(diagnoses, suite, env.device_name),
-            *(text.crossover_brief(of, suite.axis) for of in ahead),
-            *text.sampling_bullet(run),
-            *remedies.sentences(
-                [
-                    c
-                    for c in remedies.relevant(found, verdict)
-                    if c.share is None or not (slow or diagnoses)
-                ],
-                short,
-            ),
-        ),
-        "next_steps": (
-            *remedies.next_steps(verdict, run, diagnoses, found),
-            *filter(None, [changed.step if changed else ""]),
-        )[: remedies.MAX_STEPS],
-        "causes": remedies.table(found, short),
-        "suspects": answer.suspects_table(diagnoses, suite),
-        "trust": "; ".join(steadiness.trust(run, summaries, verdict, found)),
-        "rules": tables.rules(briefly, suite.parts),
-        "correctness": steadiness.correctness(run, summaries),
+    several = {w for w in asked if [s.case.workload for s in of.summaries].count(w) > 1}
+    paged = several or asked or {*sections}
+    return {
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in paged],
         "beside": [*text.in_appendix(sections, paged, asked)],
         "others": [s for w, s in sections.items() if w not in paged],
-        "where": where_table(parts, short),
-        "profile": profile_section(run, summaries),
-        "oddities": text.oddity_sentences(odd, suite.axis),
-        "flags": tuple(text.flag_sentences(run)),
-        "failures": failed,
-        "not_run": not_run(summaries, run),
-        "expectations": tables.expectations(assessments, short),
-        "judged_scaling": tables.scaling(fitted, short, suite.axis) if fitted else None,
-        "scaling": tables.scaling(fits, short, suite.axis) if fits else None,
-        "scaling_pictures": [n for n in names if n.startswith("scaling-")],
-        "judged_pictures": [n for n in names if n in {_scaling(f) for f in fitted}],
-        "over_steps": steadiness.over_steps(run, short),
-        "steadiness": steadiness.table(spreads(run), summaries),
+    }
+
+
+def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
+    """What the answer rests on."""
+    run, names, word = of.run, of.names, of.run.suite.axis
+    fitted = [f for f in of.fits if any(_fits(r, f, run.suite) for r in run.suite.rules)]
+    return {
+        "verdict": of.verdict,
+        "rules": tables.rules(of.shown, run.suite.parts),
+        "correctness": steadiness.correctness(run, of.summaries),
+        "profile": profile_section(run, of.summaries),
+        "causes": remedies.table(of.causes, names),
+        "oddities": text.oddity_sentences(oddities(run, of.summaries), word),
+        "failures": failures(of.summaries, run),
+        "not_run": not_run(of.summaries, run),
+        "expectations": tables.expectations(of.assessments, names),
+        "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
+        "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
+        "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
+        "judged_pictures": [n for n in pictures if n in {_scaling(f) for f in fitted}],
+        "over_steps": steadiness.over_steps(run, names),
+        "steadiness": steadiness.table(spreads(run), of.summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
-        "cost": tables.cost(summaries, run),
+    }
+
+
+def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object]:
+    """Where and when it was measured, what changed since, and how to repeat it."""
+    run, env = of.run, of.run.environment
+    used = time_use(run)
+    return {
+        "since": of.changed,
+        "commit": env.git.commit if env.git else "not available (not a git repository)",
+        "dirty": env.uncommitted,
         "machine": tables.environment_line(env),
         "environment": tables.environment(run),
         "requirements": tuple(text.requirement_bullets(run)),
         "doctor": tuple(text.doctor_bullets(env)),
+        "flags": tuple(text.flag_sentences(run)),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
@@ -272,10 +250,9 @@ def build(
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
-    return values, pictures
 
 
-def _judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
+def judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
     """The cases that a rule of the suite asks on this GPU."""
     rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
     return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
@@ -305,10 +282,10 @@ def _pictures(
         for c in run.suite.cases
     ]
     drawn.append(figures.over_steps([(name, m) for name, m in trained if m]))
-    judged = _judged(run, summaries)
-    counted = [s for s in judged or summaries if s.tokens]
-    if slow := max(counted or judged or summaries, key=_time_per_token, default=None):
-        label = f"Slowest {'judged ' if judged else ''}case a token: {short[slow.case.case_id]}"
+    of_rules = judged(run, summaries)
+    counted = [s for s in of_rules or summaries if s.tokens]
+    if slow := max(counted or of_rules or summaries, key=_time_per_token, default=None):
+        label = f"Slowest {'judged ' if of_rules else ''}case a token: {short[slow.case.case_id]}"
         most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
         drawn.append(figures.telemetry(most, label) if most else None)
     return tuple(p for p in drawn if p is not None)

@@ -32,8 +32,10 @@ TOP = 3
 """Kernels, or operators, that a row names."""
 LARGE = 0.1
 """Share of the time from which a range is named."""
-SMALL = 0.01
-"""Share of the step from which a part has a column."""
+SMALL = 0.02
+"""Share of the step from which a part has a row."""
+MAX_CASES = 6
+"""Columns of the table of parts."""
 LETTERS = 60
 """Of a name."""
 UNEQUAL = 0.02
@@ -62,55 +64,50 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
 
 
 def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | None:
-    """A row a case: the time of each part that reaches 1 % somewhere, and its share of the step."""
+    """A row a part that reaches 2 % of a step, a column a case: its time, and its share."""
+    found = found[:MAX_CASES]
     share: dict[str, float] = {}
     for stack in found:
         for name, seconds in stack.parts.items():
             share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
     last = [name for name in (OTHER, OUTSIDE, REST) if share.pop(name, 0.0) >= SMALL]
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
-    rows, remarks, replayed = [], [], list[str]()
-    for stack in found:
-        name = names[stack.case.case_id]
-        small = sum(t for n, t in stack.parts.items() if n not in shown)
-        if OTHER in shown:
-            stack = replace(
-                stack, parts={**stack.parts, OTHER: stack.parts.get(OTHER, 0.0) + small}
-            )
-        cells = (
-            f"{_time(stack, n)} ({100 * t / stack.step_s:.0f} %)"
-            if (t := stack.parts.get(n))
-            else NONE
-            for n in shown
-        )
-        case = name if name != stack.case.case_id else f"`{name}`"
-        rows.append((case, *cells, units.duration(stack.step_s)))
-        if stack.alone:
-            over = sum(stack.parts.values()) - stack.step_s
-            remarks.append(
-                f"Parts of {case} were timed alone, without a profile: sum less whole "
-                f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
-            )
-        if stack.note.startswith(SAME_STEP):
-            replayed.append(stack.note)
-        elif stack.note:
-            remarks.append(f"{case}: {stack.note}.")
-        if stack.added:
-            left = stack.parts[REST]
-            remarks.append(
-                f"{case}: without a part and what only that part needs, the step is shorter by the "
-                f"time in its column. The other {units.duration(left)} "
-                f"({units.percent(left / stack.step_s)}) are the rest of the model, and work that "
-                "parts share or hide behind each other."
-            )
-    if replayed:
-        but = ", except a few that differ" if {*replayed} != {SAME_STEP} else ""
-        known = "Kernels of a CUDA graph count to the part that launches them without the graph"
-        remarks.append(f"{known}{but}.")
-    if not all(s.alone or s.added for s in found):
-        remarks.append("A profile is of one process, so its step is not the mean of the results.")
-    columns = ("case", *(f">{n}" for n in shown), ">step")
+    rows = [(part, *(_part_cell(stack, part, shown) for stack in found)) for part in shown]
+    rows.append(("**step**", *(units.duration(stack.step_s) for stack in found)))
+    columns = ("part", *(f">{names[stack.case.case_id]}" for stack in found))
+    remarks = [said for stack in found for said in _where_remarks(stack, names)]
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
+
+
+def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
+    """`289 ms (79 %)`; the other kernels with those that have no row."""
+    small = sum(t for n, t in stack.parts.items() if n not in shown) if part == OTHER else 0.0
+    taken = stack.parts.get(part, 0.0) + small
+    if not taken:
+        return NONE
+    stack = replace(stack, parts={**stack.parts, part: taken})
+    return f"{_time(stack, part)} ({100 * taken / stack.step_s:.0f} %)"
+
+
+def _where_remarks(stack: Stack, names: Mapping[str, str]) -> Iterator[str]:
+    """What a reader must know of a case to believe its column."""
+    case = names[stack.case.case_id]
+    if stack.alone:
+        over = sum(stack.parts.values()) - stack.step_s
+        yield (
+            f"Parts of {case} were timed alone, without a profile: sum less whole "
+            f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
+        )
+    if stack.note and not stack.note.startswith(SAME_STEP):
+        yield f"{case}: {stack.note}."
+    if stack.added:
+        left = stack.parts[REST]
+        yield (
+            f"{case}: without a part and what only that part needs, the step is shorter by the "
+            f"time in its column. The other {units.duration(left)} "
+            f"({units.percent(left / stack.step_s)}) are the rest of the model, and work that "
+            "parts share or hide behind each other."
+        )
 
 
 def _time(stack: Stack, part: str) -> str:

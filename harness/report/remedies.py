@@ -188,6 +188,7 @@ def next_steps(
         steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
+    steps |= dict.fromkeys(_speed_up(left, short))
     for step in _steps([f for r in left for f in r.findings], cases, short, run):
         steps[step] = None
     remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
@@ -199,6 +200,16 @@ def next_steps(
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
         steps[f"Run the rest of the suite: `{rest}`"] = None
     return tuple(steps)[:MAX_STEPS]
+
+
+def _speed_up(left: Sequence[RuleResult], short: Mapping[str, str]) -> Iterator[str]:
+    """By how much the slowest case of the worst rule must become faster."""
+    for r in left:
+        if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
+            f, times = next(iter(due.items()))
+            more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
+            yield f"Speed up {short.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            return
 
 
 def _steps(

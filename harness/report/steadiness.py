@@ -82,17 +82,9 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
         )
         rows.setdefault(cells, []).append(names[case.case_id])
     heads = ("case", ">steps", ">loss", ">bits per byte", ">loss at equal steps", ">tokens/s")
-    remarks = (
-        "Loss and bits per byte: the first step, and the mean of the last tenth. Loss at equal "
-        "steps: the mean difference from the first case of the workload in the last quarter; the "
-        "same if it is surely within 1 %, or within what the processes of one case differ. "
-        "Tokens/s: the first and the last quarter after the start; steady if it surely "
-        "changes by less than 5 %. Slow steps take three times as long as those around them, and "
-        "50 ms more.",
-    )
     columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
     shown = [(listed(of, 1), *cells) for cells, of in rows.items()]
-    return Table(columns=columns, rows=tuple(shown), remarks=remarks)
+    return Table(columns=columns, rows=tuple(shown))
 
 
 def _from_to(went: Course, name: str) -> str:

@@ -34,7 +34,7 @@ from harness.report.text import (
     shared_name,
     unavailable,
 )
-from harness.report.verdict_text import legend, requirement_text, rule_sentence
+from harness.report.verdict_text import requirement_text, rule_sentence
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
@@ -199,7 +199,7 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     ]
     head = "part of the question, or rule" if parts else "rule"
     columns = (head, "requires", "decision", "because")
-    return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, [legend(verdict)])))
+    return Table(columns=columns, rows=tuple(rows))
 
 
 def environment_line(e: Environment) -> str:
@@ -371,6 +371,22 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
             cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
             rows.append((names[s.case.case_id], *cells))
     return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
+
+
+def cost_sentence(summaries: Sequence[CaseSummary], run: Run) -> str:
+    """` 50,000 steps take 8 min 22 s ($0.28).`, by the fastest case of the suite's `cost`."""
+    plan = run.suite.cost
+    steps = [
+        e.value
+        for s in summaries
+        if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
+    ]
+    if plan is None or not steps:
+        return ""
+    seconds = plan.steps * min(steps)
+    price = plan.usd_per_gpu_hour
+    paid = f" ({_dollars(seconds, price)})" if price else ""
+    return f" {plan.steps:,} steps take {units.duration(seconds)}{paid} at best."
 
 
 def timeline(run: Run) -> Table:

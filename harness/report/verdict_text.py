@@ -41,17 +41,6 @@ REQUIREMENTS = {
 # --- rules and verdict of a suite --------------------------------------------------------
 
 
-def legend(v: Verdict) -> str:
-    """What the words of a table of rules mean that a reader cannot guess, of those that it has."""
-    said = " ".join(r.said for r in v.rules)
-    explained = {
-        Decision.CONDITIONAL: "CONDITIONAL: not met, or not fully shown to be met, but nothing "
-        "that the suite calls NO-GO: usable if you accept what the row says.",
-        "(note)": "(note): the row does not change the verdict.",
-    }
-    return " ".join(text for word, text in explained.items() if word in said)
-
-
 def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
     """What decided: `all 5 rules are met`, or the rule and its reason."""
     if v.rule is None:

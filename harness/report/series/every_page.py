@@ -6,10 +6,11 @@ from pathlib import Path
 
 from harness.analysis import verdict as gate
 from harness.records import Run
-from harness.report import context, text
-from harness.report.context import Made
+from harness.report import text
 from harness.report.figures import Picture
 from harness.report.markdown import table_cell
+from harness.report.series import pages
+from harness.report.series.pages import Made
 from harness.report.series.rules import judged_by
 from harness.store import reader
 
@@ -44,15 +45,15 @@ def rendered(directory: Path, store: Path) -> tuple[dict[Path, str], dict[Path, 
     Raises:
         HarnessError: A report names a run that is not in the store.
     """
-    pages, texts, figures = [*_pages(directory, store)], dict[Path, str](), dict[Path, Picture]()
-    for page in pages:
-        said, drawn = context.again(page.run, page.path, page.made, page.against)
+    found, texts, figures = [*_pages(directory, store)], dict[Path, str](), dict[Path, Picture]()
+    for page in found:
+        said, drawn = pages.again(page.run, page.path, page.made, page.against)
         texts |= {directory / to: text for to, text in said.items()}
         figures |= {directory / to: picture for to, picture in drawn.items()}
     readme = directory / "README.md"
     if readme.is_file() and START in (whole := readme.read_text(encoding="utf-8")):
         before, _, rest = whole.partition(START)
-        texts[readme] = f"{before}{START}\n{_table(pages)}\n\n{END}{rest.partition(END)[2]}"
+        texts[readme] = f"{before}{START}\n{_table(found)}\n\n{END}{rest.partition(END)[2]}"
     return texts, figures
 
 
@@ -76,15 +77,15 @@ def write(directory: Path, store: Path) -> list[Path]:
 
 def _pages(directory: Path, store: Path) -> Iterator[Page]:
     for path in sorted(directory.glob("*.md")):
-        if made := context.made(path.read_text(encoding="utf-8")):
+        if made := pages.made(path.read_text(encoding="utf-8")):
             run = judged_by(made.rules, reader.load(store, made.run))
             against = reader.load(store, made.against) if made.against else None
             yield Page(path=path, made=made, run=run, against=against)
 
 
-def _table(pages: list[Page]) -> str:
+def _table(every: list[Page]) -> str:
     groups: dict[tuple[str, str], list[Page]] = {}
-    for page in pages:
+    for page in every:
         key = page.run.suite.name, page.run.environment.device_name
         groups.setdefault(key, []).append(page)
     rows = ["| suite | GPU | report | status | commit |", "|:--|:--|:--|:--|:--|"]
@@ -99,9 +100,9 @@ def _table(pages: list[Page]) -> str:
     return "\n".join(rows)
 
 
-def _newest(pages: list[Page]) -> Iterator[Page]:
+def _newest(found: list[Page]) -> Iterator[Page]:
     """The newest report of a full run, and those of later partial runs and studies."""
-    ordered = sorted(pages, key=lambda p: p.order)
+    ordered = sorted(found, key=lambda p: p.order)
     full = next((p for p in reversed(ordered) if p.full), None)
     for p in ordered:
         if p is full or (not p.full and (full is None or p.order > full.order)):

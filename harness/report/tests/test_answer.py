@@ -69,13 +69,13 @@ def measured(
         for c in CASES
     ]
     made = run(cases, measure, rules=rules)
-    return replace(made, suite=replace(made.suite, parts=PARTS, **suite))
+    return replace(made, suite=replace(made.suite, **{"parts": PARTS, **suite}))
 
 
-def word(recorded: Run, part: str) -> str:
-    """The answer to one part."""
-    (line,) = [a for a in values(recorded)["answers"] if a.startswith(f"**{PARTS[part]}")]
-    return str(line).removeprefix(f"**{PARTS[part]} ").partition("**")[0]
+def row(recorded: Run, part: str) -> tuple[str, str]:
+    """The answer to one part: yes or no, and because."""
+    rows = values(recorded)["parts"].rows
+    return next((word, why) for question, word, why in rows if question == PARTS[part])
 
 
 @pytest.mark.parametrize(
@@ -95,41 +95,37 @@ def word(recorded: Run, part: str) -> str:
 def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said: str) -> None:
     recorded = measured(**changes)
 
-    assert (word(recorded, "fast"), word(recorded, "faster")) == ("Yes", said)
+    assert (row(recorded, "fast")[0], row(recorded, "faster")[0]) == ("Yes", said)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "said", "step"),
     [
-        ({}, "**Nothing to do**: the limits are met: lowest of 2 cases: "),
-        ({"left_out": 4}, "**Read**: the limits are met, but only a part of the suite ran: lowest"),
-        ({"dense_s": 1.5}, "**Act**: speed up nsa, seq_len=2048 by 1.34x, and 1 more case: now "),
-        ({"dense_s": 0.5}, "**Act**: do not go ahead: lowest of 2 pairs: 0.499x"),
-        ({"failed": Outcome.CRASH}, "**Act**: "),
-        ({"decides_for": "A100"}, "**Act**: run the suite on A100. On NVIDIA H200, the limits"),
-        ({"dense_s": 3.0, "processes": 1}, "**Act**: measure in three processes before you go"),
-        ({"rules": ()}, "**Read**: nothing is decided: no rule decides"),
-        ({"rules": (), "failed": Outcome.CRASH}, "**Act**: do not go ahead: 2 of 4 cases: "),
+        ({}, "Is it fast enough? Yes: at least ", "Nothing: the limits are met."),
+        ({"left_out": 4}, "Is it fast enough? Yes: at least ", "Run the rest of the suite"),
+        ({"dense_s": 1.5}, "No: Is it twice as fast as dense?", "Speed up nsa, seq_len=2048 by "),
+        ({"decides_for": "A100"}, "Is it fast enough? Yes: at least", "Run the suite on A100"),
+        ({"processes": 1}, "Probably: Is it twice as fast", "Measure in three processes"),
+        ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
     ],
 )
-def test_the_first_line_says_what_to_do_and_why(changes: dict[str, Any], said: str) -> None:
-    assert values(measured(**changes))["headline"].startswith(said)
+def test_the_first_lines_have_the_answer_and_the_next_step(
+    changes: dict[str, Any], said: str, step: str
+) -> None:
+    built = values(measured(**changes))
+
+    assert said in built["answer"]
+    assert built["next"].startswith(step)
 
 
 def test_the_best_of_several_cases_has_its_name() -> None:
     """What one configuration reaches, the others need not."""
     best = replace(FLOOR, quantifier="any", go=1.0, abort=None)
     built = values(measured(dense_s=1.5, rules=(best, RATIO)))
-    (said,) = (a for a in built["answers"] if PARTS["fast"] in a)
+    said = str(built["parts"].rows[0])
 
-    assert "Yes**: best of 2 cases: " in said
+    assert "best of 2 cases: " in said
     assert "(nsa, seq_len=" in said
-
-
-def test_an_answer_says_how_many_miss_it_where_the_first_line_has_the_number() -> None:
-    (said,) = (a for a in values(measured(long_dense_s=1.5))["answers"] if "twice" in a)
-
-    assert said == f"**{PARTS['faster']} No**: 1 of 2 pairs miss it, see above."
 
 
 def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
@@ -138,8 +134,6 @@ def test_noted_expectations_are_in_the_answer_and_decide_nothing() -> None:
 
     said = "nsa, seq_len=512 (2.0x above) and nsa, seq_len=2048 (1.99x above)."
     assert f"Noted: 2 of 2 expectations missed: {said}" in built["answers"]
-    assert built["headline"].startswith("**Read**: the limits are met: lowest of 2 cases: ")
-    assert built["headline"].endswith("; but 2 of 2 expectations missed.")
     assert built["verdict"].decision is Decision.GO
     table = built["expectations"]
     assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 missed")]
@@ -155,10 +149,10 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
     )
     loose = replace(kernels, name="loose", effect=replace(effect, value=1.2, low=0.9, high=1.6))
 
-    (said,) = answer.explained([kernels, loose], suite, "NVIDIA H200")
+    said = answer.explained([kernels, loose], suite, "NVIDIA H200")
     table = answer.suspects_table([kernels, loose], suite)
 
-    assert said.endswith("** nothing that was tested is shown to be enough.")
+    assert said == "nothing that was tested is shown to be enough"
     assert table is not None
     assert [row[2] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
 
@@ -171,8 +165,8 @@ def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:
     ]
     built = values(replace(recorded, measurements=tuple(lacking)))
 
-    assert "no time of dense (unsupported)" in built["headline"]
-    assert "not installed" not in f"{built['headline']}{built['answers']}{built['rules']}"
+    assert "no time of dense (unsupported)" in str(built["parts"])
+    assert "not installed" not in f"{built['lines']}{built['parts']}{built['rules']}"
     assert str(built["not_run"]).count("not installed") == 1
 
 
@@ -224,11 +218,8 @@ def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
     fast = "the fastest is nsa, A=1, B=1 with 539 [537 … 541] tokens/s (2 cases not told apart)"
     slow = "6 cases take over 45 s a step"
     together = "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
-    assert shown["headline"] == f"**Read**: 2 of 8 cases end in time: {fast}; {slow}."
-    assert shown["answers"][:2] == (
-        f"**measured: 2 of 8 cases end in time**: {fast}; {slow}.",
-        together,
-    )
+    assert shown["answer"] == f"measured: 2 of 8 cases end in time: {fast}; {slow}."
+    assert shown["answers"][0] == together
     assert shown["next_steps"] == ()
     (section,) = shown["asked"]
     assert section["effects"][:2] == [
@@ -346,9 +337,9 @@ def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
 
 
 def test_the_appendix_is_beside_the_figures(tmp_path: Path) -> None:
-    from harness.report import context
+    from harness.report.series import pages
 
-    page = context.write(measured(), tmp_path)
+    page = pages.write(measured(), tmp_path)
     (appendix,) = tmp_path.glob("figures/*-appendix.md")
 
     assert f"]({appendix.relative_to(tmp_path)})" in page.read_text(encoding="utf-8")

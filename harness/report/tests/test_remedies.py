@@ -40,7 +40,7 @@ def test_a_cause_has_its_command_and_what_it_saves(
     built = values(planted.planted(damage, cases))
 
     assert step in built["next_steps"][0]
-    assert built["causes"].rows[0][0] in str(built["answers"])
+    assert built["causes"].rows[0][0] in f"{built['lines']}{built['why']}"
 
 
 def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something() -> None:
@@ -121,8 +121,8 @@ def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(
     verdict = judge(made.suite, made.environment, summarise(made), ())
 
     assert remedies.slowest(verdict) == ("train/nsa/seq_len=512", "train/dense/seq_len=512")
-    beside = values(made)["where"].rows[1:]
-    assert [row[0] for row in beside][:1] == ["dense, seq_len=512"][: int(named)]
+    beside = values(made)["where"].columns[2:3]
+    assert [*beside] == [">dense, seq_len=512"][: int(named)]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
 
     both = their_clock < 1 and "pair" in asked
     limited = "1 judged, 1 baseline" if both else case_names(made.suite)[planted.GC[1].case_id]
-    assert values(made)["trust"].endswith(f"clock-limited: {limited}")
+    assert values(made)["trust"].endswith(f"clock-limited: {limited}.")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     assert bool(limits) == named
     for cause in limits:

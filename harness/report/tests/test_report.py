@@ -23,6 +23,7 @@ from harness.records import (
     Run,
 )
 from harness.report import context, text
+from harness.report.series import pages
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
 PAGE = Path(__file__).with_name("run.md")
@@ -35,11 +36,13 @@ def small(**changes: Any) -> Run:
 
 def values(recorded: Run) -> dict[str, Any]:
     """What the template of its report prints."""
-    return context.build(recorded, Path("reports"))[0]
+    built = context.build(recorded, Path("reports"))[0]
+    lines: Any = built["lines"]
+    return {**{label.lower(): said for label, said in lines}, **built, "lines": str(lines)}
 
 
 def page(recorded: Run, folder: Path) -> str:
-    return context.write(recorded, folder).read_text(encoding="utf-8")
+    return pages.write(recorded, folder).read_text(encoding="utf-8")
 
 
 def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) -> None:
@@ -77,7 +80,7 @@ def test_an_axis_has_one_name_on_the_page(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of a run with everything in it."""
-    return context.write(retest(), tmp_path_factory.mktemp("reports"))
+    return pages.write(retest(), tmp_path_factory.mktemp("reports"))
 
 
 def test_the_page_is_the_reviewed_text(full: Path) -> None:

@@ -118,7 +118,7 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     trust = values(replace(recorded, ended_at=""))["trust"]
 
     assert "unsteady: 1 case" in trust
-    assert "finish the run" in values(replace(recorded, ended_at=""))["headline"]
+    assert "unfinished" in values(replace(recorded, ended_at=""))["answer"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_doubt_says_whether_a_rule_depends_on_it(
     suspects = Suspects(gap=gap, tested=()) if suspected else None
     suite = replace(made.suite, rules=(replace(FLOOR, asks=""),), suspects=suspects)
 
-    assert values(replace(made, suite=suite))["trust"].endswith(f"unsteady: {said}")
+    assert values(replace(made, suite=suite))["trust"].endswith(f"unsteady: {said}.")
 
 
 @pytest.mark.parametrize(

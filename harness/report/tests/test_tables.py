@@ -170,7 +170,7 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
     page, _ = context.build(run(cases, measure), Path("reports"))
 
     assert str(page["sections"]).count("'not repeatable'") == 2
-    assert "not repeatable, so without a speed" in str(page["trust"])
+    assert "not repeatable, so without a speed" in str(page["lines"])
 
 
 def test_a_curve_that_bends_is_stated_by_segment() -> None:

@@ -5,7 +5,7 @@ import pytest
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.gate.records import State
-from harness.records import Outcome, Rule, Weight
+from harness.records import Outcome, Rule
 from harness.report import verdict_text
 from harness.tests.fake_runs import ended, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case
@@ -44,26 +44,6 @@ def test_a_missed_limit_has_a_gap_as_a_factor(rule: Rule, gap: str) -> None:
     )
 
     assert verdict_text.gap_text(result) == gap
-
-
-@pytest.mark.parametrize(
-    ("go", "counts", "explained"),
-    [
-        (10.0, Weight.FAIL, []),
-        (100.0, Weight.FAIL, ["CONDITIONAL:"]),
-        (10.0, Weight.NOTE, ["(note):"]),
-        (100.0, Weight.NOTE, ["CONDITIONAL:", "(note):"]),
-    ],
-)
-def test_only_the_words_that_a_table_has_are_explained(
-    go: float, counts: Weight, explained: list[str]
-) -> None:
-    rule = Rule(name="r", metric="tokens_per_s", go=go, abort=1.0, counts=counts)
-    made = run(sweep(n=[1]), lambda c: timed(c, 2.0, tokens=100, cv=1e-6), rules=[rule])
-
-    said = verdict_text.legend(judge(made.suite, made.environment, summarise(made), ()))
-
-    assert [word for word in ("CONDITIONAL:", "(note):") if word in said] == explained
 
 
 def test_a_case_that_is_judged_by_its_limits_alone_is_not_compared() -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from harness.cli import report as command
 from harness.errors import HarnessError
-from harness.report import context
-from harness.report.context import Made
-from harness.report.series import every_page
+from harness.report.series import every_page, pages
+from harness.report.series.pages import Made
 from harness.store import reader
 from harness.tests.fake_runs import run, sweep, timed
 from harness.tests.indexed import A100, CASES, dated, record, store
@@ -67,10 +66,8 @@ def test_a_page_whose_run_is_gone_is_an_error_and_another_page_is_left_alone(
 def test_the_last_line_of_a_page_says_how_it_was_made() -> None:
     line = '<!-- made from {"run": "r1", "mark": "v2", "rules": "suites/x y.yaml"} -->'
 
-    assert context.made(f"# A page\n\n{line}\n") == Made(
-        run="r1", mark="v2", rules="suites/x y.yaml"
-    )
-    assert context.made(f"{line}\n# A page\n") is None
+    assert pages.made(f"# A page\n\n{line}\n") == Made(run="r1", mark="v2", rules="suites/x y.yaml")
+    assert pages.made(f"{line}\n# A page\n") is None
 
 
 def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
@@ -91,7 +88,7 @@ def test_a_page_of_another_run_keeps_its_number(tmp_path: Path) -> None:
     asked = run(CASES, lambda c: timed(c, 0.01), run_id="r1")
 
     names = [
-        context.write(replace(asked, run_id=run_id), tmp_path).stem.split()[-1]
+        pages.write(replace(asked, run_id=run_id), tmp_path).stem.split()[-1]
         for run_id in ("r1", "r1", "r2")
     ]
 

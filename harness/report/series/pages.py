@@ -1,0 +1,123 @@
+"""The files of a report: its page, appendix, guide and figures; and from a page back to its run."""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from urllib.parse import quote
+
+from harness.records import Run
+from harness.report import context, figures, render
+from harness.report.figures import Picture
+from harness.store.reader import is_full
+
+GUIDE = "figures/how-to-read.md"
+"""What the words of all pages mean, below their folder."""
+_MADE, _END = "<!-- made from ", " -->"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """How a page was made: its last line, which no reader sees."""
+
+    run: str
+    mark: str
+    """The last words of its title: `v2`."""
+    rules: str = ""
+    against: str = ""
+
+
+def made(page: str) -> Made | None:
+    """How a report was made; None if this is not a report of a run."""
+    last = page.rstrip().rpartition("\n")[2]
+    if not last.startswith(_MADE):
+        return None
+    return Made(**json.loads(last.removeprefix(_MADE).removesuffix(_END)))
+
+
+def write(run: Run, directory: Path, against: Run | None = None, version: int = 1) -> Path:
+    """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
+
+    Args:
+        against: The earlier run that it is compared with.
+        version: Which full run of its suite this is; a page of another run keeps its number.
+            Partial runs and studies are named as such.
+
+    Raises:
+        ReportError: The directory cannot be written to. Nothing partial remains.
+    """
+    values, pictures = context.build(run, directory, against)
+    drawn = {p.name: p.png() for p in pictures}
+
+    def files(name: str, mark: str) -> dict[str, bytes]:
+        links, texts = _texts(run, values, pictures, name, mark)
+        pages = {to: text.encode() for to, text in texts.items()}
+        return {links[p]: png for p, png in drawn.items()} | pages
+
+    mark, day, subject = _mark(run, version), _day(run), run.suite.subject
+    while mark.startswith("v") and _is_taken(render.path(directory, day, subject, mark), run):
+        version += 1
+        mark = _mark(run, version)
+    page = render.write(directory, day, subject, files, mark)
+    (directory / GUIDE).write_text(render.rendered("guide.md.j2", {}), encoding="utf-8")
+    return page
+
+
+def _is_taken(page: Path, run: Run) -> bool:
+    """Whether a page is there, and of another run."""
+    how = made(page.read_text(encoding="utf-8")) if page.is_file() else None
+    return how is not None and how.run != run.run_id
+
+
+def _mark(run: Run, version: int) -> str:
+    """`v2`, `partial 6ffe` or `study 459c`; the last two by the run's id."""
+    own = run.run_id.rpartition("-")[2]
+    if run.suite.name != PurePath(run.suite.path).stem:
+        return f"study {own}"
+    return f"v{version}" if is_full(run) else f"partial {own}"
+
+
+def _day(run: Run) -> datetime.date:
+    return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
+
+
+def _texts(
+    run: Run,
+    values: Mapping[str, object],
+    pictures: Sequence[Picture],
+    name: str,
+    mark: str,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Name of a figure -> its path below the directory; such a path -> its text, the page last."""
+    day = _day(run)
+    start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
+    links = {p.name: f"{start}-{p.name}.png" for p in pictures}
+    appendix = f"{start}-appendix.md"
+    before = values["against"]
+    how = Made(run=run.run_id, mark=mark, rules=run.judged_by, against=str(before))
+    told = json.dumps({name: value for name, value in asdict(how).items() if value})
+    printed = {
+        **values,
+        "made": f"{_MADE}{told}{_END}",
+        "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}: {values['outcome']}",
+        "date": day,
+        "page": quote(name),
+        "appendix": appendix,
+        "guide": GUIDE,
+        "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
+        "inside": {p.name: (p.alt, PurePath(links[p.name]).name) for p in pictures},
+    }
+    pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
+    return links, {to: render.rendered(template, printed) for to, template in pages.items()}
+
+
+def again(
+    run: Run, page: Path, how: Made, against: Run | None = None
+) -> tuple[dict[str, str], dict[str, Picture]]:
+    """The texts of a page and its appendix as they would be written now, and its figures, by their
+    paths below the page's folder."""
+    values, pictures = context.build(run, page.parent, against)
+    links, texts = _texts(run, values, pictures, page.name, how.mark)
+    guide = {GUIDE: render.rendered("guide.md.j2", {})}
+    return texts | guide, {links[p.name]: p for p in pictures}
