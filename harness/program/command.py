@@ -105,7 +105,7 @@ class _Session:
         self.setup_steps = program.steps.setup_steps if program.steps else 0
         self.folder = process.folder(program, order.roots)
         self.outputs = [
-            RankOutput(rank, program, settings, self.folder, order.launched_at)
+            RankOutput(rank, program, settings, order.launched_at)
             for rank in range(program.ranks or 1)
         ]
         self.own = self.outputs[0]
@@ -157,7 +157,6 @@ class _Session:
             raise self.first.error
         if not self.ended and self.first is None:
             self._require_steps()
-            self.metrics.read_files(self.ended_at)
             self.metrics.require_all()
 
     def _report(self, read: Read, took: Sequence[float]) -> None:

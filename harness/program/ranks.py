@@ -42,12 +42,12 @@ class RankOutput:
     """What one rank has printed; of a program without ranks, its only process."""
 
     def __init__(
-        self, rank: int, program: Program, settings: MeasureSettings, folder: Path, began: float
+        self, rank: int, program: Program, settings: MeasureSettings, began: float
     ) -> None:
         self.rank = rank
         self.stdout, self.stderr = Tail(), Tail()
         self.finder = StepReader(program.steps) if program.steps else None
-        self.metrics = ReportedMetrics(program, folder)
+        self.metrics = ReportedMetrics(program)
         setup_steps = program.steps.setup_steps if program.steps else 0
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
         self.code: int | None = None

@@ -1,14 +1,11 @@
-"""Metrics and finished steps that a program reports, in lines of its output and in files."""
+"""Metrics and finished steps that a program reports in lines of its output."""
 
-import csv
-import hashlib
 import json
 import math
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from harness.records import MetricSource, Program, Steps
@@ -50,12 +47,8 @@ class Value:
 class ReportedMetrics:
     """All readings of one process."""
 
-    def __init__(self, program: Program, folder: Path) -> None:
-        """Call before the program starts; `folder` is that of its files."""
-        self._folder = folder
-        self._of_lines = [r for r in program.readings if not r.file]
-        self._of_files = [r for r in program.readings if r.file]
-        self._before = {r.file: _before(folder / r.file) for r in self._of_files}
+    def __init__(self, program: Program) -> None:
+        self._sources = program.readings
         self.values: dict[str, deque[Value]] = {
             r.metric: deque(maxlen=MAX_READINGS) for r in program.readings
         }
@@ -69,33 +62,20 @@ class ReportedMetrics:
             NotFinite: It is NaN or infinite.
         """
         values = {}
-        for source in self._of_lines:
+        for source in self._sources:
             found = _in_line(source, line)
             if found is not None:
-                value = self._keep(source, found, at, f"in the line {_short(line)}")
+                value = _number(source, found, line)
                 values[source.metric] = value
+                if math.isfinite(value):
+                    self.values[source.metric].append(Value(at, value))
+                else:
+                    self._overflowed = True
         return values
-
-    def read_files(self, at: float) -> None:
-        """Read the files of a program that has ended; of a file that it appended to, the new lines.
-
-        Raises:
-            MissingMetric: A file is absent, was not written, or has no such number.
-            NotFinite: A value is NaN or infinite.
-        """
-        for source in self._of_files:
-            path = self._folder / source.file
-            stamp, before = _stamp(path), self._before[source.file]
-            if stamp is None:
-                raise MissingMetric(f"{source.metric}: the program did not write {path}")
-            if stamp == before.stamp:
-                raise MissingMetric(f"{source.metric}: {path} was not updated by this run")
-            for found in _of_file(source, path, before):
-                self._keep(source, found, at, f"in {path}")
 
     def require_all(self) -> None:
         """Raise MissingMetric if a metric has no reading."""
-        for source in self._of_lines:
+        for source in self._sources:
             if not self.values[source.metric] and not (
                 self._overflowed and source.metric == MAY_OVERFLOW
             ):
@@ -103,14 +83,6 @@ class ReportedMetrics:
                 json_line = f"a JSON line with {source.json!r}{after}"
                 wanted = f"a line that matches '{source.line}'" if source.line else json_line
                 raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
-
-    def _keep(self, source: MetricSource, found: Any, at: float, where: str) -> float:
-        value = _number(source, found, where)
-        if math.isfinite(value):
-            self.values[source.metric].append(Value(at, value))
-        else:
-            self._overflowed = True
-        return value
 
 
 def _in_line(source: MetricSource, line: str) -> Any:
@@ -133,36 +105,6 @@ def _in_line(source: MetricSource, line: str) -> Any:
     return _at(document, source.json)
 
 
-def _of_file(source: MetricSource, path: Path, before: "_Before") -> Iterator[Any]:
-    """All values of a metric in a file, without those that it had before; MissingMetric if there
-    are none."""
-    try:
-        data = path.read_bytes()
-        old, new = data[: before.size], data[before.size :]
-        if new and old.endswith(b"\n") and hashlib.sha256(old).hexdigest() == before.digest:
-            data = old.partition(b"\n")[0] + b"\n" + new if source.csv else new
-        text = data.decode(errors="replace")
-        if source.csv:
-            rows = list(csv.DictReader(text.splitlines()))
-            found = [row[source.csv] for row in rows if row.get(source.csv)]
-        else:
-            found = [v for d in _documents(text) if (v := _at(d, source.json)) is not None]
-    except (OSError, ValueError, csv.Error) as error:
-        raise MissingMetric(f"{source.metric}: {path} cannot be read: {error}") from None
-    if not found:
-        what = f"column {source.csv!r}" if source.csv else f"key {source.json!r}"
-        raise MissingMetric(f"{source.metric}: {path} has no value at {what}")
-    yield from found
-
-
-def _documents(text: str) -> list[Any]:
-    """One JSON document, or one in each line."""
-    try:
-        return [json.loads(text)]
-    except ValueError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
 def _at(document: Any, path: str) -> Any:
     """The value at `a.b.0` of a document; None if there is none."""
     for key in path.split("."):
@@ -175,16 +117,18 @@ def _at(document: Any, path: str) -> Any:
     return document
 
 
-def _number(source: MetricSource, found: Any, where: str) -> float:
+def _number(source: MetricSource, found: Any, line: str) -> float:
     try:
         if isinstance(found, bool) or not isinstance(found, int | float | str):
             raise ValueError
         value = float(found) * source.scale
     except ValueError:
         shown = _short(found) if isinstance(found, str) else json.dumps(found)[:_SHOWN]
-        raise MissingMetric(f"{source.metric}: {shown} is not a number, {where}") from None
+        raise MissingMetric(
+            f"{source.metric}: {shown} is not a number, in the line {_short(line)}"
+        ) from None
     if not math.isfinite(value) and source.metric != MAY_OVERFLOW:
-        raise NotFinite(f"{source.metric} is {found}, {where}", source.metric)
+        raise NotFinite(f"{source.metric} is {found}, in the line {_short(line)}", source.metric)
     return value
 
 
@@ -226,42 +170,14 @@ class StepReader:
         time_s = None
         for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
             if time_s is None and (text := named.get(name)) is not None:
-                where = f"in the line {_short(line)}"
-                time_s = _number(MetricSource(metric=name, scale=scale), text, where)
+                time_s = _number(MetricSource(metric=name, scale=scale), text, line)
                 if time_s <= 0:
-                    problem = f"{name}: a step took {text}, {where}"
+                    problem = f"{name}: a step took {text}, in the line {_short(line)}"
                     raise MissingMetric(f"{problem}; have the program print more digits")
         return Step(None if count is None else int(count), time_s)
 
     def is_alive(self, line: str) -> bool:
         return self._alive is not None and self._alive.search(line) is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """A file before the program starts."""
-
-    stamp: tuple[int, int, int] | None
-    size: int
-    digest: str
-
-
-def _before(path: Path) -> _Before:
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            return _Before(_stamp(path), file.tell(), digest)
-    except OSError:  # absent; else read_files cannot read it either, and says so
-        return _Before(_stamp(path), 0, "")
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Values that change when a file is written; None without a file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _short(line: str) -> str:

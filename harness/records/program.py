@@ -11,7 +11,7 @@ INTERPRETER = "{python}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSource:
-    """Where a metric is read: lines (`line`), JSON lines (`json`), or a file."""
+    """Where a metric is read: lines (`line`) or JSON lines (`json`) of the output."""
 
     metric: str
     unit: str = ""
@@ -21,13 +21,9 @@ class MetricSource:
     line: str = ""
     """Regular expression with a group `value`, searched for in every line of output."""
     json: str = ""
-    """Keys separated by dots, into the JSON object in a line of output or in `file`."""
+    """Keys separated by dots, into the JSON object in a line of output."""
     prefix: str = ""
     """Text before the object in a JSON line."""
-    file: str = ""
-    """Read from the program's folder when it has ended; the program must have updated it."""
-    csv: str = ""
-    """Column of `file`."""
     scale: float = 1.0
     """Factor from the number that is read to the metric's unit."""
     last: bool = False

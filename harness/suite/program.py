@@ -106,7 +106,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         argv=tuple(argv),
         cwd=_filled(workload.cwd, case),
         steps=_steps(workload),
-        readings=tuple(_source(name, reading, case) for name, reading in workload.metrics.items()),
+        readings=tuple(_source(name, reading) for name, reading in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
         gpus=_product(workload.gpus, case) or 0,
@@ -141,9 +141,6 @@ def _texts(workload: WorkloadModel, words: Sequence[str]) -> Iterator[tuple[Loc,
         yield (("command", i) if listed else ("command",)), word, i > 0
     if "cwd" in workload.model_fields_set:
         yield ("cwd",), workload.cwd, False
-    for name, reading in workload.metrics.items():
-        if reading.file:
-            yield ("metrics", name, "file"), reading.file, False
 
 
 def _check_fields(
@@ -223,10 +220,8 @@ def _metric(name: str, reading: ReadingModel) -> Metric:
     return Metric(name=name, title=name, unit=reading.unit or "", higher_is_better=higher)
 
 
-def _source(name: str, reading: ReadingModel, case: Case) -> MetricSource:
+def _source(name: str, reading: ReadingModel) -> MetricSource:
     given = reading.model_dump(by_alias=True, exclude_none=True, exclude={"better", "take"})
-    if reading.file:
-        given["file"] = _filled(reading.file, case)
     higher, last = reading.better == "higher", reading.take == "last"
     return MetricSource(metric=name, **given, higher_is_better=higher, last=last)
 

@@ -168,18 +168,14 @@ class ProgressModel(Form):
 
 
 class ReadingModel(Form):
-    """Where a metric of a program is read: `line`, `json`, or `file` with `json` or `csv`."""
+    """Where a metric of a program is read: `line` or `json`."""
 
     line: Annotated[Text, AfterValidator(_with_value)] | None = None
     """Regular expression with a group `value`, searched in every line of output."""
     json_: Text | None = Field(default=None, alias="json")
-    """Key of a JSON object in a line of output, or in `file`: `train.loss`."""
+    """Key of a JSON object in a line of output: `train.loss`."""
     prefix: Text | None = None
     """Text before the object in a JSON line."""
-    file: Text | None = None
-    """File in the folder of the program, read after its end. One document, or one per line."""
-    csv: Text | None = None
-    """Column of `file`."""
     scale: Positive = 1.0
     """Factor from the number to the value: 0.001 for milliseconds. Default 1."""
     take: Literal["all", "last"] = "all"
@@ -191,15 +187,11 @@ class ReadingModel(Form):
 
     @model_validator(mode="after")
     def _one_place(self) -> "ReadingModel":
-        known = {"line": self.line, "json": self.json_, "csv": self.csv}
-        ways = [name for name, way in known.items() if way]
-        if len(ways) != 1:
-            given = f"has {' and '.join(ways)}, but " if ways else ""
-            raise wrong(f"{given}needs one of line, json or csv")
-        if (self.csv and not self.file) or (self.line and self.file):
-            raise wrong("needs json or csv with a file, line or json without one")
-        if self.prefix and (self.file or not self.json_):
-            raise wrong("needs json without file", key="prefix")
+        if bool(self.line) == bool(self.json_):
+            given = "has line and json, but " if self.line else ""
+            raise wrong(f"{given}needs one of line or json")
+        if self.prefix and not self.json_:
+            raise wrong("needs json", key="prefix")
         return self
 
 

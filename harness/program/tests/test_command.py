@@ -148,7 +148,7 @@ def test_a_reported_step_time_is_the_sample(warm: Launcher, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("way", ["progress", "metric", "file"])
+@pytest.mark.parametrize("way", ["progress", "metric"])
 @pytest.mark.parametrize(("share", "is_noted"), [(0.95, False), (0.65, True)])
 def test_time_that_a_program_leaves_out_of_its_steps_is_noted(
     share: float, is_noted: bool, way: str, every: int, warm: Launcher, tmp_path: Path
@@ -162,12 +162,10 @@ for i in range(0, {12 * every}, {every}):
     print("step", i, "took", times[-1])
     last = now
 time.sleep(0.5)  # a checkpoint after the last step
-open("out.jsonl", "w").write("\\n".join(json.dumps({{"s": s}}) for s in times))
 """
     lines = {
         "progress": (r"progress: 'step (?P<step>\d+) took (?P<step_s>\S+)'",),
         "metric": (STEPS, r"metrics: {step_s: {line: 'took (?P<value>\S+)'}}"),
-        "file": (STEPS, "metrics: {step_s: {file: out.jsonl, json: s}}"),
     }
     m = measured(warm, tmp_path, program, *lines[way])
 
@@ -258,51 +256,24 @@ def test_without_progress_the_whole_program_is_one_sample(warm: Launcher, tmp_pa
     assert m.effective["timed_by"] == "the whole program"
 
 
-def test_metrics_come_from_json_lines_and_files(warm: Launcher, tmp_path: Path) -> None:
+def test_metrics_come_from_json_lines(warm: Launcher, tmp_path: Path) -> None:
     program = """
 print("{not json}")
 for i in range(4):
-    print(json.dumps({"train": {"ms": 10 + i}, "note": "x"}))
+    print(json.dumps({"train": {"ms": 10 + i}, "x": 5 + i}))
 print("RESULT " + json.dumps({"speed": [7, 8]}), file=sys.stderr)
-open("out.csv", "w").write("a,b\\n1,2\\n3,4\\n")
-open("out.jsonl", "w").write('{"x": 5}\\n{"x": 6}\\n')
 """
     metrics = (
         "metrics:",
         "  step_s: {json: train.ms, scale: 0.001}",
         "  speed: {json: speed.1, prefix: 'RESULT', unit: x, better: higher}",
-        "  column: {file: out.csv, csv: b, unit: x, better: higher}",
-        "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
-        "  tokens: {file: out.jsonl, json: x, unit: tokens, better: higher, scale: 2}",
+        "  tokens: {json: x, unit: tokens, better: higher, scale: 2}",
     )
     m = measured(warm, tmp_path, program, *metrics)
 
     assert (*m.warmup_s, *m.samples_s) == tuple(pytest.approx(0.01 + i / 1e3) for i in range(4))
-    reported = {"speed": (8.0,), "column": (2.0, 4.0), "x": (5.0, 6.0), "tokens": (10.0, 12.0)}
-    assert m.readings == reported
-    assert m.tokens == 11, "of a step, for the suite does not state them"
-
-
-@pytest.mark.parametrize("mode", ["a", "w"])
-def test_a_file_that_a_program_appends_to_has_no_values_of_an_earlier_run(
-    mode: str, warm: Launcher, tmp_path: Path
-) -> None:
-    (tmp_path / "out.jsonl").write_text('{"x": 1}\n')
-    (tmp_path / "out.csv").write_text("a,b\n7,9\n")
-    head = "a,b\n" if mode == "w" else ""
-    program = f"""
-time.sleep(0.01)
-open("out.jsonl", {mode!r}).write('{{"x": 5}}\\n{{"x": 6}}\\n')
-open("out.csv", {mode!r}).write({head!r} + "1,2\\n3,4\\n")
-"""
-    metrics = (
-        "metrics:",
-        "  column: {file: out.csv, csv: b, unit: x, better: higher}",
-        "  x: {file: out.jsonl, json: x, unit: x, better: higher}",
-    )
-    m = measured(warm, tmp_path, program, *metrics)
-
-    assert (m.detail, m.readings) == ("", {"x": (5.0, 6.0), "column": (2.0, 4.0)})
+    assert m.readings == {"speed": (8.0,), "tokens": (10.0, 12.0, 14.0, 16.0)}
+    assert m.tokens == 13, "of a step, for the suite does not state them"
 
 
 def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> None:

@@ -186,16 +186,6 @@ broken()
     assert "exited with 1, after its step 1002:" in m.detail
 
 
-def test_a_file_of_an_earlier_run_is_not_read(warm: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "out.json").write_text('{"x": 5}')
-
-    metrics = "metrics: {x: {file: out.json, json: x, unit: x, better: higher}}"
-    m = measured(warm, tmp_path, "pass", metrics)
-
-    assert m.outcome is Outcome.UNSUPPORTED
-    assert "not updated by this run" in m.detail
-
-
 # --- what a suite may not say ------------------------------------------------------------
 
 
@@ -221,8 +211,7 @@ def asked(*rows: str) -> Suite:
         (("command: x", "metrics: {tokens_per_sec: {json: a}}"), "'tokens_per_s'"),
         (("command: x", "metrics: {step_cycles: {json: a}}"), "a program cannot report it"),
         (("command: x", "metrics: {mfu: {json: a, unit: x, better: lower}}"), "the unit ratio"),
-        (("command: x", "metrics: {mfu: {}}"), "needs one of line, json or csv"),
-        (("command: x", "metrics: {mfu: {csv: a}}"), "needs json or csv with a file"),
+        (("command: x", "metrics: {mfu: {}}"), "needs one of line or json"),
         (("command: x", "tokens: [batch]"), "'batch' is not an axis here"),
         (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
         (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),

@@ -106,7 +106,7 @@ hang()
 def test_an_earlier_failure_than_a_garbled_line_is_awaited(tmp_path: Path) -> None:
     (case,) = suite_of("", tmp_path, STEPS, LOSS, TWO).cases
     assert case.program
-    garbled = RankOutput(1, case.program, case.settings, tmp_path, 0.0)
+    garbled = RankOutput(1, case.program, case.settings, 0.0)
 
     garbled.take(Read(10.0, ("step 5 loss x",), from_stderr=False, data=b"", rank=1))
 
@@ -203,7 +203,7 @@ def test_steps_of_optimizers_that_run_ahead_of_their_gpu_last_what_they_do_on_av
     """One rank launches 19 steps and waits for all 20, the other waits for each of its 200. A third
     made its calls of the optimizer before the samples: it captured them."""
     program, settings = Program(argv=("x",), world_size=3), MeasureSettings()
-    outputs = [RankOutput(rank, program, settings, tmp_path, 0.0) for rank in range(3)]
+    outputs = [RankOutput(rank, program, settings, 0.0) for rank in range(3)]
     ahead, behind = ([0.001] * 19 + [0.181]) * 10, [0.01] * 200
     for rank, took in enumerate((ahead, behind, [-0.1] * 12)):
         (tmp_path / str(rank)).write_bytes(struct.pack(f"={len(took)}d", *accumulate(took)))
