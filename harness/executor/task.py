@@ -15,7 +15,7 @@ import psutil
 
 from harness.errors import HarnessError, ProbeError
 from harness.machine import nvml
-from harness.store.reader import RUN_FILE
+from harness.store import reader
 
 POLL_S, GRACE_S = 0.1, 20.0
 """Between looks at the process; from the request to end until it is killed."""
@@ -64,8 +64,8 @@ def measure(how: UnitCommand, case_ids: Sequence[str], gpus: Sequence[str]) -> d
             _wait_for(process)
         if process.returncode < 0:
             raise ChildProcessError(f"signal {-process.returncode} on {platform.node()}")
-        record = next(Path(store).glob(f"*/{RUN_FILE}"), None)
-        if record is None or b'"kind": "end"' not in record.read_bytes():
+        record = next(Path(store).glob(f"*/{reader.RUN_FILE}"), None)
+        if record is None or not reader.read(record.parent)[0].ended_at:
             said = log.read_text(errors="replace").rpartition("error: ")[-1].strip()
             raise HarnessError(f"{platform.node()} refused a unit: {said}")
         files = [path for path in record.parent.rglob("*") if path.is_file()]

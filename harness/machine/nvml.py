@@ -142,7 +142,6 @@ def _describe(device: object) -> Gpu:
         default_power_limit_w=optional(
             lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1e3
         ),
-        persistence=optional(lambda: bool(pynvml.nvmlDeviceGetPersistenceMode(device))),
     )
 
 

@@ -8,13 +8,12 @@ capture may not do.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.records import MeasureSettings, Scalar
+from harness.records import MeasureSettings
 from harness.workload import Unsupported, Workload
 
 Run = Callable[[], Any]
@@ -22,36 +21,21 @@ WARM_UPS = 3
 """Steps before a capture: they compile, tune and create handles, which a capture must not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedRun:
-    """A run as the settings ask for it."""
-
-    run: Run
-    fresh: Callable[[int], None] | None
-    """The workload's function that writes fresh inputs."""
-    effective: Mapping[str, Scalar]
-    """What differs from the plain run, for the effective configuration."""
-
-
-def prepare(workload: Workload, settings: MeasureSettings) -> TimedRun:
+def prepare(workload: Workload, settings: MeasureSettings) -> Run:
     """The run to time.
 
     Raises:
         Unsupported: The run cannot be captured.
     """
-    run, effective = workload.run, dict[str, Scalar]()
-    if settings.graph:
-        if not workload.capturable:
-            raise Unsupported(
-                "graph: this workload is not marked capturable; a replay might do less than a call"
-            )
-        if not torch.cuda.is_available():
-            raise Unsupported("graph: replay needs a CUDA device")
-        run = captured(run)
-        effective["timed_as"] = "graph replay"
-    if workload.fresh:
-        effective["fresh_inputs"] = True
-    return TimedRun(run=run, fresh=workload.fresh, effective=effective)
+    if not settings.graph:
+        return workload.run
+    if not workload.capturable:
+        raise Unsupported(
+            "graph: this workload is not marked capturable; a replay might do less than a call"
+        )
+    if not torch.cuda.is_available():
+        raise Unsupported("graph: replay needs a CUDA device")
+    return captured(workload.run)
 
 
 def captured(run: Run) -> Run:

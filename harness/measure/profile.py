@@ -164,7 +164,6 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=fingerprint,
-            runtime=seen.runtime(),
             breakdown=replace(breakdown, kernels_by_range=by_range(kernels), ranges=ranges),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,

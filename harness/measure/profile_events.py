@@ -123,13 +123,6 @@ class Trace:
         timed = _own_times(self._inside(EventKind.OPERATOR))
         return self._uses((e, own) for e, own in timed if not e.name.startswith(_BACKWARD))
 
-    def runtime(self) -> Mapping[str, float]:
-        """CUDA calls, and copies by kind, per step."""
-        calls = self._by_kind[EventKind.RUNTIME]
-        counted = Counter(e.name for w in self.windows for e in calls if w.calls(e))
-        counted.update(e.name for e in self._inside(EventKind.COPY))
-        return {name: n / len(self.windows) for name, n in counted.most_common()}
-
     def hidden(self) -> tuple[str, ...]:
         """What ran operators without the dispatcher."""
         found = []

@@ -34,8 +34,6 @@ class Gpu:
     power_limit_w: float | None = None
     max_sm_clock_hz: float | None = None
     default_power_limit_w: float | None = None
-    persistence: bool | None = None
-    """Whether the driver stays loaded without a process; None, as the limit, if not recorded."""
 
     @property
     def power_limit_share(self) -> float | None:

@@ -15,7 +15,7 @@ class EvidenceFile:
     """One file of evidence of a failure, or why there is none."""
 
     name: str
-    """python stacks, native stacks, traceback or telemetry."""
+    """python stacks, native stacks or traceback; in earlier records also telemetry."""
     path: str = ""
     """Relative to the run folder; empty if there is no file."""
     note: str = ""
@@ -84,12 +84,8 @@ class Evidence:
     """A program's own number of its last step, if it prints one."""
     pace_s: float | None = None
     """Mean time of a finished step."""
-    needed_s: float | None = None
-    """Time that the requested samples would have taken at this pace."""
     silent_s: float | None = None
     """Time from its last sign of life to the decision."""
-    stall_limit_s: float | None = None
-    """The silence that was allowed."""
     working: bool | None = None
     """At a timeout: whether it was seen to work, by steps or output until shortly before, or by the
     use of a CPU or GPU; None if that was not recorded."""

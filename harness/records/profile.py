@@ -143,8 +143,6 @@ class Profile:
     """Likewise."""
     fingerprint: str = ""
     """Hash of all kernels and operators with their ranges and calls, without times."""
-    runtime: Mapping[str, float] = field(default_factory=dict)
-    """Calls of the CUDA runtime and driver per step, and copies by kind."""
     breakdown: Breakdown | None = None
     steps: int = 0
     """Number of profiled steps."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.machine.nvml import family
-from harness.records import Case, Evidence, EvidenceFile, Outcome, Telemetry
+from harness.records import Case, Evidence, EvidenceFile
 from harness.runner import ranks, stacks
 from harness.runner.forkserver import Worker, end_of
 
@@ -19,8 +19,6 @@ LOG_HEAD_BYTES = 4 * 2**20
 LOG_TAIL_BYTES = 4 * 2**20
 """End of an output that its log keeps, at least; at most twice that."""
 LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
-TAIL_S = 30.0
-"""The last seconds of telemetry that go into a file."""
 
 
 class Folder:
@@ -100,19 +98,11 @@ def cut_log(log: Path) -> None:
             file.write(LEFT_OUT + tail)
 
 
-def completed(
-    found: Evidence, outcome: Outcome, telemetry: Telemetry | None, folder: Folder
-) -> Evidence:
-    """The evidence with what the log and the telemetry show, in files."""
-    files = [*found.files]
-    if outcome is Outcome.CRASH:
-        frame, traceback = _traceback(folder, found.rank)
-        found = replace(found, frame=found.frame or frame)
-        files += [traceback] if traceback else []
-    if telemetry and telemetry.t_s:
-        text, kept = _tail(telemetry), EvidenceFile(name="telemetry")
-        files.append(folder.write("telemetry.csv", text, kept))
-    return replace(found, files=tuple(files))
+def with_traceback(found: Evidence, folder: Folder) -> Evidence:
+    """The evidence of a crash with the traceback in the log, in a file."""
+    frame, traceback = _traceback(folder, found.rank)
+    files = (*found.files, *([traceback] if traceback else []))
+    return replace(found, frame=found.frame or frame, files=files)
 
 
 def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | None]:
@@ -132,14 +122,3 @@ def _traceback(folder: Folder, rank: int | None) -> tuple[str, EvidenceFile | No
         return "", None
     kept = EvidenceFile(name="traceback", note=note)
     return frame, folder.write("traceback.txt", text[start:end], kept)
-
-
-def _tail(telemetry: Telemetry) -> str:
-    """The last readings as CSV, one row a reading; an empty cell is a reading that failed."""
-    since = telemetry.t_s[-1] - TAIL_S
-    lines = [",".join(["t_s", *telemetry.channels])]
-    for t_s, *values in zip(telemetry.t_s, *telemetry.channels.values(), strict=True):
-        if t_s >= since:
-            cells = ("" if v is None else f"{v:.6g}" for v in values)
-            lines.append(",".join([f"{t_s:.3f}", *cells]))
-    return "\n".join(lines) + "\n"

@@ -77,22 +77,23 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
     survivors = f"{seen.survivors} processes survived SIGKILL" if seen.survivors else ""
     found = None
     if said.outcome is not Outcome.OK:
-        own = _evidence(said.evidence, ending.evidence)
-        found = evidence.completed(own, said.outcome, seen.telemetry, seen.folder)
-    return replace(
+        found = _evidence(said.evidence, ending.evidence)
+    if found is not None and said.outcome is Outcome.CRASH:
+        found = evidence.with_traceback(found, seen.folder)
+    whole = replace(
         said,
         detail="; ".join(filter(None, (said.detail, note, survivors))),
         discarded=unfit(said, seen.telemetry, seen.phases),
         effective={**said.effective, "start": "cold" if seen.cold else "warm"},
         over_steps=OverSteps.joined(answered.over_steps),
         telemetry=seen.telemetry,
-        ranks=ranks.with_gpus(said, seen.telemetry, seen.phases, seen.gpus),
         phases=seen.phases,
         started_at=seen.started_at,
         wall_s=seen.wall_s,
         log=seen.folder.log_name,
         evidence=found,
     )
+    return replace(whole, ranks=ranks.with_gpus(whole, seen.gpus))
 
 
 def _unanswered(answered: Answered, ending: Ending) -> Measurement:
@@ -122,7 +123,6 @@ def _evidence(said: Evidence | None, seen: Evidence) -> Evidence:
         phase=said.phase or seen.phase,
         steps=seen.steps if said.steps is None else said.steps,
         pace_s=seen.pace_s,
-        needed_s=seen.needed_s,
         files=(*said.files, *seen.files),
     )
 

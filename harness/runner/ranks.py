@@ -2,14 +2,13 @@
 begins."""
 
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from harness.analysis.recorded import readings
 from harness.machine.nvml import CHANNELS
-from harness.records import Measurement, Phase, Rank, Telemetry, of_rank
+from harness.records import Measurement, Rank, of_rank
 from harness.runner.stacks import ThreadStack
 
 _INNERMOST = 8
@@ -20,31 +19,30 @@ _IN_A_COLLECTIVE = re.compile(
 """DDP averages gradients inside the backward pass."""
 
 
-def with_gpus(
-    m: Measurement, telemetry: Telemetry | None, phases: tuple[Phase, ...], gpus: Mapping[int, str]
-) -> tuple[Rank, ...]:
+def with_gpus(m: Measurement, gpus: Mapping[int, str]) -> tuple[Rank, ...]:
     """The ranks of a measurement with what their GPUs did; `gpus` has the UUID of each."""
-    m = replace(m, telemetry=telemetry or Telemetry(t_s=(), channels={}), phases=phases)
     return tuple(_with_gpu(m, r, gpus[r.rank]) if r.rank in gpus else r for r in m.ranks)
 
 
 def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
-    assert m.telemetry is not None
-    channels = m.telemetry.channels
+    if m.telemetry is None:
+        return replace(rank, gpu=uuid)
     names = {of_rank(name, rank.rank): name for name in CHANNELS}
-    own = {name: channels[of] for of, name in names.items() if of in channels}
+    own = {names[of]: found for of, found in m.telemetry.channels.items() if of in names}
     alone = replace(m, telemetry=replace(m.telemetry, channels=own))
-    used = readings(alone, "gpu_utilisation", ("sampling",))
-    drawn = readings(alone, "gpu_power_w", ("sampling",))
-    clock = readings(alone, "gpu_sm_clock_hz", ("sampling",))
+
+    def mean(channel: str) -> float | None:
+        found = readings(alone, channel, ("sampling",))
+        return statistics.fmean(found) if found else None
+
     taken = [x for x in own.get("gpu_memory_bytes", ()) if x is not None]
     return replace(
         rank,
         gpu=uuid,
         peak_memory_bytes=int(max(taken)) if taken else None,
-        gpu_utilisation=float(np.mean(used)) if used else None,
-        gpu_power_w=float(np.mean(drawn)) if drawn else None,
-        gpu_sm_clock_hz=float(np.mean(clock)) if clock else None,
+        gpu_utilisation=mean("gpu_utilisation"),
+        gpu_power_w=mean("gpu_power_w"),
+        gpu_sm_clock_hz=mean("gpu_sm_clock_hz"),
     )
 
 

@@ -79,12 +79,6 @@ class Pace:
         own_s = TIMES_SLOWEST * self.slowest_s
         return Limits(max(least_s, own_s), max(BUSY_TIMES * least_s, own_s))
 
-    @property
-    def needed_s(self) -> float | None:
-        """Time for a first step and `min_samples` samples at this pace."""
-        mean_s = self.mean_s
-        return None if mean_s is None else (1 + self._settings.min_samples) * mean_s
-
 
 class Activity(StrEnum):
     """What a silent process does."""

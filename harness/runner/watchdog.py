@@ -320,9 +320,7 @@ class Story:
             steps=self._pace.steps if known else None,
             last_step=self._last_step,
             pace_s=self._pace.mean_s,
-            needed_s=self._pace.needed_s,
             silent_s=None if now is None else now - self.heard_at,
-            stall_limit_s=None if now is None else self.silence.limit_s,
         )
 
     @property

@@ -39,7 +39,6 @@ class FakeNvml:
             "nvmlDeviceGetCudaComputeCapability": lambda device: (9, 0),
             "nvmlDeviceGetEnforcedPowerLimit": lambda device: 700000,
             "nvmlDeviceGetPowerManagementDefaultLimit": lambda device: 700000,
-            "nvmlDeviceGetPersistenceMode": lambda device: 1,
             "nvmlDeviceGetMaxClockInfo": lambda device, clock: 1980,
             "nvmlDeviceGetUtilizationRates": lambda device: SimpleNamespace(gpu=98, memory=40),
             "nvmlDeviceGetPowerUsage": lambda device: 117915,

@@ -74,20 +74,20 @@ MOST_LINES = {
     "harness/git": 540,
     "harness/integrations": 910,
     "harness/machine": 1_650,
-    "harness/measure": 2_430,
-    "harness/program": 1_990,
-    "harness/records": 1_910,
+    "harness/measure": 2_410,
+    "harness/program": 1_900,
+    "harness/records": 1_890,
     "harness/report": 4_590,
-    "harness/runner": 2_310,
+    "harness/runner": 2_280,
     "harness/store": 1_130,
-    "harness/suite": 2_200,
-    "harness/worker": 750,
+    "harness/suite": 2_190,
+    "harness/worker": 740,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_350, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_300, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

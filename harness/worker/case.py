@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -45,19 +45,20 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
 
     reporter.phase("warmup")
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
-    timed = inputs.prepare(workload, case.settings)
+    run = inputs.prepare(workload, case.settings)
     deadline = order.launched_at + case.settings.timeout_s
     follow = _Follower(workload, log, reporter, first)
-    taken = _timed(workload, timed, case.settings, stopwatch, deadline, follow)
+    taken = _timed(run, case.settings, stopwatch, deadline, follow)
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=taken.steps)
 
     reporter.phase("repeat")
     outputs = digest.Repeats(workload, checked, first.elements)
     if workload.steps is None:
-        taken = _repeated(timed, taken, outputs, deadline, reporter)
+        taken = _repeated(run, workload.fresh, taken, outputs, deadline, reporter)
     effective, flags_read = attestation.observed(case, workload)
-    effective |= timed.effective
+    effective |= {"timed_as": "graph replay"} if case.settings.graph else {}
+    effective |= {"fresh_inputs": True} if workload.fresh else {}
     code = _require_code(order)
     if taken.cut:
         effective["samples_cut"] = "timeout"
@@ -73,7 +74,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         unreplayed=workload.unreplayed,
     )
     seen = {"effective": effective, "flags_read": flags_read}
-    ran = attestation.attest(case, timed.run, ask, seen)
+    ran = attestation.attest(case, run, ask, seen)
     measurement = Measurement(
         case_id=case.case_id,
         process=order.process,
@@ -136,8 +137,7 @@ class _Follower:
 
 
 def _timed(
-    workload: Workload,
-    timed: inputs.TimedRun,
+    run: inputs.Run,
     settings: MeasureSettings,
     stopwatch: timing.Stopwatch,
     deadline: float,
@@ -149,14 +149,16 @@ def _timed(
         StepsMissing: A training run could not take all its steps before the deadline.
     """
 
+    workload = follow.workload
+
     def prepare(step: int) -> None:
-        if timed.fresh and step:
-            timed.fresh(step)
+        if workload.fresh and step:
+            workload.fresh(step)
 
     memory.start_peak()
     try:
         taken = timing.take(
-            timed.run,
+            run,
             settings,
             stopwatch,
             deadline=deadline,
@@ -174,7 +176,8 @@ def _timed(
 
 
 def _repeated(
-    timed: inputs.TimedRun,
+    run: inputs.Run,
+    fresh: Callable[[int], None] | None,
     taken: timing.Timing,
     outputs: digest.Repeats,
     deadline: float,
@@ -188,23 +191,23 @@ def _repeated(
     """
     step = taken.steps - 1
     # With fresh inputs every step has its own, which are still in place.
-    own = step if timed.fresh else 0
+    own = step if fresh else 0
     outputs.add(taken.output, step, own)
-    if timed.fresh and step:
+    if fresh and step:
         outputs.require_change(taken.output, step)
     taken = replace(taken, output=None)  # only one output is alive at a time
     step_s = statistics.median(taken.samples_s)
     spent_s = sum(taken.warmup_s) + sum(taken.samples_s)
     more = int(min(REPEATS, REPEATS_SHARE * spent_s / step_s))
-    more = max(more, 2 if outputs.problem else 1 if timed.fresh else 0)
+    more = max(more, 2 if outputs.problem else 1 if fresh else 0)
     for i in range(min(more, int((deadline - monotonic()) / step_s) - 1)):
-        if timed.fresh and i == 1:
-            timed.fresh(0)
+        if fresh and i == 1:
+            fresh(0)
         reporter.alive()
-        outputs.add(timed.run(), step + i + 1, own if i == 0 else 0)
+        outputs.add(run(), step + i + 1, own if i == 0 else 0)
     outputs.require()
-    if timed.fresh:
-        timed.fresh(0)
+    if fresh:
+        fresh(0)
     return taken
 
 

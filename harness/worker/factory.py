@@ -1,14 +1,12 @@
 """Child side: loads the factory that a case names, and checks cases without building them."""
 
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from harness.git import origin
@@ -52,8 +50,9 @@ def load_factory(name: str) -> Factory:
     except AttributeError as error:
         if wrong := origin.misplaced(origin.loaded(), [str(Path.cwd())]):
             raise attestation.PathMismatch(wrong) from error
-        missing = f"{module_name} has no {function!r}"
-        raise NoFactory(name, missing, _suggestion(function, module)) from error
+        near = get_close_matches(function, vars(module), n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else ""
+        raise NoFactory(name, f"{module_name} has no {function!r}", remedy) from error
     if not callable(factory):
         raise NoFactory(
             name,
@@ -61,21 +60,6 @@ def load_factory(name: str) -> Factory:
             "Name a function that returns a harness.workload.Workload.",
         )
     return factory
-
-
-def _suggestion(function: str, module: ModuleType) -> str:
-    if near := get_close_matches(function, vars(module), n=1):
-        return f"Did you mean {near[0]!r}?"
-    own = [
-        repr(name)
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
-    return (
-        f"Its functions: {', '.join(own)}." if own else f"{module.__name__} defines no functions."
-    )
 
 
 def hides(error: ImportError) -> str:

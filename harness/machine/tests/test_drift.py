@@ -169,7 +169,7 @@ def test_every_field_of_an_environment_is_compared_or_listed_here() -> None:
     assert {f.name for f in fields(Environment)} == moves_nothing | compared
     gpu_compared = {"name", "uuid", "memory_bytes", "driver", "cuda_driver"}
     gpu_compared |= {"power_limit_w", "max_sm_clock_hz"}
-    follows = {"index", "compute_capability", "default_power_limit_w", "persistence"}
+    follows = {"index", "compute_capability", "default_power_limit_w"}
     assert {f.name for f in fields(Gpu)} == gpu_compared | follows
 
 

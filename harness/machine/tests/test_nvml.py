@@ -47,7 +47,6 @@ def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
         power_limit_w=700.0,
         max_sm_clock_hz=1.98e9,
         default_power_limit_w=700.0,
-        persistence=True,
     )
     assert nvml.find(UUID) == gpu
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")

@@ -84,7 +84,6 @@ def test_a_fault_has_its_outcome_and_evidence_and_the_next_case_runs(
     if "frame" in seen:
         text = (tmp_path / file_of(m, "traceback").path).read_text()
         assert text.startswith(("Traceback (most recent call last):", "Fatal Python error: Segm"))
-    assert (tmp_path / file_of(m, "telemetry").path).read_text().startswith("t_s,rss_bytes\n")
 
 
 def test_what_a_workload_prints_or_forks_is_no_answer(warm: Launcher, tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
     phases = (Phase(name="sampling", start_s=0.0, end_s=2.0),)
     m = Measurement(
         case_id="two", process=0, outcome=Outcome.OK, clock=Clock.HOST, samples_s=(1.0,),
-        ranks=(Rank(rank=0), Rank(rank=1)),
+        ranks=(Rank(rank=0), Rank(rank=1)), telemetry=seen, phases=phases,
     )  # fmt: skip
 
-    found = ranks.with_gpus(m, seen, phases, {0: UUID, 1: OTHER_UUID})
+    found = ranks.with_gpus(m, {0: UUID, 1: OTHER_UUID})
 
     assert [r.gpu for r in found] == [UUID, OTHER_UUID]
     assert [r.gpu_utilisation for r in found] == [1.0, pytest.approx(0.3)]

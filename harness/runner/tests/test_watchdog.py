@@ -89,7 +89,7 @@ def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None
     assert m.detail.startswith("slow: not done in 2.5 s, set timeout_s to 5 or more; in warmup, at")
     assert m.lower_bound_s == 1.0
     assert m.evidence
-    assert (m.evidence.steps, m.evidence.pace_s, m.evidence.needed_s) == (2, 1.0, 4.0)
+    assert (m.evidence.steps, m.evidence.pace_s) == (2, 1.0)
     assert m.evidence.frame == ""
 
 
@@ -341,18 +341,18 @@ def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) 
     evidence.cut_log(tmp_path / "gone/x.log")
     folder = evidence.Folder(tmp_path / "gone", tmp_path / "gone/x.log")
 
-    assert evidence.completed(Evidence(), Outcome.CRASH, None, folder) == Evidence()
+    assert evidence.with_traceback(Evidence(), folder) == Evidence()
 
 
 def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
     (tmp_path / evidence.FOLDER).write_text("in the way")
+    (tmp_path / "x.log").write_text("Traceback (most recent call last):\nValueError")
 
-    m = watched(tmp_path, Answer(measurement=FAILED), probe=Counter())
+    m = watched(tmp_path, Answer(measurement=replace(FAILED, outcome=Outcome.CRASH)))
 
-    assert m.outcome is Outcome.NON_FINITE
     assert m.evidence
     assert [(f.name, f.path, f.note) for f in m.evidence.files] == [
-        ("telemetry", "", "not written: Not a directory"),
+        ("traceback", "", "not written: Not a directory"),
     ]
 
 
