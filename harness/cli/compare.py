@@ -154,10 +154,8 @@ def _measured(request: Request) -> GateVerdict:
         )
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)
-    sides = [side for side in (verdict.baseline, verdict.candidate) if side and side.run_id]
-    return comparing.commits(
-        verdict, [reader.load(request.store, side.run_id.split()[0]) for side in sides]
-    )
+    sides = [side.folders for side in (verdict.baseline, verdict.candidate) if side]
+    return comparing.commits(verdict, [reader.load(request.store, f[0]) for f in sides if f])
 
 
 def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:

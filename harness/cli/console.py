@@ -356,7 +356,7 @@ def judged(verdict: GateVerdict) -> RenderableType:
 
 def _recorded(side: GateSide) -> Iterator[Text]:
     """Where each run of the candidate is, and how to see it."""
-    for folder in side.run_folder.split():
+    for folder in side.folders:
         yield Text(f"Recorded: harness show {folder}")
         yield Text(f"  As a page: harness report {folder}")
 

@@ -63,7 +63,7 @@ def gate(
             "--baseline, --base and --counters choose different comparisons",
             "Give --baseline alone, or remove it.",
         )
-    if record and (base or not counters):
+    if record and (base or head != WORKING_TREE or not counters):
         raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
     mode = Mode.RELATIVE if base else Mode.BASELINE
     request = Request(

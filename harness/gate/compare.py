@@ -25,13 +25,14 @@ from harness.gate.records import (
     VerdictSubject,
     side_of,
 )
-from harness.gate.unpaired import Process, compare_stored, processes, too_few
+from harness.gate.unpaired import compare_stored, processes, too_few
 from harness.machine import drift, facts
 from harness.records import (
     Case,
     Comparison,
     Decision,
     Finding,
+    Measurement,
     Outcome,
     Run,
 )
@@ -183,7 +184,7 @@ def _times(
     a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], policy: Policy, beside: int
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
     """The comparisons of step times, and why a case has none."""
-    sides: dict[str, tuple[Sequence[Process], Sequence[Process]]] = {}
+    sides: dict[str, tuple[Sequence[Measurement], Sequence[Measurement]]] = {}
     why: dict[str, str] = {}
     for case_id, cases in alike.items():
         measured = a.of(case_id), b.of(case_id)
@@ -203,10 +204,10 @@ def _times(
     )
     found = compare_stored(
         sides,
-        beside=beside,
+        own,
         day_cv=DAY_CV if one else CARD_CV,  # two hosts, if there is no card
-        thresholds=dict.fromkeys(sides, own),
         other_card=not one and b.environment.gpu is not None,
+        beside=beside,
     )
     return {c.case_id: c for c in found}, why
 

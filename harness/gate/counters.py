@@ -180,15 +180,14 @@ def compare(cases: Mapping[Key, Counted]) -> dict[Key, Compared]:
     chance that a gate without a change calls any of them different is at most ERROR.
     """
     varying = {key: case.varying() for key, case in cases.items()}
-    tests = {
-        (key, name): _p_value(*steps)
-        for key, of_case in varying.items()
-        for name, steps in of_case.items()
-        if not _alike(*steps)
-    }
-    numbered = dict(enumerate(tests))
-    adjusted = holm({str(i): tests[key] for i, key in numbered.items()})
-    p_values = {key: adjusted[str(i)] for i, key in numbered.items()}
+    p_values = holm(
+        {
+            (key, name): _p_value(*steps)
+            for key, of_case in varying.items()
+            for name, steps in of_case.items()
+            if not _alike(*steps)
+        }
+    )
     answers = {}
     for key, case in cases.items():
         found = [

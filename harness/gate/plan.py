@@ -69,6 +69,8 @@ class Plan:
     tasks: tuple[Task, ...]
     gone: tuple[LeftOut, ...]
     """Cases of the baseline, or on record, that are not measured."""
+    recorded: counters.CounterBaseline | None
+    """The counters on record, if counters are compared."""
     rig: Rig
     sides: tuple[Side, ...]
     """The baseline first, if there is one."""
@@ -136,6 +138,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
             for case in suite.cases
         ),
         gone=gone,
+        recorded=kept,
         rig=rig,
         sides=sides,
         findings=findings,

@@ -3,7 +3,7 @@
 `encode` writes it as JSON and `decode` reads it. Times are SI; ratios are candidate over baseline,
 so above one is slower.
 
-Schema 2: since then a case holds its comparison, and the sides are `baseline` and `candidate`.
+Schema 3: since then a side has the folders of its runs.
 """
 
 import json
@@ -18,7 +18,7 @@ from harness.errors import HarnessError
 from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding, Run
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Record = TypeVar("Record")
 UNCOMMITTED = " with uncommitted changes"
 
@@ -118,9 +118,8 @@ class GateSide:
     ref: str
     """As given: `origin/main`, `HEAD`, `.` for the working tree, a run."""
     commit: str = ""
-    run_id: str = ""
-    run_folder: str = ""
-    """One for each suite, as `run_id`; empty if nothing was measured."""
+    folders: tuple[str, ...] = ()
+    """Of the runs, one for each suite; empty if nothing was measured."""
     uncommitted: bool = False
     """The commit plus uncommitted changes was measured."""
 
@@ -136,8 +135,7 @@ def side_of(run: Run, ref: str) -> GateSide:
     return GateSide(
         ref=ref,
         commit=git.commit if git else "",
-        run_id=run.run_id,
-        run_folder=run.folder,
+        folders=(run.folder,),
         uncommitted=run.environment.uncommitted,
     )
 

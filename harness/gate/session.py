@@ -209,7 +209,7 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     With a baseline commit, counts that the change itself records are accepted.
     """
     _once(bench, plan, "counters")
-    kept = counters.load()
+    kept = plan.recorded
     useless = counters.unfit(kept, plan.here)
     recorded = {t.key: kept.counts(*t.key) if kept and not useless else None for t in plan.tasks}
     candidate = plan.sides[-1]
@@ -298,20 +298,12 @@ def _baseline(plan: Plan) -> GateSide | None:
     stored = [side_of(run, run.run_id) for run in plan.stored.values()]
     if not stored:
         return None
-    return replace(
-        stored[0],
-        run_id=" ".join(side.run_id for side in stored),
-        run_folder=" ".join(side.run_folder for side in stored),
-    )
+    return replace(stored[0], folders=tuple(f for side in stored for f in side.folders))
 
 
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
     writers = [w for m in measured for w in m.writers.values()]
-    return replace(
-        side,
-        run_id=" ".join(w.run_id for w in writers),
-        run_folder=" ".join(str(w.folder) for w in writers),
-    )
+    return replace(side, folders=tuple(str(w.folder) for w in writers))
 
 
 # --- recorded counters -------------------------------------------------------------------

@@ -8,51 +8,28 @@ same model, and the tolerance is wider.
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
+from harness.analysis.statistics import Floats
 from harness.gate.noise import CARD_CV
-from harness.records import ByCase, Case, Change, Comparison, Measurement, Thresholds
+from harness.records import Case, Change, Comparison, Measurement, Thresholds
 from harness.runner.interleave import clock, usable
 
 FEWEST = 2
 """Processes that each side of a case needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
-    """One fresh process of one side."""
-
-    samples_s: tuple[float, ...]
-    """Step times after the steady state."""
-    hz: float | None = None
-    """Mean SM clock while sampling; None if it was not read."""
-    wall_s: float | None = None
-    """How long it used the GPU."""
-
-    def __post_init__(self) -> None:
-        if not self.samples_s or not all(math.isfinite(s) and s > 0 for s in self.samples_s):
-            raise ValueError("samples_s needs positive, finite times")
-
-    @property
-    def step_s(self) -> float:
-        return statistics.median(self.samples_s)
-
-
-def processes(measured: Sequence[Measurement], case: Case) -> tuple[Process, ...]:
+def processes(measured: Sequence[Measurement], case: Case) -> list[Measurement]:
     """The steady processes of a case."""
-    return tuple(
-        Process(samples_s=m.kept_s, hz=clock(m), wall_s=m.wall_s or None)
-        for m in measured
-        if usable(m, case)
-    )
+    return [m for m in measured if usable(m, case)]
 
 
-def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
+def too_few(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> str:
     """Why a side has too few processes to compare, or an empty string."""
     sides = (("baseline", baseline), ("candidate", candidate))
     short = " and ".join(f"{len(p)} in the {name}" for name, p in sides if len(p) < FEWEST)
@@ -60,12 +37,12 @@ def too_few(baseline: Sequence[Process], candidate: Sequence[Process]) -> str:
 
 
 def compare_stored(
-    sides: Mapping[str, tuple[Sequence[Process], Sequence[Process]]],
+    sides: Mapping[str, tuple[Sequence[Measurement], Sequence[Measurement]]],
+    thresholds: Thresholds,
     *,
-    beside: int = 0,
     day_cv: float,
-    thresholds: ByCase,
     other_card: bool = False,
+    beside: int = 0,
 ) -> tuple[Comparison, ...]:
     """Judge every case by its stored processes and its new ones.
 
@@ -76,17 +53,15 @@ def compare_stored(
 
     Args:
         sides: Stored and new processes by case id, at least two each; see `too_few`.
-        beside: Number of cases of other suites that the same gate shows.
-        day_cv: Variation of a case's level between days; see noise.DAY_CV.
-        thresholds: As for `comparison.judge`.
+        day_cv: Variation of a case's level between days, or between cards.
         other_card: The two sides were measured on two cards of one model.
+        beside: Number of cases of other suites that the same gate shows.
     """
-    day_cv = max(day_cv, CARD_CV) if other_card else day_cv
-    wider = {c: replace(t, tolerance=t.stored_tolerance) for c, t in thresholds.items()}
-    measured = {c: _statistics(*s, day_cv, wider[c]) for c, s in sides.items()}
-    answers = judge(measured, wider, beside=beside)
-    found = (_instead(answers[c], *s, len(sides), thresholds[c]) for c, s in sides.items())
-    return tuple(_of_cards(c, wider[c.case_id]) if other_card else c for c in found)
+    wider = replace(thresholds, tolerance=thresholds.stored_tolerance)
+    measured = {c: _statistics(*s, day_cv, wider) for c, s in sides.items()}
+    answers = judge(measured, dict.fromkeys(sides, wider), beside=beside)
+    found = (_instead(answers[c], *s, len(sides), thresholds) for c, s in sides.items())
+    return tuple(_of_cards(c, wider) if other_card else c for c in found)
 
 
 def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
@@ -96,10 +71,18 @@ def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
     return replace(answer, card=share, reason=reason)
 
 
+def _logs(side: Sequence[Measurement]) -> Floats:
+    """Logarithms of the step times."""
+    return np.log([statistics.median(m.kept_s) for m in side])
+
+
 def _statistics(
-    baseline: Sequence[Process], candidate: Sequence[Process], day_cv: float, thresholds: Thresholds
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
+    day_cv: float,
+    thresholds: Thresholds,
 ) -> Statistics:
-    sides = [np.log([p.step_s for p in side]) for side in (baseline, candidate)]
+    sides = [_logs(side) for side in (baseline, candidate)]
     parts = [float(x.var(ddof=1)) / len(x) for x in sides]
     # Satterthwaite, with the variance of days and builds taken as known.
     known = 2 * day_cv**2 + thresholds.of_builds**2
@@ -121,21 +104,22 @@ def _statistics(
     )
 
 
-def _cycles(baseline: Sequence[Process], candidate: Sequence[Process]) -> float | None:
+def _cycles(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> float | None:
     """Log ratio of cycles; None if any clock was not read."""
-    means = []
-    for side in (baseline, candidate):
-        cycles = [p.step_s * p.hz for p in side if p.hz is not None]
-        if len(cycles) < len(side):
-            return None
-        means.append(float(np.log(cycles).mean()))
-    return means[1] - means[0]
+    clocks = [[clock(m) for m in side] for side in (baseline, candidate)]
+    if not all(map(all, clocks)):
+        return None
+    one, other = (
+        float((_logs(side) + np.log(np.array(hz, dtype=float))).mean())
+        for side, hz in zip((baseline, candidate), clocks, strict=True)
+    )
+    return other - one
 
 
 def _instead(
     answer: Comparison,
-    baseline: Sequence[Process],
-    candidate: Sequence[Process],
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
     cases: int,
     thresholds: Thresholds,
 ) -> Comparison:
@@ -144,12 +128,12 @@ def _instead(
         return answer
     if answer.clock_explained:
         return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
-    variances = [np.log([p.step_s for p in side]).var(ddof=1) for side in (baseline, candidate)]
+    variances = [_logs(side).var(ddof=1) for side in (baseline, candidate)]
     needed = pairs_needed(math.log(answer.ratio), math.sqrt(sum(variances)), cases, thresholds)
     if needed is None:
         return replace(answer, pairs_needed=None, minutes_needed=None)
     needed = max(needed, thresholds.confirm_pairs)
-    walls = [p.wall_s for p in candidate if p.wall_s is not None]
+    walls = [m.wall_s for m in candidate if m.wall_s]
     return replace(
         answer,
         pairs_needed=needed,

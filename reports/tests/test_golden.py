@@ -119,7 +119,8 @@ def of_one(run: Run) -> dict[str, Values]:
         },
         "stored": {
             case.case_id: [
-                [p.step_s, p.hz, p.wall_s] for p in processes(run.of(case.case_id), case)
+                [median(m.kept_s), clock(m), m.wall_s or None]
+                for m in processes(run.of(case.case_id), case)
             ]
             for case in run.suite.cases
         },
@@ -239,8 +240,8 @@ def _stored(a: Run, b: Run) -> dict[str, Values]:
     both = [i for i in after if min(len(after[i]), len(before.get(i, ()))) >= FEWEST]
     found = compare_stored(
         {i: (before[i], after[i]) for i in both},
+        Thresholds(tolerance=0.02, stored_tolerance=0.03),
         day_cv=0.01,
-        thresholds=dict.fromkeys(both, Thresholds(tolerance=0.02, stored_tolerance=0.03)),
     )
     return {c.case_id: _comparison(c) for c in found}
 

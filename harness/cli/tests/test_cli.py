@@ -312,6 +312,7 @@ def measurements(record: Path) -> int:
         (["gate", "--bse", "main"], "No such option: --bse (Possible options: --base"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),
         (["gate", "--record"], "--record stores counts"),
+        (["gate", "--counters", "--record", "--head", "HEAD"], "--record stores counts"),
         (["gate", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),

@@ -267,7 +267,7 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     document = json.loads(answer.stdout)
     assert (document["decision"], document["exit_status"]) == ("NO-GO", 1)
     assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
-    assert document["baseline"]["run_id"] == ids[0]
+    assert document["baseline"]["folders"] == [str(tmp_path / ids[0])]
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
     assert "--ci" not in shown.stdout

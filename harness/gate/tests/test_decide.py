@@ -284,7 +284,7 @@ def test_a_verdict_round_trips_also_without_a_newer_field() -> None:
         ("[1]", "not a JSON object"),
         ('{"schema": 99}', "schema is 99"),
         ('{"schema": 1, "cases": ["a"]}', "schema is 1"),
-        ('{"schema": 2, "decision": "PASS"}', "decision"),
+        ('{"schema": 3, "decision": "PASS"}', "decision"),
     ],
 )
 def test_an_invalid_verdict_is_refused(text: str, said: str) -> None:

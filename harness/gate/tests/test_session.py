@@ -11,9 +11,9 @@ import pytest
 from harness.errors import HarnessError, SuiteError
 from harness.gate import session
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
+from harness.records import Case, Counters, Decision, Measurement, Outcome, Run, TensorDigest
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -47,6 +47,13 @@ def judge(folder: Path, **request: object) -> GateVerdict:
         patch.chdir(folder)
         patch.delenv("TRITON_INTERPRET", raising=False)  # it would make this machine unfit
         return carry_out(Request(self_test=False, **request), Quiet(), lambda _: None)  # type: ignore[arg-type]
+
+
+def run_of(folder: Path, side: GateSide | None) -> Run:
+    """The only run of a side, in the store of a repository."""
+    assert side is not None
+    (name,) = side.folders
+    return reader.load(folder, folder / name)
 
 
 def case_id(provider: str) -> str:
@@ -163,7 +170,7 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     assert verdict.baseline is not None
     began: dict[int, dict[str, str]] = {}
     for side, ref in ((verdict.baseline, "main"), (verdict.candidate, "change")):
-        run = reader.load(folder / "reports/runs", side.run_id)
+        run = run_of(folder, side)
         assert run.ended_at
         assert [p.skipped for p in run.self_tests] == ["not requested"]
         assert run.environment.git is not None
@@ -244,7 +251,7 @@ def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) ->
 @pytest.mark.usefixtures("planted")
 def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", tree("same", "slow", "gone"))
-    before = judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate.run_id
+    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
     more = TOYS_POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
     changed = {**tree("same", "slow"), "toy/slow.py": kernel(times=5), "ci/gate.yaml": more}
     write(folder, changed)
@@ -254,14 +261,12 @@ def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
     write(folder, {"ci/gate.yaml": more.replace(f"{TOYS}}}]", f"{TOYS}, baseline: {before}}}]", 1)})
     held = judge(folder, mode=Mode.BASELINE)
 
-    today = reader.load(folder / "reports/runs", held.candidate.run_id)
+    today = run_of(folder, held.candidate)
     assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
     assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
     assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
     assert (of(held, "gone").decision, of(held, "gone").state) == (OPEN, State.MISSING)
-    assert held.candidate.run_id == today.run_id
-    assert held.baseline is not None
-    assert held.baseline.run_id == before
+    assert run_of(folder, held.baseline).run_id == before
     with pytest.raises(HarnessError, match="Name one run a suite"):
         judge(folder, mode=Mode.BASELINE, runs=[before, before])
 
@@ -269,7 +274,7 @@ def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("planted")
 def test_a_suite_without_a_stored_run_is_missing(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", tree("same"))
-    before = judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate.run_id
+    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
     suites = f"suite: {TOYS}}}, {{suite: other.yaml}}]"
     both = TOYS_POLICY.replace(f"suite: {TOYS}}}]", suites, 1)
     write(folder, {"other.yaml": (folder / TOYS).read_text(), "ci/gate.yaml": both})
@@ -285,7 +290,7 @@ def test_a_suite_without_a_stored_run_is_missing(tmp_path: Path) -> None:
 def test_a_run_of_a_suite_that_the_policy_does_not_choose_is_refused(tmp_path: Path) -> None:
     folder = repository(tmp_path / "toys", tree("same"))
     other = {"other.yaml": (folder / TOYS).read_text()}
-    before = judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate.run_id
+    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
     write(folder, {**other, "ci/gate.yaml": TOYS_POLICY.replace(TOYS, "other.yaml")})
 
     with pytest.raises(HarnessError, match=r"suite toys, which ci/gate\.yaml omits"):
@@ -388,7 +393,7 @@ def test_a_counter_that_varies_takes_more_processes(
     verdict = judge(folder, mode=Mode.COUNTERS, base="main", head="HEAD")
 
     assert [of(verdict, name).decision for name in "ab"] == [NO_GO, GO]
-    stored = reader.load(folder / "reports/runs", verdict.candidate.run_id)
+    stored = run_of(folder, verdict.candidate)
     assert [len(stored.of(case_id(name))) for name in "ab"] == [8, 1]
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.analysis.comparison import judge, statistics
 from harness.gate.noise import NOISY_TOLERANCE, by_scatter
-from harness.gate.unpaired import Process, compare_stored
-from harness.records import Change, Pair, Thresholds
+from harness.gate.unpaired import compare_stored
+from harness.records import Change, Measurement, Outcome, Pair, Phase, Telemetry, Thresholds
 from reports.studies.noise import NOISY, TYPICAL, Noise
 
 
@@ -58,8 +58,20 @@ def test_cases_of_different_noise_are_judged_together() -> None:
 # --- against a stored run ----------------------------------------------------------------
 
 
-def processes(*levels: float, hz: float | None = None) -> list[Process]:
-    return [Process(samples_s=(0.01 * level,), hz=hz, wall_s=10.0) for level in levels]
+def processes(*levels: float, hz: float | None = None) -> list[Measurement]:
+    read = Telemetry(t_s=(0.5,), channels={"gpu_sm_clock_hz": (hz,)})
+    return [
+        Measurement(
+            case_id="a",
+            process=i,
+            outcome=Outcome.OK,
+            samples_s=(0.01 * level,),
+            phases=(Phase(name="sampling", start_s=0.0, end_s=1.0),),
+            telemetry=read,
+            wall_s=10.0,
+        )
+        for i, level in enumerate(levels)
+    ]
 
 
 def drawn_levels(level: float, n: int, *, seed: int) -> list[float]:
@@ -69,8 +81,7 @@ def drawn_levels(level: float, n: int, *, seed: int) -> list[float]:
 def stored(ratio: float, *, day_cv: float = 0.005, n: int = 10, hz: float | None = None):
     before = processes(*drawn_levels(1.0, n, seed=1), hz=1.98e9 if hz else None)
     now = processes(*drawn_levels(ratio, n, seed=2), hz=hz)
-    limits = {"a": Thresholds()}
-    return compare_stored({"a": (before, now)}, day_cv=day_cv, thresholds=limits)[0]
+    return compare_stored({"a": (before, now)}, Thresholds(), day_cv=day_cv)[0]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +111,7 @@ def test_two_noisy_processes_are_undecided() -> None:
     wild, alike = processes(1.0, 3.0), processes(1.0, 1.1)
     sides = {"a": (wild, wild), **{f"b{i}": (alike, alike) for i in range(5)}}
 
-    limits = dict.fromkeys(sides, Thresholds(alpha=1e-4))
-    (answer, *_) = compare_stored(sides, day_cv=0.01, thresholds=limits)
+    (answer, *_) = compare_stored(sides, Thresholds(alpha=1e-4), day_cv=0.01)
 
     assert answer.change is Change.UNDECIDED
     assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
@@ -127,8 +137,7 @@ def test_the_interval_over_days_covers_the_true_ratio() -> None:
     for _ in range(400):
         days = np.exp(rng.normal(0.0, 0.01, size=2))
         before, now = (processes(*d * np.exp(rng.normal(0.0, 0.008, size=5))) for d in days)
-        sides, limits = {"a": (before, now)}, {"a": Thresholds()}
-        (answer,) = compare_stored(sides, day_cv=0.01, thresholds=limits)
+        (answer,) = compare_stored({"a": (before, now)}, Thresholds(), day_cv=0.01)
         inside += (answer.low or math.inf) < 1.0 < (answer.high or 0)
 
     assert 0.97 < inside / 400 < 1.0
