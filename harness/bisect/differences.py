@@ -35,7 +35,9 @@ def suite_of(runs: Sequence[Run], pattern: str, path: str) -> str:
     Raises:
         HarnessError: A run has no step time of the case, or nothing that differs can be varied.
     """
-    first, second = sorted(runs, key=lambda run: _step_s(run, pattern))
+    timed = sorted((_step_s(run, pattern), i) for i, run in enumerate(runs))
+    (expected_s, _), (seen_s, _) = timed
+    first, second = (runs[i] for _, i in timed)
     case = one_case(second.suite, pattern, second.run_id)
     one, other = (_configuration(run, pattern, runs) for run in (first, second))
     varied = [key for key in {**one, **other} if one.get(key) != other.get(key)]
@@ -50,7 +52,7 @@ def suite_of(runs: Sequence[Run], pattern: str, path: str) -> str:
     for key in varied if len(varied) > 1 else ():
         sides[f"with-{_name(key)}"] = _taken(one, other, key)
         sides[f"without-{_name(key)}"] = _taken(other, one, key)
-    gap = {"expected": _step_s(first, pattern), "seen": _step_s(second, pattern)}
+    gap = {"metric": "step_s", "expected": expected_s, "seen": seen_s}
     source, untested = f"{first.run_id} and {second.run_id}", [d.name for d in fixed]
     question = f"What makes {case.case_id} slower in {second.run_id} than in {first.run_id}?"
     return dumped(
@@ -63,7 +65,7 @@ def suite_of(runs: Sequence[Run], pattern: str, path: str) -> str:
         measure={"processes": 5},
         workloads=[_workload(name, found) for name, found in sides.items()],
         suspects={
-            "gap": {"metric": "step_s", **gap, "source": source},
+            "gap": {**gap, "source": source},
             "tested": [*_suspects(varied, one, other)],
             **({"not_tested": untested} if untested else {}),
         },

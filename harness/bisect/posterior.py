@@ -39,7 +39,7 @@ class ProcessReading:
     """The value that one process gave."""
 
     position: int
-    """Of a commit in the history; in a search for differences, the mask of a set."""
+    """Of a commit in the history."""
     value: float
     """Positive if the criterion has noise."""
     hz: float | None = None

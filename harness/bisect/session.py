@@ -102,14 +102,14 @@ class SearchLevel:
     """One history that is searched; its places are positions of commits."""
 
     def __init__(
-        self, processes: Processes, trees: BuiltTrees, level: int, history: tuple[Commit, ...]
+        self, processes: Processes, trees: BuiltTrees, number: int, history: tuple[Commit, ...]
     ) -> None:
-        """Give a new search everything that the journal has. `level` is 0 for the requested
+        """Give a new search everything that the journal has. `number` is 0 for the requested
         history, 1 for the merged side of its culprit, and so on."""
         self._journal = processes.journal
         self._launcher = processes.rig.launcher
         self._trees = trees
-        self.level = level
+        self.number = number
         self.history = history
         request, last = self._journal.request, len(history) - 1
         exact = request.criterion.exact
@@ -120,7 +120,7 @@ class SearchLevel:
         self.search.skipped |= {x.position for x in self.skipped}
         blocks: dict[int, list[Measured]] = {}
         for line in self._journal.lines:
-            if isinstance(line, Measured) and line.level == level and line.block >= 0:
+            if isinstance(line, Measured) and line.level == number and line.block >= 0:
                 blocks.setdefault(line.block, []).append(line)
         for block in blocks.values():
             found = [self.read(line) for line in block]
@@ -129,7 +129,7 @@ class SearchLevel:
     @property
     def skipped(self) -> tuple[Skipped, ...]:
         lines = self._journal.lines
-        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self.level)
+        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self.number)
 
     def read(self, measured: Measured) -> ProcessReading | Unreadable:
         """The reading of a process; or why it has none, and whether another one may have."""
@@ -205,12 +205,12 @@ def _commits(
     """Search the history and, if requested, the merged side of its culprit, and so on."""
     commits, levels, resumable = request.history, list[SearchedHistory](), False
     while commits:
-        subject = SearchLevel(processes, trees, len(levels), commits)
-        conclusion, resumable = _conclude(processes, subject)
-        levels.append(_searched(processes, subject, conclusion, repository))
+        level = SearchLevel(processes, trees, len(levels), commits)
+        conclusion, resumable = _conclude(processes, level)
+        levels.append(_searched(processes, level, conclusion, repository))
         commits = ()
         if conclusion.found and request.enter_merges:
-            culprit = subject.history[conclusion.culprits[0]]
+            culprit = level.history[conclusion.culprits[0]]
             commits = _merged_side(processes, repository, culprit, len(levels))
     wall_s = time.monotonic() - processes.started
     taken = len(processes.measured)
@@ -242,37 +242,37 @@ def _merged_side(
 
 def _searched(
     processes: Processes,
-    subject: SearchLevel,
+    level: SearchLevel,
     conclusion: CommitsConclusion,
     repository: Repository,
 ) -> SearchedHistory:
-    search, values = subject.search, subject.values
+    search, values = level.search, level.values
     learnt = search.posterior() if isinstance(search, NoisySearch) else None
-    culprits = [subject.history[c] for c in conclusion.culprits]
-    read = tuple(tuple(values.get(p, ())) for p in range(len(subject.history)))
+    culprits = [level.history[c] for c in conclusion.culprits]
+    read = tuple(tuple(values.get(p, ())) for p in range(len(level.history)))
     return SearchedHistory(
-        history=subject.history,
+        history=level.history,
         conclusion=conclusion,
         probabilities=tuple(map(float, search.probabilities())),
-        skipped=subject.skipped,
+        skipped=level.skipped,
         values=read,
         step=math.exp(learnt.step) if learnt else None,
         noise=learnt.scale if learnt else None,
         summary=history.summary(repository, culprits[-1]) if culprits else "",
         explained=explained(search, conclusion, read),
-        profile=_profile_change(processes, subject, conclusion) if conclusion.found else None,
+        profile=_profile_change(processes, level, conclusion) if conclusion.found else None,
     )
 
 
 def _profile_change(
-    processes: Processes, subject: SearchLevel, conclusion: CommitsConclusion
+    processes: Processes, level: SearchLevel, conclusion: CommitsConclusion
 ) -> ProfileChange:
     """Of the culprit and the commit before it, from the journal or a new process of each."""
     assert conclusion.good is not None
     ends = (conclusion.good, conclusion.culprits[-1])
 
     def known() -> dict[int, Measurement]:
-        ours = [m for m in processes.measured if m.level == subject.level]
+        ours = [m for m in processes.measured if m.level == level.number]
         ours.sort(key=lambda m: profiled(m.measurement))
         return {m.position: m.measurement for m in ours}
 
@@ -281,7 +281,7 @@ def _profile_change(
     if missing:
         processes.log(TITLES[block.stage])
     try:
-        _measure(processes, subject, block)
+        _measure(processes, level, block)
     except Stopped as stop:
         return ProfileChange(unknown=str(stop))
     return profile_change(*(known()[place] for place in ends))
@@ -290,52 +290,52 @@ def _profile_change(
 # --- blocks of processes ------------------------------------------------------------------
 
 
-def _conclude(processes: Processes, subject: SearchLevel) -> tuple[CommitsConclusion, bool]:
+def _conclude(processes: Processes, level: SearchLevel) -> tuple[CommitsConclusion, bool]:
     """Measure until the search concludes, or stops and can be resumed (True)."""
     stage = None
     try:
         while True:
-            skipped = {x.position: x.reason for x in subject.skipped}
-            for place, name in ((0, "the good commit"), (subject.search.last, "the bad commit")):
+            skipped = {x.position: x.reason for x in level.skipped}
+            for place, name in ((0, "the good commit"), (level.search.last, "the bad commit")):
                 if place in skipped:
                     reason = f"{name} cannot be measured: {skipped[place]}"
                     return CommitsConclusion(reason=reason), False
-            block = subject.search.next()
+            block = level.search.next()
             if not isinstance(block, NextBlock):
                 return block, False
             if block.stage is not stage:
                 stage = block.stage
                 processes.log(TITLES[stage])
-            _measure(processes, subject, block)
+            _measure(processes, level, block)
     except Stopped as stop:
         return CommitsConclusion(reason=str(stop)), True
 
 
-def _measure(processes: Processes, subject: SearchLevel, block: NextBlock) -> None:
+def _measure(processes: Processes, level: SearchLevel, block: NextBlock) -> None:
     prepared, apart = {}, block.stage is BisectStage.PROFILE
     for place in block.positions:
         try:
-            prepared[place] = subject.prepare(place, block.positions)
+            prepared[place] = level.prepare(place, block.positions)
         except (BuildFailed, Unreadable) as error:
             if not apart:
-                _skip(processes, subject, place, str(error))
+                _skip(processes, level, place, str(error))
             return
     number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
     for place in block.positions:
         case, roots = prepared[place]
         case = criteria.prepared(case, criteria.PROFILED) if apart else case
         measured = Measured(
-            level=subject.level,
+            level=level.number,
             block=-1 if apart else number,
             stage=block.stage,
             position=place,
-            commit=subject.history[place].sha,
-            measurement=processes.measure(case, roots, first=subject.first(place)),
+            commit=level.history[place].sha,
+            measurement=processes.measure(case, roots, first=level.first(place)),
         )
         processes.journal.write(measured)
         if apart:
             continue
-        reading, outcome = subject.read(measured), measured.measurement.outcome
+        reading, outcome = level.read(measured), measured.measurement.outcome
         if isinstance(reading, ProcessReading):
             readings.append(reading)
             value = units.plain(processes.journal.request.criterion.name, reading.value)
@@ -344,17 +344,17 @@ def _measure(processes: Processes, subject: SearchLevel, block: NextBlock) -> No
         if outcome is not Outcome.OK:
             value = str(outcome)
         about = "about " if block.stage is BisectStage.SEARCH else ""
-        name, turn = subject.history[place].short, f"{block.number} of {about}{block.of}"
-        processes.log(f"{block.stage} {turn}: {name} {value}{subject.remark()}")
+        name, turn = level.history[place].short, f"{block.number} of {about}{block.of}"
+        processes.log(f"{block.stage} {turn}: {name} {value}{level.remark()}")
         if isinstance(reading, Unreadable) and not reading.again:
-            _skip(processes, subject, place, str(reading))
+            _skip(processes, level, place, str(reading))
             return
-    subject.search.add(block.stage, readings)
+    level.search.add(block.stage, readings)
 
 
-def _skip(processes: Processes, subject: SearchLevel, place: int, reason: str) -> None:
-    commit = subject.history[place].sha
-    skipped = Skipped(level=subject.level, position=place, commit=commit, reason=reason)
+def _skip(processes: Processes, level: SearchLevel, place: int, reason: str) -> None:
+    commit = level.history[place].sha
+    skipped = Skipped(level=level.number, position=place, commit=commit, reason=reason)
     processes.journal.write(skipped)
-    subject.search.skipped.add(place)
-    processes.log(f"{subject.history[place].short} skipped: {reason}")
+    level.search.skipped.add(place)
+    processes.log(f"{level.history[place].short} skipped: {reason}")

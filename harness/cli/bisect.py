@@ -106,10 +106,12 @@ def bisect(
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
     if resume is not None:
-        _allow_only(ctx, {"resume", "budget"}, "--resume continues a search as it is")
+        own = {"resume", "budget", "as_json", "state", "reports", "wait_for_gpu"}
+        _allow_only(ctx, own, "--resume continues a search as it is")
         start: BisectRequest | Journal = Journal.resume(state, resume)
     elif runs is not None:
-        _allow_only(ctx, {"runs", "case", "stored"}, "--runs takes the suite from the two runs")
+        own = {"runs", "case", "stored", "state"}
+        _allow_only(ctx, own, "--runs writes a suite for the two runs and measures nothing")
         _write_suite(runs, case, state, stored)
         return
     elif suite and good:
@@ -135,12 +137,7 @@ def bisect(
 
 
 def _allow_only(ctx: typer.Context, allowed: Collection[str], why: str) -> None:
-    """Refuse every other option, those of the output and of waiting aside.
-
-    Raises:
-        HarnessError: Another one is given.
-    """
-    allowed = {*allowed, "as_json", "state", "reports", "wait_for_gpu"}
+    """Raise HarnessError if another option is given."""
     for option in ctx.command.params:
         name = option.name or ""
         source = ctx.get_parameter_source(name)
