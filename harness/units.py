@@ -8,7 +8,6 @@ gets as many as the interval justifies.
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from harness.records import METRICS, Estimate, Fact, Finding, Outcome, Stop
 
@@ -20,9 +19,6 @@ MOST_DIGITS = 6
 """Of two values that fewer digits do not tell apart."""
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
-
-Scale = Callable[[float], tuple[float, str]]
-"""The unit in which a magnitude is printed: (that unit in SI, suffix)."""
 
 
 def number(value: float, digits: int | None = None) -> str:
@@ -108,14 +104,14 @@ def _bytes(value: float) -> tuple[float, str]:
     return 1, " B"
 
 
-_SCALES: Mapping[str, Scale] = {
+_SCALES: Mapping[str, Callable[[float], tuple[float, str]]] = {
     "s": _time,
     "tokens/s": _rate,
     "cycles": _rate,
     "ratio": lambda _: (0.01, " %"),
     "B": _bytes,
 }
-"""By unit; values in other units are printed as they are."""
+"""Unit -> the one that a magnitude is printed in, as (that in SI, suffix); others are kept."""
 _NAMED_ONCE = ("tokens/s", "cycles", "cores", "steps")
 """Units that a table has in its heading, and that a sentence must add."""
 
@@ -130,11 +126,10 @@ def _scaled(metric: str, value: float) -> tuple[float, str]:
     return scale(value) if scale else (1.0, "")
 
 
-def _suffix(metric: str) -> str:
+def suffix(metric: str) -> str:
     if metric in METRICS and METRICS[metric].counted:
         return f" {METRICS[metric].title}"
-    unit = _unit(metric)
-    return f" {unit}" if unit in _NAMED_ONCE else ""
+    return f" {_unit(metric)}" if _unit(metric) in _NAMED_ONCE else ""
 
 
 def _is_count(metric: str) -> bool:
@@ -151,7 +146,7 @@ def plain(metric: str, value: float, digits: int | None = None) -> str:
 
 def quantity(metric: str, value: float) -> str:
     """A stated value of a metric with its unit, for a sentence: `500 tokens/s`."""
-    return plain(metric, value) + _suffix(metric)
+    return plain(metric, value) + suffix(metric)
 
 
 def cell(metric: str, estimate: Estimate) -> str:
@@ -160,7 +155,7 @@ def cell(metric: str, estimate: Estimate) -> str:
     A count has all its digits, and its range if steps differ. Two processes without an interval
     that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
     """
-    return _cell(metric, estimate, "")
+    return _cell(metric, estimate)
 
 
 def informs(metric: str, estimate: Estimate) -> bool:
@@ -173,32 +168,25 @@ def informs(metric: str, estimate: Estimate) -> bool:
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 
 
-def _cell(metric: str, estimate: Estimate, suffix: str) -> str:
+def _cell(metric: str, estimate: Estimate, end: str = "") -> str:
     if _is_count(metric) and estimate.low is not None and estimate.high is not None:
         if estimate.low == estimate.high:
-            return _count(estimate.value) + suffix
-        ends = " to ".join(map(_count, (estimate.low, estimate.high)))
-        return f"{_count(estimate.value)} ({ends} in {estimate.samples} steps){suffix}"
+            return _count(estimate.value) + end
+        both = " to ".join(map(_count, (estimate.low, estimate.high)))
+        return f"{_count(estimate.value)} ({both} in {estimate.samples} steps){end}"
     one, unit = _scaled(metric, estimate.value)
     if estimate.both:
-        return f"{_ends(one, estimate.both, ' and ')}{unit}{suffix}"
+        return f"{ends(one, estimate.both, ' and ')}{unit}{end}"
     if estimate.low is None and estimate.ends and estimate.processes > 1:
-        return f"{_ends(one, estimate.ends, ' to ')}{unit}{suffix}"
+        return f"{ends(one, estimate.ends, ' to ')}{unit}{end}"
     if estimate.low is not None and not informs(metric, estimate):
         text = _with_interval(estimate.value / one, None, None, unit)
-        return f"{text}{suffix} (not bounded by {estimate.processes} processes)"
-    return (
-        _with_interval(
-            estimate.value / one,
-            None if estimate.low is None else estimate.low / one,
-            None if estimate.high is None else estimate.high / one,
-            unit,
-        )
-        + suffix
-    )
+        return f"{text}{end} (not bounded by {estimate.processes} processes)"
+    low, high = (None if x is None else x / one for x in (estimate.low, estimate.high))
+    return _with_interval(estimate.value / one, low, high, unit) + end
 
 
-def _ends(one: float, values: Sequence[float], between: str) -> str:
+def ends(one: float, values: Sequence[float], between: str) -> str:
     """Two numbers, with as many digits as tell them apart."""
     for digits in range(3, MOST_DIGITS + 1):
         texts = [number(v / one, digits) for v in values]
@@ -207,16 +195,9 @@ def _ends(one: float, values: Sequence[float], between: str) -> str:
     return between.join(dict.fromkeys(texts))
 
 
-def value(metric: str, estimate: Estimate) -> str:
-    """A measured metric without its interval, with the same digits as in `cell`."""
-    if informs(metric, estimate):
-        return cell(metric, estimate).partition(" [")[0]
-    return plain(metric, estimate.value, 3)
-
-
 def measured(metric: str, estimate: Estimate) -> str:
     """A measured metric with its interval and unit, for a sentence."""
-    return _cell(metric, estimate, _suffix(metric))
+    return _cell(metric, estimate, suffix(metric))
 
 
 def plural(noun: str, count: int) -> str:
@@ -258,17 +239,17 @@ def at_least(ratio: float) -> str:
     that it stays true."""
     times, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
     amount, unit = (times, "x") if times >= 2 else ((times - 1) * 100, " %")
-    return f"at least {number(_down(amount, 2), 2)}{unit} {word}"
+    return f"at least {number(rounded_down(amount, 2), 2)}{unit} {word}"
 
 
-def _down(value: float, digits: int) -> float:
+def rounded_down(value: float, digits: int) -> float:
     """Rounded down to so many significant digits."""
     unit = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits) if value else 1.0
     return math.floor(value / unit + 1e-9) * unit
 
 
-def _up(value: float, digits: int) -> float:
-    return -_down(-value, digits)
+def rounded_up(value: float, digits: int) -> float:
+    return -rounded_down(-value, digits)
 
 
 def _inverse(
@@ -367,111 +348,32 @@ def times(estimate: Estimate) -> str:
     return _with_interval(estimate.value, estimate.low, estimate.high, "x")
 
 
-def better(metric: str) -> str:
-    if metric in ("step_s", "step_cycles", "tokens_per_s"):
-        return "as fast as"
-    return f"as good in {_title(metric)} as"
+_FACTS = {
+    Fact.STATED: "{0.reason}",
+    Fact.RAN: "ran",
+    Fact.TOO_FEW_PROCESSES: "{0.count} of {0.asked} processes count",
+    Fact.NOT_DETERMINISTIC: "not deterministic: the first output of {0.count} of {0.asked} "
+    "processes differs from the others; repair it, or state `nondeterministic: <reason>` in the "
+    "workload",
+    Fact.ATTESTED: "the required kernels and operators ran",
+    Fact.NOT_ATTESTED: "unknown whether the required kernels and operators ran: {0.detail}",
+    Fact.KERNELS_INVISIBLE: "no GPU here: kernels cannot be seen",
+    Fact.OTHER_DEVICE: "this is {0.detail}",
+    Fact.NO_GROUP: "not in a group of cases with three values of {0.detail}",
+    Fact.NO_FIT: "{0.detail}",
+}
 
 
-CROSSES = "crosses a threshold"
-"""What a finding says of an interval; a page that states the limit behind it leaves it out."""
+def fact_text(f: Finding) -> str:
+    """What a finding without a measured number states, without its case."""
+    if f.fact is Fact.ALLOWED:
+        return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
+    if f.fact in (Fact.ENDED, Fact.NOT_RUN):
+        return ending_text(f.outcome, f.detail)
+    return _FACTS[f.fact].format(f)
 
 
-def finding_sentence(f: Finding) -> str:
-    """What a finding states, without its case."""
-    bare = replace(f.estimate, low=None, high=None) if f.estimate else None
-    shown = bare if f.fact is Fact.CLEAR else f.estimate
-    value = measured(f.metric, shown) if shown else ""
-    value = f"exponent {value}" if value and f.metric == "scaling_exponent" else value
-    if f.estimate and f.partner:
-        # One process has a guard band, which is no interval of anything measured.
-        ratio = number(f.estimate.value, 3) + "x" if f.fact is Fact.FEW else times(f.estimate)
-        if f.fact is Fact.CLEAR and f.estimate.ends:
-            ratio = _ends(1.0, f.estimate.ends, "x to ") + "x"
-        value = f"{ratio} {better(f.metric)} {f.partner}"
-    elif f.estimate and f.fact is not Fact.EXPECTED and f.detail:
-        value = f"{value} {f.detail}"
-    match f.fact:
-        case Fact.STATED:
-            return f.reason
-        case Fact.NOT_RUN:
-            return ending_text(None, f.detail)
-        case Fact.RAN:
-            return "ran"
-        case Fact.TOO_FEW_PROCESSES:
-            return f"{f.count} of {f.asked} processes count"
-        case Fact.NOT_DETERMINISTIC:
-            return (
-                f"not deterministic: the first output of {f.count} of {f.asked} processes differs "
-                "from the others; repair it, or state `nondeterministic: <reason>` in the workload"
-            )
-        case Fact.ALLOWED:
-            return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
-        case Fact.ENDED:
-            return ending_text(f.outcome, f.detail)
-        case Fact.SLOW:
-            return f"slow: {bound_text('step_s', f.bound)} a step" if f.bound else "slow"
-        case Fact.FASTEST:
-            each = " a step" if f.metric == "step_s" else ""
-            near = f" ({len(f.cases)} cases not told apart)" if f.cases[1:] else ""
-            return f"{value}{each}{near}"
-        case Fact.ATTESTED:
-            return "the required kernels and operators ran"
-        case Fact.NOT_ATTESTED:
-            return f"unknown whether the required kernels and operators ran: {f.detail}"
-        case Fact.KERNELS_INVISIBLE:
-            return "no GPU here: kernels cannot be seen"
-        case Fact.OTHER_DEVICE:
-            return f"this is {f.detail}"
-        case Fact.NO_GROUP:
-            return f"not in a group of cases with three values of {f.detail}"
-        case Fact.NO_FIT:
-            return f.detail
-        case Fact.SINGLE_PROCESSES:
-            return f"{value}, one process a case"
-        case Fact.NO_METRIC:
-            why = f": {f.detail}" if f.detail else ""
-            return f"{_title(f.metric)} not available{why}"
-        case Fact.AT_LEAST if f.partner:
-            ratio = number(_down(f.bound or 0.0, 3), 3)
-            return f"at least {ratio}x {better(f.metric)} {f.partner}, which timed out"
-        case Fact.AT_MOST if f.partner:
-            ratio = number(_up(f.bound or 0.0, 3), 3)
-            return f"timed out: under {ratio}x {better(f.metric)} {f.partner}"
-        case Fact.AT_MOST:
-            return f"timed out: {bound_text(f.metric, f.bound or 0.0)}{_suffix(f.metric)}"
-        case Fact.AT_LEAST:
-            return f"timed out: {bound_text(f.metric, f.bound or 0.0)} per step"
-        case Fact.NO_INTERVAL:
-            return f"{value}, one process"
-        case Fact.NOT_FINITE:
-            return f"{value} has no finite interval"
-        case Fact.INTERVAL:
-            return value
-        case Fact.CLEAR:
-            return f"{value}, every process"
-        case Fact.ACROSS:
-            if f.estimate and not informs(f.metric, f.estimate):
-                return f"{value}: too few processes to decide"
-            return f"{value} {CROSSES}"
-        case Fact.FEW:
-            return f"{value}, one process{' each' if f.count > 1 else ''}"
-        case Fact.NO_PARTNER:
-            timed = f.outcome is Outcome.OK
-            why = f"no {_title(f.metric)}" if timed else ending_text(f.outcome, f.detail)
-            return f"nothing to compare with: {f.partner}: {why}"
-        case Fact.LEFT_OUT:
-            why = f": {f.detail}" if f.detail else ""
-            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
-        case Fact.EXPECTED:
-            ends = [None if e is None else plain(f.metric, e) for e in (f.low, f.high)]
-            signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
-            name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
-            source = f" ({f.detail})" if f.detail else ""
-            return f"{name}{value}; expected {' and '.join(signs)}{source}"
-
-
-def _title(metric: str) -> str:
+def title(metric: str) -> str:
     """Of a metric; its name, if only a program knows it."""
     return METRICS[metric].title if metric in METRICS else metric
 
@@ -480,8 +382,8 @@ def bound_text(metric: str, bound: float) -> str:
     """`under 10.8`, `over 51.2 s`: what a timeout leaves of a metric, rounded so that it stays
     true."""
     if METRICS[metric].higher_is_better:
-        return f"under {plain(metric, _up(bound, 3))}"
-    return f"over {plain(metric, _down(bound, 3))}"
+        return f"under {plain(metric, rounded_up(bound, 3))}"
+    return f"over {plain(metric, rounded_down(bound, 3))}"
 
 
 def stop_text(stop: Stop) -> str:

@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.cli import console, options
+from harness.cli import console, options, pivots
 from harness.cli import report as pages
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import METRICS, Outcome
-from harness.report import pivots
 from harness.report.series.rules import judged_by
 from harness.store import reader, summaries
 from harness.store.reader import RunHeader

@@ -149,7 +149,7 @@ def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
 
 def _with_sentence(found: Finding, check: str) -> Finding:
     """A finding of the suite's rules with its sentence."""
-    return replace(found, check=check, reason=units.finding_sentence(found))
+    return replace(found, check=check, reason=units.fact_text(found))
 
 
 def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:

@@ -26,6 +26,7 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
+from harness.report.finding_text import CROSSES, finding_sentence
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import (
     case_names,
@@ -42,7 +43,6 @@ from harness.report.verdict_text import (
     rule_sentence,
     verdict_sentence,
 )
-from harness.units import finding_sentence
 
 MAX_ROWS, MAX_OTHERS = 8, 2
 """Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
@@ -294,7 +294,7 @@ def _word(result: RuleResult) -> str:
 
 def _crossing(said: str) -> str:
     """The sentence without what the limit behind it says as well."""
-    return said.replace(f" {units.CROSSES}", "")
+    return said.replace(f" {CROSSES}", "")
 
 
 def _needed(result: RuleResult) -> str:

@@ -21,8 +21,9 @@ from harness.records import (
     RuleResult,
     Verdict,
 )
+from harness.report.finding_text import better, finding_sentence
 from harness.report.text import every, listed
-from harness.units import ending_text, finding_sentence
+from harness.units import ending_text
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
@@ -220,8 +221,8 @@ def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
     metric = stated.quantity
     if stated.against:
-        better, other = units.better(stated.metric), _other(stated.against)
-        return f"at least {_times(stated.go)} {better} {other}"
+        other = _other(stated.against)
+        return f"at least {_times(stated.go)} {better(stated.metric)} {other}"
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
     sign = "≥" if metric.higher_is_better else "≤"

@@ -65,19 +65,19 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 1_100,  # the modules beside the rooms
+    "harness": 1_000,  # the modules beside the rooms
     "harness/analysis": 5_160,
     "harness/bisect": 1_980,
-    "harness/cli": 2_340,
+    "harness/cli": 2_420,
     "harness/executor": 380,
-    "harness/gate": 2_400,
+    "harness/gate": 2_380,
     "harness/git": 540,
     "harness/integrations": 910,
     "harness/machine": 1_650,
     "harness/measure": 2_410,
     "harness/program": 1_900,
     "harness/records": 1_890,
-    "harness/report": 4_590,
+    "harness/report": 4_600,
     "harness/runner": 2_280,
     "harness/store": 1_130,
     "harness/suite": 2_190,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import units
-from harness.records import METRICS, Decision, Estimate, Fact, Finding
+from harness.records import METRICS, Estimate
 
 
 def estimate(value: float, low: float | None, high: float | None) -> Estimate:
@@ -212,11 +212,3 @@ def test_a_printed_value_is_close_to_the_value(metric: str, value: float, spread
     }.get(unit, 1)  # fmt: skip
     printed = float(number.replace(",", "")) * size
     assert math.isclose(printed, value, rel_tol=max(0.006, spread))
-
-
-def test_a_metric_that_only_a_program_knows_goes_by_its_name() -> None:
-    lacking = Finding(
-        subject="case", decision=Decision.INCONCLUSIVE, fact=Fact.NO_METRIC, metric="loss"
-    )
-
-    assert units.finding_sentence(lacking).startswith("loss not available")

@@ -5,8 +5,9 @@ import pytest
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.gate.records import State
-from harness.records import Outcome, Rule
+from harness.records import Decision, Fact, Finding, Outcome, Rule
 from harness.report import verdict_text
+from harness.report.finding_text import finding_sentence
 from harness.tests.fake_runs import ended, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case
 
@@ -50,3 +51,9 @@ def test_a_case_that_is_judged_by_its_limits_alone_is_not_compared() -> None:
     only_limits = gate_case(state=State.UNCOMPARED, comparison=None, candidate_s=0.25)
 
     assert verdict_text.change_text(only_limits) == "not compared: 250 ms"
+
+
+def test_a_metric_that_only_a_program_knows_goes_by_its_name() -> None:
+    lacking = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.NO_METRIC, metric="loss")
+
+    assert finding_sentence(lacking) == "loss not available"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from harness.cli.pivots import pivot
 from harness.errors import HarnessError
 from harness.records import Case, Measurement, Outcome, Run
-from harness.report.pivots import pivot
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
