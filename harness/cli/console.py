@@ -175,7 +175,7 @@ def ending(
     add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    program = "harness" if shutil.which("harness") else str(Path(sys.argv[0]).absolute())
+    program = "harness" if shutil.which("harness") else f"{sys.executable} -m harness"
     for line in endings.next_lines(run, cases, program):
         add(*line)
     return rows

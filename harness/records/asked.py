@@ -288,6 +288,8 @@ class Suite:
     labels: tuple[tuple[str, Match], ...] = ()
     """Short names for the cases that each selects."""
     axis_names: Mapping[str, str] = field(default_factory=dict)
+    provider_names: Mapping[str, str] = field(default_factory=dict)
+    """Provider, or `workload/provider` -> its name for people."""
     """Short names of axes for people."""
     path: str
     text: str
@@ -313,6 +315,11 @@ class Suite:
     def axis(self, name: str) -> str:
         """An axis as people read it."""
         return self.axis_names.get(name, name)
+
+    def provider(self, workload: str, name: str) -> str:
+        """A provider as people read it."""
+        names = self.provider_names
+        return names.get(f"{workload}/{name}", names.get(name, name))
 
     def label(self, case: Case) -> str:
         """The labels that fit a case, and its other swept axes; empty without a label.

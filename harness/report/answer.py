@@ -65,7 +65,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         partner, ours = cases.get(f.partner), cases.get(f.subject)
         other = short.get(f.partner, f.partner)
         if partner and ours and partner.provider != ours.provider:
-            other = partner.provider
+            other = suite.provider(partner.workload, partner.provider)
         group = [short[i] for i in f.cases if i in short]
         shared = shared_name(group) if group else ""
         name = (f.fact is Fact.FASTEST and shared) or short.get(f.subject) or shared or f.subject
@@ -104,7 +104,12 @@ def _worded(rule: Rule, suite: Suite) -> Rule:
     """A rule with the suite's names for axes."""
 
     def match(m: Match) -> Match:
-        return Match(criteria={suite.axis(name): values for name, values in m.criteria.items()})
+        (workload,) = m.criteria.get("workload", ("",))[:1]
+        words = {suite.axis(name): values for name, values in m.criteria.items()}
+        if providers := words.get("provider"):
+            names = (suite.provider(str(workload), str(p)) for p in providers)
+            words["provider"] = tuple(dict.fromkeys(names))
+        return Match(criteria=words)
 
     against, axis = rule.against and match(rule.against), rule.axis and suite.axis(rule.axis)
     return replace(rule, match=match(rule.match), against=against, axis=axis)

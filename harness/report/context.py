@@ -185,7 +185,15 @@ def _crossed(of: Study) -> list[list[Versus]]:
     compared = {a.workload for r in ratios for a, _ in r.pairs(of.run.suite.cases)}
     crossed = [v for v in of.against if v.crossover and v.workload in compared]
     met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
-    return [[v for v in of.against if (v.workload, v.theirs) == k and v.points[1:]] for k in met]
+    along = [v for v in of.against if v.points[1:]]
+    groups = [[v for v in along if (v.workload, v.theirs) == k] for k in met]
+    return [[_worded(v, of.run.suite) for v in group] for group in groups]
+
+
+def _worded(v: Versus, suite: Suite) -> Versus:
+    """With the names of the providers for people."""
+    ours, theirs = (suite.provider(v.workload, p) for p in (v.ours, v.theirs))
+    return replace(v, ours=ours, theirs=theirs)
 
 
 def _results(of: Study) -> dict[str, object]:
@@ -364,8 +372,11 @@ def _section(
     several = len({c.provider for c in cases}) > 1
     fixed = ", ".join(
         f"{run.suite.axis(name)}={units.scalar(value)}"
-        for name, value in {"provider": cases[0].provider, **cases[0].axes}.items()
-        if name not in moving and all(c.get(name) == value for c in cases)
+        for name, value in {
+            "provider": run.suite.provider(workload, cases[0].provider),
+            **cases[0].axes,
+        }.items()
+        if name not in moving and (name == "provider" or all(c.get(name) == value for c in cases))
     )
     common, effective = tables.effective(members)
     ids, where = _essential(members)
@@ -377,7 +388,7 @@ def _section(
     full = tables.pivot(members, run) if several else tables.results(members, run)
     shown = full
     if some := len(page) < len(members):
-        shown = tables.pivot(page, run, along) if several else tables.results(page, run)
+        shown = tables.pivot(page, run) if several else tables.results(page, run)
         which = f"Rows with {run.suite.axis(where[0])}={where[1]}" if where else "The first rows"
         said = f"{which}; the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
@@ -389,7 +400,7 @@ def _section(
         "table": shown,
         "full": full if some else None,
         "crossovers": [
-            text.crossover_sentence(group, names, run.suite.axis)
+            text.crossover_sentence([_worded(v, run.suite) for v in group], names, run.suite.axis)
             for group in groups
             if some or any(v.crossover for v in group)  # else the table shows it
         ],

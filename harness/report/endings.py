@@ -85,7 +85,7 @@ def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -
     by_id = {s.case.case_id: s for s in cases}
     timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
     if pair := _pair(timed, by_id, verdict):
-        yield "Compared", f"{names[pair[0].case.case_id]}: {_compared(*pair)}"
+        yield "Compared", f"{names[pair[0].case.case_id]}: {_compared(*pair, suite)}"
     if fast := next((s for s in timed if "tokens_per_s" in s.metrics), None):
         speed = units.measured("tokens_per_s", fast.metrics["tokens_per_s"])
         yield "Speed", f"{names[fast.case.case_id]}: {speed}"
@@ -93,17 +93,18 @@ def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -
         if f.last is not None:
             begin, end = f.last_ends
             law = f"{suite.axis(f.axis)}^{units.number(f.last.value, 2)}"
-            whose = f"{f.workload} {by_id[f.points[0].case_id].case.provider}"
+            provider = by_id[f.points[0].case_id].case.provider
+            whose = f"{f.workload} {suite.provider(f.workload, provider)}"
             yield "Growth", f"{whose}: a step grows as {law} from {begin:,g} to {end:,g}"
             return
 
 
-def _compared(ours: CaseSummary, theirs: CaseSummary) -> str:
+def _compared(ours: CaseSummary, theirs: CaseSummary, suite: Suite) -> str:
     """`nsa is 3.8x [2.5 … 5.8] slower than dense (153 ms and 39.8 ms a step)`."""
     a, b = ours.metrics["step_s"], theirs.metrics["step_s"]
     ratio = times_better(b, a, higher_is_better=False)
     ends = (ratio.low, ratio.high) if ratio.processes > 1 else (None, None)
-    first, second = ours.case.provider, theirs.case.provider
+    first, second = (suite.provider(c.workload, c.provider) for c in (ours.case, theirs.case))
     steps = f"({units.duration(a.value)} and {units.duration(b.value)} a step)"
     if ends[0] is not None and ends[1] is not None and ends[0] <= 1 <= ends[1]:
         change = units.change(ratio.value, *ends)

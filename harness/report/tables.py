@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from harness import units
-from harness.analysis.effects import Versus
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
 from harness.analysis.overhead import by_phase
-from harness.analysis.scaling import ScalingFit, group_of, groups_along
+from harness.analysis.scaling import ScalingFit, groups_along
 from harness.analysis.statistics import times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
@@ -91,6 +90,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     rows = []
     for s in summaries:
         first = [names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
+        if heads[0] == "provider":
+            first[0] = run.suite.provider(s.case.workload, s.case.provider)
         rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
     named = titles(cases)
     columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), ">n")
@@ -114,20 +115,13 @@ def axis_cells(case: Case, axes: Sequence[str]) -> list[str]:
     return [units.scalar(v) if (v := case.get(a)) is not None else NONE for a in axes]
 
 
-def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = ()) -> Table:
+def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     """One row a configuration, one column a provider, and how the first compares with each other.
 
     The metric is that of the first rule on these cases, or tokens/s.
-
-    Args:
-        found: Comparisons along an axis of which the cases have the last value; each row then has
-            those at the other values, too.
     """
-    earlier = {(group_of(v.first.case, v.axis), v.theirs): dict(v.points[:-1]) for v in found}
-    xs = sorted({x for points in earlier.values() for x in points})[-MAX_AXIS_COLUMNS:]
-    axis = found[0].axis if found else ""
-    word = run.suite.axis(axis)
     ours, *others = providers = [*dict.fromkeys(s.case.provider for s in summaries)]
+    named = {p: run.suite.provider(summaries[0].case.workload, p) for p in providers}
     asked = (
         r.metric
         for r in run.suite.rules
@@ -142,28 +136,21 @@ def pivot(summaries: Sequence[CaseSummary], run: Run, found: Sequence[Versus] = 
     rows = []
     for side, label in zip(groups, labels, strict=True):
         case = next(iter(side.values())).case
-        values = axis_cells(case, axes)
+        rest = ", ".join(part for part in label.split(", ") if part not in named.values())
+        first = (rest or label,) if all(labels) else axis_cells(case, axes)
         cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
         ratios = (_against(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
-        group = group_of(side[ours].case, axis) if ours in side else ""
-        before = (
-            _ratio_cell(points[x], brief=True) if x in points else NONE
-            for p in others[:MAX_RATIOS]
-            for points in [earlier.get((group, p), {})]
-            for x in xs
-        )
-        rows.append((*((label,) if all(labels) else values), *cells, *before, *ratios))
+        rows.append((*first, *cells, *ratios))
     columns = (
         *(("case",) if all(labels) else map(run.suite.axis, axes)),
-        *(f">{p}" for p in providers),
-        *(f">{ours} against {p}, {word}={x:.10g}" for p in others[:MAX_RATIOS] for x in xs),
-        *(f">{ours} against {p}" for p in others[:MAX_RATIOS]),
+        *(f">{name}" for name in named.values()),
+        *(f">{named[ours]} against {named[p]}" for p in others[:MAX_RATIOS]),
     )
     open_ = " “~”: not decided." if any("~" in cell for row in rows for cell in row) else ""
     remark = (
-        f"Columns {listed(providers)}: {_TITLES[metric]}.{open_} Memory, utilisation and the other "
-        "metrics are in the appendix."
+        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the "
+        f"appendix.{open_}"
     )
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
@@ -174,14 +161,14 @@ def _against(ours: Estimate | None, theirs: Estimate | None) -> str:
     return _ratio_cell(times_better(ours, theirs, higher_is_better=False))
 
 
-def _ratio_cell(ratio: Estimate, *, brief: bool = False) -> str:
+def _ratio_cell(ratio: Estimate) -> str:
     """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if the interval contains 1."""
     faster = ratio.value >= 1
     open_ = ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
     if not faster and not open_:
         low, high = (None if e is None else 1 / e for e in (ratio.high, ratio.low))
         ratio = replace(ratio, value=1 / ratio.value, low=low, high=high)
-    single = brief or ratio.processes < 2  # a guard band is no interval
+    single = ratio.processes < 2  # a guard band is no interval
     text = units.number(ratio.value, 3) + "x" if single else units.times(ratio)
     return f"~ {text} as fast" if open_ else f"{text} {'faster' if faster else 'slower'}"
 

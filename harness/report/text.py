@@ -110,7 +110,8 @@ def case_names(suite: Suite) -> dict[str, str]:
     names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
     for c in suite.cases:
         axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
-        words = ", ".join([f"{c.workload} {c.provider}" if several else c.provider, *axes])
+        provider = suite.provider(c.workload, c.provider)
+        words = ", ".join([f"{c.workload} {provider}" if several else provider, *axes])
         label = suite.label(c)
         groups.setdefault(label or words, []).append(c)
         means.setdefault(label.partition(", ")[0], c.workload)
@@ -120,7 +121,8 @@ def case_names(suite: Suite) -> dict[str, str]:
         apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
         for c in cases:
             where = "" if c.workload == workload else f"{c.workload}: "
-            whose = f" ({c.provider})" if ours and c.provider != ours else ""
+            own = suite.provider(c.workload, c.provider)
+            whose = f" ({own})" if ours and c.provider != ours else ""
             names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
     return names
 

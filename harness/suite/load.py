@@ -145,6 +145,7 @@ def loads(
         peers=tuple(model.peers),
         labels=tuple((one.name, one.match) for one in model.labels),
         axis_names=model.axis_names,
+        provider_names=model.provider_names,
         requires={k: v for one in model.needs if not one.else_ for k, v in one.stated().items()},
         wants={k: v for one in model.needs if one.else_ for k, v in one.stated().items()},
         path=str(path),
@@ -260,6 +261,11 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
                 text = f"{name!r} and {other!r} are both named {word!r}"
                 yield Problem(("axis_names", name), text, "Use another name.")
     providers = [*dict.fromkeys(case.provider for case in cases)]
+    several = [*dict.fromkeys(f"{case.workload}/{case.provider}" for case in cases)]
+    for name in model.provider_names:
+        if name not in (*providers, *several):
+            text, near = f"no provider is {name!r}", nearest(name, [*providers, *several])
+            yield Problem(("provider_names", name), text, near, at_key=True)
     for p, peer in enumerate(model.peers):
         if peer not in providers:
             yield Problem(("peers", p), f"no provider is {peer!r}", nearest(peer, providers))

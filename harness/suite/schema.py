@@ -354,6 +354,9 @@ class SuiteModel(Form):
     that name the same axis, the first."""
     axis_names: dict[str, Text] = {}
     """Short names of the axes that no label names: `{seq_len: T}`."""
+    provider_names: dict[str, Text] = {}
+    """Names of providers for people, of all workloads or one: `{nsa: NSA eager, fast/nsa: NSA
+    Triton}`."""
     peers: list[Name] = []
     """Providers that the subject is compared with: if one fails, the comparison has a gap, and the
     verdict does not change."""

@@ -71,7 +71,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     cost = tables.cost(summary.summarise(run), run)
     assert cost
     assert [name.split(",")[0] for name, *_ in cost.rows] == [
-        "500 fast steps",
+        "500 steps",
         *["as on 2025-08-28"] * 4,
     ]
     assert "…" in cost.rows[0][1]
@@ -133,9 +133,9 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
     run = run_of(lambda case: 39.0)
     shown = answer.brief(answer.named(judged(run), run.suite))
 
-    said = [*answer.answers(shown, run.suite)]
+    first = next(answer.parts(shown, run.suite, ()))
 
-    assert "500 needed, a gap of 13x" in said[0]
+    assert "500 needed, a gap of 13x" in first.said
     trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
     assert "7 of 11 requirements not met" in trusted
 

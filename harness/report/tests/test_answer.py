@@ -419,9 +419,8 @@ def test_a_long_table_has_its_far_end_on_the_page_and_all_of_it_in_the_appendix(
     (section,) = values(crossing({2**n: 2.0 for n in range(8, 22)}))["sections"]
 
     (row,) = section["table"].rows
-    lengths = [f">nsa against dense, seq_len={2**n}" for n in range(17, 21)]
-    assert section["table"].columns == (">nsa", ">dense", *lengths, ">nsa against dense")
-    assert all(cell.endswith("x faster") for cell in row[2:6])
+    assert section["table"].columns == (">nsa", ">dense", ">nsa against dense")
+    assert row[2].endswith("faster")
     assert len(section["full"].rows) == 14
 
 
