@@ -243,7 +243,8 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         why = f"this is {v.device}" if other else "this run lacks its cases"
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
-    worst = min(counting or asked, key=lambda r: WORST_FIRST.index(r.decision))
+    asked = counting or asked
+    worst = min(asked, key=lambda r: WORST_FIRST.index(r.decision))
     met = [r for r in asked if r.decision is Decision.GO] if asked[1:] else []
     said = [_short(r) for r in asked if r not in met]
     if met:

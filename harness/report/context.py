@@ -143,7 +143,7 @@ def _screen(of: Study) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
     run, v, suite = of.run, of.verdict, of.run.suite
     steps = (
-        *remedies.next_steps(v, run, of.diagnoses, of.causes),
+        *remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks),
         *filter(None, [of.changed.step if of.changed else ""]),
     )[: remedies.MAX_STEPS]
     relevant = remedies.relevant(of.causes, v)
@@ -254,7 +254,7 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
         "timeline": tables.timeline(run),
-        "commands": _commands(run, before),
+        "commands": _commands(of, before),
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
@@ -425,21 +425,21 @@ def _section(
     }
 
 
-def _commands(run: Run, before: Run | None) -> tuple[str, ...]:
-    env = run.environment
-    lines = [f"git checkout {env.git.commit}"] if env.git else []
+def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
+    """The page again, from the stored run; then the run again, and the case that decides."""
+    run, env = of.run, of.run.environment
+    options = {"--rules": run.judged_by, "--against": before.run_id if before else NO_RUN}
+    again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
+    lines = [f"harness report {again}  # this page again, from the stored run"]
+    lines += [f"git checkout {env.git.commit}  # the code of the run"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
-    only = shlex.quote(run.suite.cases[0].case_id)
+    there = [c.case_id for c in run.suite.cases]
+    decides = of.verdict.rule.evidence if of.verdict.rule else ()
+    only = shlex.quote(next((i for i in decides if i in there), there[0]))
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
-    options = {
-        "--rules": run.judged_by,
-        "--against": before.run_id if before else NO_RUN,
-    }
-    again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
-    lines.append(f"harness report {again}  # this report again, from the stored run")
     return tuple(lines)
 
 

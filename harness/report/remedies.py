@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
+from harness.analysis.roofline import OUTSIDE, Stack
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.records import (
     OVER_STEPS,
@@ -31,8 +32,8 @@ from harness.report.text import (
 )
 from harness.report.verdict_text import misses
 
-MAX_STEPS, MAX_ROWS = 3, 8
-"""Commands of the first screen, and rows of the table of causes."""
+MAX_STEPS, MAX_ROWS = 5, 8
+"""Next steps, and rows of the table of causes."""
 MINOR = (CauseKind.DEAD, CauseKind.CELL)
 """Causes that spoil a comparison, but not the numbers of each case."""
 _LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
@@ -175,8 +176,13 @@ def next_steps(
     run: Run,
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
+    parts: Sequence[Stack] = (),
 ) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
+
+    Args:
+        parts: Where the time of the slow cases goes.
+    """
     cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     suite = shlex.quote(run.suite.path)
     if not run.ended_at:
@@ -184,16 +190,14 @@ def next_steps(
     urgent = [c for c in found if c.share is None and c.kind not in MINOR]
     steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
-        took = f" ({units.duration(run.elapsed_s)} here)" if run.elapsed_s else ""
-        steps[f"Run the suite on {v.not_measured}{took}: `harness run {suite}`"] = None
+        took = f"; it took {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
+        steps[f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
-    steps |= dict.fromkeys(_speed_up(left, short))
+    steps |= dict.fromkeys(_speed_up(left, short, parts))
     for step in _steps([f for r in left for f in r.findings], cases, short, run):
         steps[step] = None
-    remedies = [d.remedy for d in diagnoses if d.conclusion is Conclusion.ENOUGH and d.remedy]
-    if remedies:
-        steps[f"Keep out what is enough by itself: `{' '.join(remedies)}`"] = None
+    steps |= dict.fromkeys(_keep_out(diagnoses))
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
@@ -202,13 +206,30 @@ def next_steps(
     return tuple(steps)[:MAX_STEPS]
 
 
-def _speed_up(left: Sequence[RuleResult], short: Mapping[str, str]) -> Iterator[str]:
-    """By how much the slowest case of the worst rule must become faster."""
+def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+    """What each suspect that slows a step down costs, the most first, and how to avoid it."""
+    slow = [d for d in diagnoses if d.remedy and d.effect and (d.effect.low or 0) > 1]
+    slow = [d for d in slow if d.conclusion is not Conclusion.RULED_OUT]
+    for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
+        gain = units.factor(d.effect.value) if d.effect else ""
+        yield f"Avoid {d.name}: a step is {gain} faster without it: `{d.remedy}`"
+
+
+def _speed_up(
+    left: Sequence[RuleResult], short: Mapping[str, str], parts: Sequence[Stack]
+) -> Iterator[str]:
+    """By how much the slowest case of the worst rule must become faster, and its largest part."""
+    taken = {s.case.case_id: s for s in parts}
     for r in left:
         if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
             f, times = next(iter(due.items()))
             more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
-            yield f"Speed up {short.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            said = f"Speed up {short.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            if of := taken.get(f.subject):
+                part = max(of.parts, key=lambda name: of.parts[name])
+                share = units.percent(of.parts[part] / of.step_s)
+                said += f"; {part} {'are' if part == OUTSIDE else 'is'} {share} of its step"
+            yield said
             return
 
 

@@ -159,6 +159,12 @@ def _distance(f: Finding) -> float:
     return max((max(r, 1 / r) for r in ends), default=1.0)
 
 
+def _margin(f: Finding) -> float:
+    """Of a value within its range: how near it is to the end that it has, at most 1."""
+    value = f.estimate.value if f.estimate else 1.0
+    return max((value / f.high if f.high else 0.0), (f.low / value if f.low else 0.0))
+
+
 def _worst(result: RuleResult, stated: Rule) -> Finding | None:
     """Of several cases with the same answer, the one with the worst value; the best if one is
     enough for the rule."""
@@ -179,7 +185,9 @@ def _built_in_met(result: RuleResult) -> str:
     if result.rule == WHAT_RAN:
         return f"confirmed in {units.plural('case', result.judged)}"
     if result.rule == EXPECTED:
-        return f"{every(result.judged)} are met"
+        near = sorted(m for f in result.findings if (m := _margin(f)))
+        by = [*dict.fromkeys(units.factor(1 / m) for m in near)]
+        return f"{every(result.judged)} are met{f', by {by[-1]} to {by[0]}' if by[1:] else ''}"
     if result.slow:
         return _fastest_first(result)
     ran = f"{every(result.judged)} cases ran" if result.judged > 1 else "the case ran"

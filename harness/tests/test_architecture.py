@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_410,
     "harness/program": 1_900,
     "harness/records": 1_900,
-    "harness/report": 4_610,
+    "harness/report": 4_640,
     "harness/runner": 2_280,
     "harness/store": 1_130,
     "harness/suite": 2_190,

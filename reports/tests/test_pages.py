@@ -1,6 +1,7 @@
 """The page of a stored run: one screen that decides, and a page that can be read."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from harness.report.series import every_page, pages
 from harness.report.series.pages import Made
 from harness.report.series.rules import judged_by
+from harness.report.series.since import NO_RUN
 from harness.store.reader import load
 from harness.suite import load as suites
+from harness.suite.choice import passing
 
 ROOT = Path(__file__).parents[2]
 SUITES, STORE = ROOT / "suites", ROOT / "reports" / "runs"
@@ -78,6 +81,24 @@ def test_the_sections_come_in_one_order(page: tuple[str, list[str]]) -> None:
 
     assert found == [name for name in SECTIONS if name in found]
     assert len(page[0].splitlines()) <= LINES
+
+
+@pytest.mark.parametrize("run_id", SHOWN)
+def test_the_commands_of_a_page_give_that_page_and_one_case(run_id: str) -> None:
+    text = SHOWN[run_id].read_text(encoding="utf-8")
+    report, *_, alone = [
+        shlex.split(line, comments=True)
+        for line in text.partition("```bash\n")[2].partition("\n```")[0].splitlines()
+        if line.startswith("harness ")
+    ]
+    options = dict(zip(report[3::2], report[4::2], strict=True))
+    options = {name: value for name, value in options.items() if value != NO_RUN}
+    how = pages.made(text)
+
+    assert how
+    assert report[2] == how.run
+    assert (options.get("--rules", ""), options.get("--against", "")) == (how.rules, how.against)
+    assert len(passing(load(STORE, run_id).suite.cases, alone[alone.index("-f") + 1 :])) == 1
 
 
 def test_the_users_questions_name_parts_that_their_suites_ask() -> None:
