@@ -6,12 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.bisect.journal import (
-    BisectRequest,
-    Journal,
-    Measured,
-    Note,
-)
+from harness.bisect.journal import BisectRequest, Journal, Measured, Note
 from harness.errors import HarnessError
 from harness.machine import drift, requirements
 from harness.records import Case, Measurement, Outcome

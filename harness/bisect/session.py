@@ -18,14 +18,7 @@ from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
 from harness.bisect.history import Commit
-from harness.bisect.journal import (
-    BisectRequest,
-    Journal,
-    Measured,
-    MergeEntered,
-    Note,
-    Skipped,
-)
+from harness.bisect.journal import BisectRequest, Journal, Measured, MergeEntered, Note, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
 from harness.bisect.search import (

@@ -27,15 +27,7 @@ from harness.gate.records import (
 )
 from harness.gate.unpaired import compare_stored, processes, too_few
 from harness.machine import drift, facts
-from harness.records import (
-    Case,
-    Comparison,
-    Decision,
-    Finding,
-    Measurement,
-    Outcome,
-    Run,
-)
+from harness.records import Case, Comparison, Decision, Finding, Measurement, Outcome, Run
 from harness.suite.choice import passing
 
 EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)

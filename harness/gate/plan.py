@@ -17,15 +17,7 @@ from harness.gate.records import LeftOut, Mode
 from harness.gate.trees import Trees, from_root, noted, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.machine import doctor, environment, requirements
-from harness.records import (
-    Case,
-    Decision,
-    Environment,
-    Finding,
-    Grade,
-    Run,
-    Suite,
-)
+from harness.records import Case, Decision, Environment, Finding, Grade, Run, Suite
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig
 from harness.store import reader as store

@@ -11,16 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.records import (
-    METRICS,
-    Case,
-    Expectation,
-    Match,
-    Metric,
-    Rule,
-    Suite,
-    Weight,
-)
+from harness.records import METRICS, Case, Expectation, Match, Metric, Rule, Suite, Weight
 from harness.suite import program, sweep
 from harness.suite.choice import Overrides, filtered, set_error
 from harness.suite.decisions import contrary as wrong_abort

@@ -11,23 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from harness.records import Match, MeasureSettings, Scalar
-from harness.suite.decisions import (
-    Cost,
-    Diagnosis,
-    ExpectationModel,
-    LabelModel,
-    StatedRule,
-)
+from harness.suite.decisions import Cost, Diagnosis, ExpectationModel, LabelModel, StatedRule
 from harness.suite.fields import (
     FACTORY,
     SUBJECT,

@@ -19,16 +19,7 @@ from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.bisect.tests.planted import BUILD, Planted, make
 from harness.errors import HarnessError, SuiteError
 from harness.git.repository import Repository
-from harness.records import (
-    Accuracy,
-    Case,
-    Counters,
-    Outcome,
-    Phase,
-    Profile,
-    TensorError,
-    Use,
-)
+from harness.records import Accuracy, Case, Counters, Outcome, Phase, Profile, TensorError, Use
 from harness.report.series import bisection
 from harness.suite import load as suites
 from harness.tests import fake_runs

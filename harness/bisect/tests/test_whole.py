@@ -12,13 +12,7 @@ import pytest
 import torch
 
 from harness.bisect.journal import STATE
-from harness.bisect.tests.planted import (
-    BUILD,
-    CASE,
-    SUITE_PATH,
-    Planted,
-    make,
-)
+from harness.bisect.tests.planted import BUILD, CASE, SUITE_PATH, Planted, make
 from harness.tests.command_line import harness
 from harness.tests.gate_repositories import commit, fingerprint, git, repository
 
