@@ -177,6 +177,11 @@ class GateVerdict:
         """0 GO, 1 NO-GO, 3 undecided, independent of the policy's stage."""
         return self.decision.exit_status
 
+    @property
+    def undecided_blocks(self) -> bool:
+        """Whether what is undecided keeps the change from being merged."""
+        return self.blocks and self.decision is not Decision.NO_GO
+
     def count(self, decision: Decision) -> int:
         return sum(case.decision is decision for case in self.cases)
 

@@ -30,12 +30,12 @@ def command(kind: str, decision: Decision, about: str, message: str, file: str) 
 
 
 def _kind(decision: Decision, verdict: GateVerdict) -> str:
-    """An undecided case is a notice unless it blocks; the shadow stage has notices only."""
+    """What is undecided is a notice unless it blocks; the shadow stage has notices only."""
     if verdict.stage is Stage.SHADOW:
         return "notice"
     if decision is Decision.NO_GO:
         return "error" if verdict.stage is Stage.BLOCK else "warning"
-    return "warning" if verdict.blocks else "notice"
+    return "error" if verdict.undecided_blocks else "notice"
 
 
 def _data(text: str) -> str:

@@ -65,10 +65,9 @@ def _judged(
     """A test with the result that the policy gives it."""
     test, message = _test(name, seconds), f"{decision}: {reason}"
     undecided = decision not in (Decision.GO, Decision.NO_GO)
-    blocks = verdict.blocks and verdict.decision is not Decision.NO_GO
     if decision is not Decision.GO and verdict.stage is Stage.SHADOW:
         _child(test, "skipped", message=f"{message} (shadow stage: nothing fails)")
-    elif undecided and not blocks:
+    elif undecided and not verdict.undecided_blocks:
         _child(test, "skipped", message=message)
     elif decision is not Decision.GO:
         tag = "error" if undecided else "failure"

@@ -19,7 +19,7 @@ import pytest
 # Every pytest session in an environment with the harness loads this module, so other modules are
 # imported only when they are needed.
 if TYPE_CHECKING:
-    from harness.records import Case, CaseSummary, Run
+    from harness.records import Case, CaseSummary, Measurement, Run
 
 _SUFFIXES = (".yaml", ".yml")
 _LOOKS_LIKE_A_SUITE = re.compile(rb"""^\s*\{?\s*["']?(schema|workloads)["']?\s*:""", re.MULTILINE)
@@ -88,6 +88,7 @@ class SuiteFile(pytest.File):
         from harness.errors import HarnessError
         from harness.report.markdown import plain
         from harness.runner.rig import take
+        from harness.runner.watchdog import RunObserver
         from harness.store.writer import create
 
         items = (i for i in self.session.items if isinstance(i, SuiteCase) and i.parent is self)
@@ -106,17 +107,22 @@ class SuiteFile(pytest.File):
                 store = self.config.rootpath / self.config.getoption("--harness-store")
                 self._writer = held.enter_context(create(store, selected, here))
                 self._rig.measures(self._writer.run_id)
+                self._begun, self._measured = self._recorded(), list["Measurement"]()
+                self._rig.observer = RunObserver()
+                setattr(self._rig.observer, "finished", self._measured.append)  # noqa: B010  mypy
                 self._held = held.pop_all()
             self.addfinalizer(self._finish)  # pytest would tear down a failed set-up, too
         except HarnessError as error:
             pytest.fail(plain(str(error)), pytrace=False)
 
     def measure(self, case: "Case") -> "Run":
-        """Run all processes of a case; the run with its measurements."""
+        """Run all processes of a case; the run with this case alone."""
         from harness.runner.run import Agenda, run_suite
 
-        run_suite(Agenda(replace(self.suite, cases=(case,))), self._rig, self._writer)
-        return self._recorded()
+        alone = replace(self.suite, cases=(case,))
+        self._measured.clear()
+        run_suite(Agenda(alone), self._rig, self._writer)
+        return replace(self._begun, suite=alone, measurements=tuple(self._measured))
 
     def _finish(self) -> None:
         """Finish the run, release the machine, and judge the run by the rules of its suite."""
@@ -176,9 +182,7 @@ class SuiteCase(pytest.Function):
         from harness.records import Outcome
 
         assert isinstance(self.parent, SuiteFile)
-        recorded = self.parent.measure(self.case)
-        alone = replace(recorded.suite, cases=(self.case,))
-        run = replace(recorded, suite=alone, measurements=recorded.of(self.case.case_id))
+        run = self.parent.measure(self.case)
         (seen,) = summary.summarise(run)
         samples = [sample for m in run.measurements for sample in m.samples_s]
         self._readings.extend(reading for sample in samples for reading in (0.0, sample))

@@ -377,12 +377,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     ids = sorted(path.parent.name for path in options.runs.glob(f"*/{reader.RUN_FILE}"))
     ids = [run_id for run_id in ids if run_id <= options.until]
-    runs = [reader.load(options.runs, run_id) for run_id in ids]
-    stored = recorded(runs)
+    loaded = (reader.load(options.runs, run_id) for run_id in ids)
+    stored = None if options.others else recorded(loaded)
     began = time.monotonic()
     lines: list[Line] = []
     costs = []
-    chosen = other_settings() if options.others else settings(stored)
+    chosen = settings(stored) if stored else other_settings()
     for i, (setting, quiet_enough) in enumerate(chosen):
         rng = np.random.default_rng([options.seed, i])
         tally = simulate(setting, gates=options.gates, rng=rng)
@@ -391,15 +391,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             per_case = tally.pairs / tally.gates / setting.cases
             name = next(lines_of(tally, quiet_enough=quiet_enough)).noise
             slower = f"{units.percent(setting.planted or 0)} slower"
-            cases = f"one case {slower}" if setting.planted else f"{setting.cases} cases"
-            costs.append(f"{name}, {cases}: {per_case:.1f}")
+            what = f"one case {slower}" if setting.planted else f"{setting.cases} cases"
+            costs.append(f"{name}, {what}: {per_case:.1f}")
         sys.stderr.write(f"{i + 1}: {time.monotonic() - began:.0f} s\n")
-    tables = (OF_OTHERS,) if options.others else (DECISIONS, BOUNDS)
+    tables = (DECISIONS, BOUNDS) if stored else (OF_OTHERS,)
     missed = sum(x.met is False for x in lines if any(x.figure in table for table in tables))
     sys.stdout.write("\n\n".join(markdown(lines, table) for table in tables))
+    cases = f"Recorded: {len(stored.residuals)} cases of {len(ids)} runs.\n" if stored else ""
     sys.stdout.write(
-        "\n\n"
-        f"Recorded: {len(stored.residuals)} cases of {len(runs)} runs.\n"
+        f"\n\n{cases}"
         f"Pairs a case: {'; '.join(costs)}.\n"
         f"{options.gates} gates a setting, seed {options.seed}; "
         f"{missed} targets not shown to be met.\n"

@@ -40,7 +40,7 @@ from harness.tests.gate_repositories import (
     repository,
     write,
 )
-from harness.tests.indexed import store
+from harness.tests.stored_runs import store
 
 CASES = sweep(seq_len=[512, 1024])
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE

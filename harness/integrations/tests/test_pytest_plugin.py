@@ -11,7 +11,7 @@ import pytest
 from harness.records import Outcome
 from harness.runner.launcher import Launcher
 from harness.store import reader
-from harness.tests.indexed import headers
+from harness.tests.stored_runs import headers
 
 pytest_plugins = ["pytester"]
 

@@ -23,7 +23,7 @@ from harness.records import Case, Decision, Finding, Measurement, Outcome, Stop
 from harness.tests import fake_runs
 from harness.tests.command_line import harness
 from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_case, gate_verdict
-from harness.tests.indexed import store
+from harness.tests.stored_runs import store
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
 PAGE = Path(__file__).with_name("page.md")
@@ -228,7 +228,8 @@ def test_the_kind_of_an_annotation_follows_decision_and_policy() -> None:
     ]
     assert f"warning {slower}" in kinds(stage=Stage.WARN, blocks=False)
     assert {k.split()[0] for k in kinds(stage=Stage.SHADOW, blocks=False)} == {"notice"}
-    assert f"warning {undecided}" in kinds(blocks=True)
+    assert f"notice {undecided}" in kinds(blocks=True), "the NO-GO blocks"
+    assert f"error {undecided}" in kinds(blocks=True, decision=Decision.INCONCLUSIVE)
 
 
 def test_only_the_ten_worst_are_annotated() -> None:

@@ -11,7 +11,7 @@ from harness.analysis.summary import summarise
 from harness.records import Case, Counters, Measurement, MetricSource, Outcome, Program, Run
 from harness.store.reader import load
 from harness.tests.fake_runs import ended, run, sweep, timed, trained
-from harness.tests.indexed import store
+from harness.tests.stored_runs import store
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 BOTH = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024])]

@@ -24,7 +24,7 @@ from harness.store import reader, summaries
 from harness.store.summaries import RunFilter
 from harness.store.writer import resume
 from harness.tests.fake_runs import H200, case, run, timed
-from harness.tests.indexed import A100, CASE, CASES, dated, headers, ids, record, silent, store
+from harness.tests.stored_runs import A100, CASE, CASES, dated, headers, ids, record, silent, store
 
 # --- they follow the runs ------------------------------------------------------------------
 

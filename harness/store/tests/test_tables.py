@@ -16,7 +16,7 @@ from harness.records import Git, Measurement, Outcome, Run, Stop
 from harness.store import frames, reader
 from harness.store.frames import COLUMNS
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
-from harness.tests.indexed import store
+from harness.tests.stored_runs import store
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 GOOD, BROKEN, ABSENT = sweep(seq_len=[512, 1024, 2048])

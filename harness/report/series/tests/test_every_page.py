@@ -11,7 +11,7 @@ from harness.report.series import every_page, pages
 from harness.report.series.pages import Made
 from harness.store import reader
 from harness.tests.fake_runs import run, sweep, timed
-from harness.tests.indexed import A100, CASES, dated, record, store
+from harness.tests.stored_runs import A100, CASES, dated, record, store
 
 README = f"# Reports\n{every_page.START}old\n{every_page.END}\nkept\n"
 

@@ -28,7 +28,7 @@ from harness.report import context
 from harness.report.series import pages
 from harness.store import reader
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
-from harness.tests.indexed import A100, CASES, dated, record, store
+from harness.tests.stored_runs import A100, CASES, dated, record, store
 
 STEPS: dict[str, float | Outcome] = {
     "quicker": 0.01,
