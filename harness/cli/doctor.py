@@ -52,7 +52,7 @@ def doctor_(
         )
     if recorded is not None:
         _show_drift(recorded, here, as_json)
-    here = doctor.examined(here, store=store_root, constraints=environment.pins_of(home))
+    here = doctor.examined(here, store=store_root)
     found = here.vitals.checks if here.vitals else ()
     if as_json:
         document(

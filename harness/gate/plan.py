@@ -16,7 +16,7 @@ from harness.gate.policy_suites import absent, chosen_of, require, require_own, 
 from harness.gate.records import LeftOut, Mode
 from harness.gate.trees import Trees, from_root, noted, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
-from harness.machine import doctor, environment, requirements
+from harness.machine import doctor, requirements
 from harness.records import Case, Decision, Environment, Finding, Grade, Run, Suite
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig
@@ -107,8 +107,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     for suite in suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, here, remedy)
-    home = sides[-1].roots[0]
-    why = () if counting else unfitness(here, store=request.store, home=home)
+    why = () if counting else unfitness(here, store=request.store)
     findings = (
         *trees.findings,
         *_unmatched(loaded, suites, gone, trees),
@@ -307,10 +306,9 @@ def _device(suites: Mapping[str, Suite], loaded: Policy) -> str:
     return next(iter(devices))
 
 
-def unfitness(here: Environment, *, store: Path, home: Path) -> Iterator[str]:
-    """Why the machine is not fit to time on; the versions that are pinned in `home` must be
-    installed."""
-    here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
+def unfitness(here: Environment, *, store: Path) -> Iterator[str]:
+    """Why the machine is not fit to time on."""
+    here = doctor.examined(here, store=store)
     for check in here.vitals.checks if here.vitals else ():
         if check.grade in (Grade.FAIL, Grade.UNKNOWN):
             yield f"{check.name}: {check.fact}"

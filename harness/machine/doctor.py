@@ -1,10 +1,8 @@
 """Whether this machine is fit to measure on: the checks of `harness doctor`."""
 
 import os
-import re
 import shutil
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from harness.machine.gpu_idle import GpuUse, nvml_meter
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
 FLASH_ATTENTION_SINCE = (8, 0)
-SETTLE_S = 3.0
-"""Longest wait for a process that is about to leave the GPU."""
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
 STEAL = 0.03
@@ -43,42 +39,27 @@ def stolen_text(share: float) -> str:
 
 
 def _read_gpu(gpu: Gpu) -> GpuUse | str:
-    """The use of the GPU once no other process uses it, or why it cannot be read."""
-    deadline_s = time.monotonic() + SETTLE_S
+    """The use of the GPU, or why it cannot be read."""
     try:
         with nvml_meter(gpu.uuid) as meter:
-            while (use := meter()).others()[0] and time.monotonic() < deadline_s:
-                time.sleep(SETTLE_S / 20)
-            return use
+            return meter()
     except ProbeError as error:
         return str(error)
 
 
-def examined(environment: Environment, *, store: Path, constraints: Path) -> Environment:
-    """The environment with the state of the machine and its checks.
-
-    Args:
-        environment: Names the GPU to read.
-        store: The folder of the runs; need not exist.
-        constraints: The file of pinned versions; need not exist.
-    """
+def examined(environment: Environment, *, store: Path) -> Environment:
+    """The environment with the state of the machine and its checks; `store`, the folder of the
+    runs, need not exist."""
     folder = store.absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     vitals = Vitals(
         load=os.getloadavg()[0],
         steal=steal_share(AT_START, psutil.cpu_times()),
         disk_free_bytes=shutil.disk_usage(existing).free,
-        pinned=read_pins(constraints.read_text()) if constraints.is_file() else {},
     )
     use = _read_gpu(environment.gpu) if environment.gpu else ""
     found = tuple(checks(environment, vitals, use))
     return replace(environment, vitals=replace(vitals, checks=found))
-
-
-def read_pins(text: str) -> dict[str, str]:
-    """The `name==version` lines of a constraints file; lines with a marker are left out."""
-    pin = re.compile(r"^([\w.-]+)==([\w.+!-]+)\s*(?:#.*)?$", re.MULTILINE)
-    return {name.lower().replace("_", "-"): version for name, version in pin.findall(text)}
 
 
 def worst(found: Sequence[Check]) -> Grade:
@@ -123,8 +104,6 @@ def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Itera
         yield _clocks(use)
         yield _power_limit(environment.gpu)
     yield _variables(environment)
-    if vitals.pinned:
-        yield _versions(environment, vitals.pinned)
     yield _load(environment, vitals)
     if vitals.steal is not None:
         yield _steal(vitals.steal)
@@ -213,19 +192,6 @@ def _variables(environment: Environment) -> Check:
         return Check("variables", Grade.OK, "none distorts timings")
     fact = "; ".join(f"{v} is set: {DISTORTING[v]}" for v in found)
     return Check("variables", Grade.FAIL, fact, f"unset {' '.join(found)}")
-
-
-def _versions(environment: Environment, pinned: Mapping[str, str]) -> Check:
-    """A local build such as 2.11.0+cu130 is version 2.11.0."""
-    installed = {n: v.partition("+")[0] for n, v in environment.versions.items() if v}
-    compared = {n: v for n, v in installed.items() if n in pinned}
-    other = [f"{n} {v} (pinned: {pinned[n]})" for n, v in compared.items() if v != pinned[n]]
-    if other:
-        remedy = "To compare with numbers of the pinned versions: pip install -c constraints.txt."
-        return Check("versions", Grade.WARN, ", ".join(other), remedy)
-    if not compared:
-        return _unknown("versions", "constraints.txt does not pin any relevant package")
-    return Check("versions", Grade.OK, f"as pinned: {', '.join(compared)}")
 
 
 def _load(environment: Environment, vitals: Vitals) -> Check:

@@ -168,7 +168,7 @@ def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
     return None, f"{problem}, but NVML lists {names}"
 
 
-# --- data, pins and the repository -------------------------------------------------------
+# --- data and the repository -------------------------------------------------------------
 
 
 def data_files(cases: Iterable[Case]) -> dict[str, str]:
@@ -197,15 +197,6 @@ def _contents(path: Path) -> str:
         except OSError as error:
             digest.update(f"unreadable: {error.strerror}".encode())
     return f"{total_bytes} bytes, {digest.hexdigest()[:12]}"
-
-
-def pins_of(folder: Path) -> Path:
-    """The constraints.txt of the code in a folder: beside it, or at the root of its repository.
-
-    The file need not exist.
-    """
-    near = folder / "constraints.txt"
-    return near if near.is_file() else top([folder]) / "constraints.txt"
 
 
 def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:

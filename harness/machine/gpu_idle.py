@@ -7,15 +7,13 @@ outcome is `invalid_environment` and names the process.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import psutil
 
-from harness.errors import ProbeError
 from harness.machine import nvml
-from harness.records import Case, Environment, Evidence, Gpu, Measurement, Outcome
 
 FREE_S = 10.0
 """Longest wait for a free GPU: the driver frees the memory of a dead process with a delay."""
@@ -135,36 +133,3 @@ class IdleCheck:
                 waited, self._limit_s = self._limit_s, AGAIN_S
                 return f"{why}, after {waited:g} s of waiting", holders
             time.sleep(POLL_S)
-
-
-def watch_over(
-    held: ExitStack,
-    here: Environment,
-    others: Sequence[Gpu] = (),
-    *,
-    wait_s: float,
-    say: Callable[[str], None],
-) -> IdleCheck | None:
-    """The check of the run's GPU and those of further ranks, until `held` is closed.
-
-    None without a GPU, and with a note to `say` if NVML cannot read it.
-    """
-    if here.gpu is None:
-        return None
-    try:
-        meters = [held.enter_context(nvml_meter(gpu.uuid)) for gpu in (here.gpu, *others)]
-    except ProbeError as error:
-        say(f"cannot check whether others use the GPU: {error}")
-        return None
-    return IdleCheck(*meters, wait_s=wait_s)
-
-
-def refused(case: Case, process: int, why: str, holders: Sequence[str]) -> Measurement:
-    """The record of a process that was not started."""
-    return Measurement(
-        case_id=case.case_id,
-        process=process,
-        outcome=Outcome.INVALID_ENVIRONMENT,
-        detail=why,
-        evidence=Evidence(phase="before start", holders=tuple(holders)),
-    )

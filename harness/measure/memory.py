@@ -16,14 +16,10 @@ def device_peak_bytes() -> int | None:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
 
 
-def host_peak_bytes() -> int:
-    """Peak of the resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def describe_peak() -> str:
     """Both peaks, for the detail of an out-of-memory outcome."""
-    parts = [f"peak {host_peak_bytes() / 1e9:.2f} GB in the process"]
+    host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    parts = [f"peak {host_bytes / 1e9:.2f} GB in the process"]
     if (device := device_peak_bytes()) is not None:
         parts.append(f"{device / 1e9:.2f} GB on the device")
     return ", ".join(parts)

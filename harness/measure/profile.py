@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._C._autograd import DeviceType
@@ -52,6 +52,8 @@ SLOWER = 4.0
 MAX_TRACE_BYTES = 256 * 2**20
 """Of a Chrome trace before compression, which leaves about a tenth."""
 SWITCHED_OFF = "switched off (measure.profile)"
+
+Result = TypeVar("Result")
 
 _RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
 _OF_THE_PROFILER = frozenset(
@@ -105,14 +107,18 @@ class ProfileRequest:
 
 def take(run: Callable[[], Any], ask: ProfileRequest) -> StepProfile:
     """Count and profile a few steps of `run`, which is warm."""
-    steps = requests(ask)
+    return _driven(requests(ask), run)
+
+
+def _driven(steps: Generator[None, None, Result], run: Callable[[], Any]) -> Result:
+    """Run the steps that a generator asks for; what it returns."""
     output = None
     while True:
         try:
             next(steps)
         except StopIteration as done:
-            ran: StepProfile = done.value
-            return ran
+            result: Result = done.value
+            return result
         del output  # so that only one output is alive at a time
         output = run()
 
@@ -243,14 +249,10 @@ def _with_ranges(
     try:
         unreplayed()  # allocates
         torch.cuda.synchronize()
-        with profile(use_kineto=True, use_device="cuda") as profiler:
-            with record_function(STEP):
-                unreplayed()
-            with record_function(DRAIN):
-                torch.cuda.synchronize()
+        seen, _ = _driven(_profiled(1, lambda: None, ""), unreplayed)
     except torch.OutOfMemoryError:
         return replayed, "a step without replay does not fit the memory"
-    return share_among(Trace(_events(profiler)).kernels(), replayed)
+    return share_among(seen.kernels(), replayed)
 
 
 def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple[Use, ...], str]:

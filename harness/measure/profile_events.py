@@ -140,12 +140,8 @@ class Trace:
 
     def busy_s(self) -> float:
         """Mean time of a step in which the device is busy."""
-        busy_ns = sum(_length(self.busy(w)) for w in self.windows)
+        busy_ns = sum(_length(_merged(self._on_device(w))) for w in self.windows)
         return busy_ns / (len(self.windows) * 1e9)
-
-    def busy(self, window: Window) -> list[tuple[int, int]]:
-        """When the device is busy, as disjoint intervals in order."""
-        return _merged(self._on_device(window))
 
     def communication(self) -> tuple[float, float]:
         """Mean time of a step in which kernels of NCCL run, which includes their wait for other
@@ -256,8 +252,10 @@ class _Ranges:
         self._index()
 
     def around(self, event: Event) -> str:
-        """The innermost range of the event's thread in which it began."""
-        return self._innermost(event.thread, event.start_ns)
+        """The innermost range of the event's thread in which it began; empty if none."""
+        at, names = self._turns.get(event.thread, ((), ()))
+        i = bisect_right(at, event.start_ns) - 1
+        return names[i] if i >= 0 else ""
 
     def events(self) -> Iterator[Event]:
         """All of them, in order by thread."""
@@ -265,7 +263,7 @@ class _Ranges:
 
     def _index(self) -> None:
         """By thread: the times at which the innermost range changes, and its name from then on."""
-        self._turns: dict[int, tuple[list[int], list[str]]] = {}
+        self._turns: dict[int, tuple[Sequence[int], Sequence[str]]] = {}
         for thread, spans in self._spans.items():
             spans.sort(key=lambda s: (s.start_ns, -s.end_ns))
             at: list[int] = []
@@ -280,13 +278,6 @@ class _Ranges:
                 names.append(span.name)
                 open_.append(span)
             self._turns[thread] = at, names
-
-    def _innermost(self, thread: int, at_ns: int) -> str:
-        if thread not in self._turns:
-            return ""
-        at, names = self._turns[thread]
-        i = bisect_right(at, at_ns) - 1
-        return names[i] if i >= 0 else ""
 
 
 def _merged(events: Iterable[Event]) -> list[tuple[int, int]]:

@@ -266,9 +266,6 @@ class _Session:
                 rank=failed.rank if self.program.ranks else None,
                 signal=signal_name(code or 0),
                 stderr_tail=failed.stderr.ending,
-                peak_host_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-                if outcome is Outcome.OUT_OF_MEMORY
-                else None,
             ),
         )
 
@@ -285,6 +282,9 @@ class _Session:
         if hidden := origin.hidden(errors, places):
             return self.failed(Outcome.PATH_MISMATCH, hidden)
         outcome = outcome_of(errors)
+        if outcome is Outcome.OUT_OF_MEMORY:
+            peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+            detail += f" [peak {peak_bytes / 1e9:.2f} GB in a process]"
         for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy
             if outcome is Outcome.CRASH and (said := NOT_FINITE.search(line)):
                 if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
@@ -320,8 +320,6 @@ class _Session:
         if not series.time_s[start:]:
             problem = f"step_s was reported {len(reported)} times, only during setup"
             return self.failed(Outcome.UNSUPPORTED, problem)
-        if series.together:
-            effective["read_together"] = series.together
         if self.ended == "timeout":
             effective["samples_cut"] = "timeout"
         elif steps and series.count - start < case.settings.min_samples:

@@ -93,13 +93,9 @@ def _outside(program: Program, roots: Sequence[str], tree: Path) -> str:
 
 def _home(tree: Path) -> Path | None:
     """The main working tree of the repository, if `tree` is another one; else None."""
-    try:
-        pointer = (tree / ".git").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    # gitdir: /home/me/repo/.git/worktrees/name
-    git = Path(pointer.removeprefix("gitdir:").strip()).parent.parent
-    return git.parent.resolve() if git.name == ".git" else None
+    git = Path((try_git(tree, "rev-parse", "--git-common-dir") or "").strip())
+    main = (tree / git).resolve().parent
+    return main if git.name == ".git" and main != tree else None
 
 
 def find(case: Case, program: Program, where: Path) -> str | None:

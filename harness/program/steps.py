@@ -26,8 +26,6 @@ class ProgramSteps(StepSeries):
         """The program's own number of its last step, if it prints one."""
         self.finished = 0
         """Steps, including setup."""
-        self.together = 0
-        """Readings from lines that arrived together, which share their time equally."""
         self.one_by_one = True
         """Whether each line reports one step."""
 
@@ -54,7 +52,6 @@ class ProgramSteps(StepSeries):
                 self._keep(each_s, self.last_line_at + done * each_s, step, number)
                 done += advance
             took += [each_s] * min(done, EVERY_READING)
-            self.together += len(untimed) if len(untimed) > 1 else 0
         if steps:
             self.last_line_at = at
             if self.warm_at is None and self.finished >= self._setup_steps:

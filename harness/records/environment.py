@@ -81,8 +81,6 @@ class Vitals:
     where the system does not count it, or if not recorded."""
     disk_free_bytes: int = 0
     """Of the folder of the runs."""
-    pinned: Mapping[str, str] = field(default_factory=dict)
-    """Distribution -> version in constraints.txt; empty without that file."""
     checks: tuple[Check, ...] = ()
     """What the doctor found."""
 

@@ -82,8 +82,6 @@ class Evidence:
     """Steps finished by then, at least: not all quick steps are reported."""
     last_step: int | None = None
     """A program's own number of its last step, if it prints one."""
-    pace_s: float | None = None
-    """Mean time of a finished step."""
     silent_s: float | None = None
     """Time from its last sign of life to the decision."""
     working: bool | None = None
@@ -97,10 +95,6 @@ class Evidence:
     """The innermost Python frame: `function (file:line)`."""
     activity: tuple[ActivitySample, ...] = ()
     """The samples by which a silence was judged, oldest first."""
-    peak_host_bytes: int | None = None
-    """Largest resident memory of the process."""
-    peak_device_bytes: int | None = None
-    """Largest sum of live tensors on the device."""
     origins: tuple[NonFiniteOrigin, ...] = ()
     rank: int | None = None
     """Of a program with several ranks: the one that failed first."""

@@ -122,7 +122,6 @@ def _evidence(said: Evidence | None, seen: Evidence) -> Evidence:
         said,
         phase=said.phase or seen.phase,
         steps=seen.steps if said.steps is None else said.steps,
-        pace_s=seen.pace_s,
         files=(*said.files, *seen.files),
     )
 

@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from harness.errors import ProbeError
 from harness.machine import doctor, environment, nvml, requirements
-from harness.machine.gpu_idle import IdleCheck, watch_over
+from harness.machine.gpu_idle import IdleCheck, nvml_meter
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
 from harness.records import Case, Environment, Suite
@@ -52,7 +53,7 @@ class Rig:
         self.probes: tuple[Probe, ...] = ()
         """Set by `observe`."""
         self.gpu: IdleCheck | None = None
-        """Set by `observe`; None without a GPU."""
+        """Set by `observe`; None without a GPU, and if NVML cannot read it."""
 
     def __enter__(self) -> Self:
         return self
@@ -107,7 +108,15 @@ class Rig:
         self.probes = open_probes(here.gpu, others, why=here.gpu_unavailable)
         for probe in self.probes:
             self._held.callback(probe.close)
-        self.gpu = watch_over(self._held, here, others, wait_s=self._wait_s, say=self._say)
+        if here.gpu is None:
+            return
+        try:
+            gpus = (here.gpu, *others)
+            meters = [self._held.enter_context(nvml_meter(gpu.uuid)) for gpu in gpus]
+        except ProbeError as error:
+            self._say(f"cannot check whether others use the GPU: {error}")
+        else:
+            self.gpu = IdleCheck(*meters, wait_s=self._wait_s)
 
     def measures(self, run_id: str) -> None:
         """Write into the lock files which run uses the GPUs."""
@@ -141,5 +150,5 @@ def take(
     here = rig.describe(command=command, repository=home, cases=suite.cases, required=required)
     requirements.require(suite, here)
     if store is not None:
-        here = doctor.examined(here, store=store, constraints=environment.pins_of(home))
+        here = doctor.examined(here, store=store)
     return rig, here

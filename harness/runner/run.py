@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from harness.machine import gpu_idle
 from harness.records import (
     Case,
     Decision,
+    Evidence,
     Measurement,
     Outcome,
     Stop,
@@ -195,7 +195,13 @@ def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: R
     worker."""
     why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
-        return gpu_idle.refused(case, process, why, holders)
+        return Measurement(
+            case_id=case.case_id,
+            process=process,
+            outcome=Outcome.INVALID_ENVIRONMENT,
+            detail=why,
+            evidence=Evidence(phase="before start", holders=tuple(holders)),
+        )
     rig.observer.started(case, process)
     log = writer.log_path(case.case_id, process)
     return watch(

@@ -319,7 +319,6 @@ class Story:
             phase=self._phases[-1][0],
             steps=self._pace.steps if known else None,
             last_step=self._last_step,
-            pace_s=self._pace.mean_s,
             silent_s=None if now is None else now - self.heard_at,
         )
 

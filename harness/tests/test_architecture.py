@@ -70,24 +70,24 @@ MOST_LINES = {
     "harness/bisect": 1_970,
     "harness/cli": 2_420,
     "harness/executor": 380,
-    "harness/gate": 2_370,
+    "harness/gate": 2_360,
     "harness/git": 540,
     "harness/integrations": 910,
-    "harness/machine": 1_650,
-    "harness/measure": 2_410,
-    "harness/program": 1_900,
-    "harness/records": 1_900,
+    "harness/machine": 1_570,
+    "harness/measure": 2_400,
+    "harness/program": 1_890,
+    "harness/records": 1_890,
     "harness/report": 4_640,
-    "harness/runner": 2_280,
+    "harness/runner": 2_290,
     "harness/store": 1_130,
     "harness/suite": 2_170,
-    "harness/worker": 740,
+    "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_300, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_250, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

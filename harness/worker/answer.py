@@ -30,15 +30,6 @@ from harness.worker import factory
 from harness.worker.case import DeviceMissing
 from harness.workload import Unsupported, Workload
 
-# Errors after which CUDA works only in a fresh process.
-_CONTEXT_LOST = (
-    "an illegal memory access was encountered",
-    "device-side assert triggered",
-    "misaligned address",
-    "unspecified launch failure",
-    "an illegal instruction was encountered",
-)
-
 
 def work(order: Order, channel: Channel) -> None:
     """Carry out an order and answer it."""
@@ -104,12 +95,6 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
             outcome, detail = Outcome.TIMEOUT, str(error)
         case _ if outcome is Outcome.OUT_OF_MEMORY:
             detail = f"{detail} [{memory.describe_peak()}]"
-            fields["evidence"] = Evidence(
-                peak_host_bytes=memory.host_peak_bytes(),
-                peak_device_bytes=memory.device_peak_bytes(),
-            )
-        case RuntimeError() if any(text in str(error) for text in _CONTEXT_LOST):
-            detail = f"{detail} [the CUDA context is lost; a new process gets a new one]"
     return Measurement(
         case_id=case.case_id, process=process, outcome=outcome, detail=detail, **fields
     )

@@ -422,7 +422,7 @@ def test_an_unwritable_report_folder_is_found_before_the_run(tmp_path: Path) -> 
 
 
 def test_the_doctor_describes_the_machine_and_the_repository_of_its_user(tmp_path: Path) -> None:
-    mine = gate_repositories.repository(tmp_path, {"constraints.txt": "numpy==0.1\n"})
+    mine = gate_repositories.repository(tmp_path, {})
     git = repository.read_git(mine)
 
     examined = harness("doctor", "--json", cwd=mine / "toy")
@@ -430,11 +430,10 @@ def test_the_doctor_describes_the_machine_and_the_repository_of_its_user(tmp_pat
     answer = json.loads(examined.stdout)
     assert examined.returncode == (0 if answer["verdict"] in ("ok", "warn") else 3)
     assert answer["environment"]["versions"]["torch"]
-    assert {"device", "disk", "git", "versions"} <= {check["name"] for check in answer["checks"]}
+    assert {"device", "disk", "git"} <= {check["name"] for check in answer["checks"]}
     assert git is not None
     assert answer["environment"]["git"] == asdict(git)
     assert answer["environment"]["packages"]["toy"] == "{repository}/toy"
-    assert "pinned: 0.1" in next(c["fact"] for c in answer["checks"] if c["name"] == "versions")
 
 
 def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:

@@ -402,7 +402,7 @@ def test_lines_that_arrive_together_share_their_time() -> None:
     assert series.add([Step(2, None), Step(3, None)], 10.5) == [0.25, 0.25]
     assert series.add([Step(0, None)], 11.0) == []  # the count restarts
     assert series.add([Step(1, None)], 11.125) == [0.125]
-    assert (list(series.time_s), series.together) == ([0.25, 0.25, 0.125], 2)
+    assert list(series.time_s) == [0.25, 0.25, 0.125]
     assert list(series.began_at) == [10.0, 10.25, 11.0]
 
 

@@ -76,7 +76,7 @@ while not os.path.exists("heard"):
         ("raise ValueError('no data')", Outcome.CRASH, "exited with 1: ValueError: no data"),
         ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.CRASH, "killed by SIGKILL"),
         ("sys.exit(137)", Outcome.CRASH, "exited with 137 .*SIGKILL"),
-        ("raise MemoryError", Outcome.OUT_OF_MEMORY, "MemoryError"),
+        ("raise MemoryError", Outcome.OUT_OF_MEMORY, r"MemoryError \[peak \d\.\d+ GB"),
         ("raise OSError(28, os.strerror(28))", Outcome.INVALID_ENVIRONMENT, "No space left"),
         (
             "print('it 1')",

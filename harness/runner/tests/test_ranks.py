@@ -1,6 +1,7 @@
 """The ranks of a program as the parent sees them: their GPUs, and the one that hangs."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,11 +68,12 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
 def test_a_run_with_ranks_locks_and_reads_their_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    fake, watching = FakeNvml(), Mock()
+    fake, check = FakeNvml(), Mock()
     fake.names *= 2
     monkeypatch.setattr(nvml, "pynvml", fake)
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
-    monkeypatch.setattr(rig, "watch_over", watching)
+    monkeypatch.setattr(rig, "nvml_meter", nullcontext)
+    monkeypatch.setattr(rig, "IdleCheck", check)
     here = replace(ENVIRONMENT, gpu=nvml.gpus()[0])
     monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: here)
 
@@ -84,7 +86,7 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
         own.observe(here)
 
         assert [p.uuid for p in own.probes if isinstance(p, NvmlProbe)] == [UUID, OTHER_UUID]
-        assert [gpu.uuid for gpu in watching.call_args.args[2]] == [OTHER_UUID]
+        assert check.call_args.args == (UUID, OTHER_UUID)
         with pytest.raises(ProbeError):
             gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path)
     gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path).release()

@@ -115,7 +115,6 @@ def noted(error: Exception) -> Exception:
         (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
         (noted(RuntimeError("CUDA error: out of memory")), Outcome.OUT_OF_MEMORY, "a note"),
         (ValueError("no MemoryError"), Outcome.CRASH, "ValueError: no MemoryError"),
-        (RuntimeError("CUDA error: misaligned address"), Outcome.CRASH, "context is lost"),
         (ValueError("block_size=3"), Outcome.CRASH, "ValueError: block_size=3"),
         (CancelledError(), Outcome.CRASH, "asyncio.exceptions.CancelledError"),
         (KeyboardInterrupt(), Outcome.CRASH, "KeyboardInterrupt"),
@@ -131,8 +130,7 @@ def test_each_error_has_its_outcome_and_traceback(
     m = answered(case)
 
     assert (m.outcome, said in m.detail) == (outcome, True), m.detail
-    assert m.evidence is not None
-    assert (m.evidence.peak_host_bytes is not None) is (outcome is Outcome.OUT_OF_MEMORY)
+    assert ("GB in the process" in m.detail) is (outcome is Outcome.OUT_OF_MEMORY)
     assert 'raise axes["error"]' in capfd.readouterr().err
 
 
