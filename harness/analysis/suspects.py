@@ -1,9 +1,9 @@
 """What explains a gap: the effect of each suspect against the difference between seen and expected.
 
 A suspect is ruled out if four effects of its size together would not do. It is enough if its whole
-interval lies beyond the gap, unless the case with it does far better than was expected: by more
-than another GPU is assumed to explain. "Enough" is no proof: that needs a run in which removing it
-closes the gap on the machine of the gap.
+interval lies beyond the gap. If the case with it does far better than was expected, by more than
+another GPU is assumed to explain, it is undecided. "Enough" is no proof: that needs a run in which
+removing it closes the gap on the machine of the gap.
 
 Below: two axes that change the speed only together.
 """
@@ -57,7 +57,25 @@ class Conclusion(StrEnum):
     CONTRIBUTES = "contributes"
     UNDECIDED = "undecided"
     ENOUGH = "enough by itself"
+    APART = "does not reproduce it"
+    WAS_OFF = "cannot be the cause: it was off"
     NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reproduction:
+    """The case with the settings of that day that comes nearest to what was seen."""
+
+    case_id: str
+    here: float
+    """The metric of the gap."""
+    times: float
+    """Of what was seen: above one is more."""
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether it is no farther away than another GPU is assumed to explain."""
+        return 1 / FASTER_GPU <= self.times <= FASTER_GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +88,8 @@ class Diagnosis:
     """Step time per token with the suspect over that without: above one is slower. For a control,
     the metric of the gap."""
     is_control: bool = False
+    then: str = "unknown"
+    """Whether it was on, or off, in the run of the gap."""
     share: tuple[float, float] | None = None
     """Least and greatest share of the gap, on logarithms, that it contributes."""
     reached: float | None = None
@@ -79,19 +99,47 @@ class Diagnosis:
 
 def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis, ...]:
     """A conclusion for each suspect of the suite, the ruled out ones first; none without suspects
-    or if the gap is too small to explain."""
+    or if the gap is too small to explain.
+
+    What was off is no cause. If the settings of that day do not reproduce what was seen, nothing
+    here explains it, whatever it costs.
+    """
     if suite.suspects is None or suite.suspects.gap.factor < LEAST_GAP:
         return ()
-    gap = suite.suspects.gap
-    found = [
-        _control(s, gap, summaries) if s.control else _effect(s, gap, summaries)
-        for s in suite.suspects.tested
-    ]
+    gap, again = suite.suspects.gap, reproduction(suite, summaries)
+    found = []
+    for s in suite.suspects.tested:
+        d = _control(s, gap, summaries) if s.control else _effect(s, gap, summaries)
+        if s.then == "off":
+            d = replace(d, conclusion=Conclusion.WAS_OFF, share=None)
+        elif again and not again.reproduced and _accused(d, s):
+            d = replace(d, conclusion=Conclusion.APART, share=None)
+        found.append(replace(d, then=s.then))
     untested = (
         Diagnosis(name=name, conclusion=Conclusion.NOT_TESTED) for name in suite.suspects.not_tested
     )
     order = [*Conclusion]
     return tuple(sorted((*found, *untested), key=lambda d: order.index(d.conclusion)))
+
+
+def _accused(d: Diagnosis, suspect: Suspect) -> bool:
+    """Whether it may be a cause, or is undecided but was on."""
+    if d.is_control or d.conclusion is Conclusion.UNDECIDED:
+        return suspect.then == "on" and not d.is_control
+    return d.conclusion in (Conclusion.CONTRIBUTES, Conclusion.ENOUGH)
+
+
+def reproduction(suite: Suite, summaries: Sequence[CaseSummary]) -> Reproduction | None:
+    """How near the settings of that day come to what was seen; None without a case of them."""
+    gap = suite.suspects.gap if suite.suspects else None
+    if gap is None or gap.then is None:
+        return None
+    cases = [s for s in summaries if gap.then.accepts(s.case) and _there(gap.where, s.case)]
+    here = {s.case.case_id: e.value for s in cases if (e := s.metrics.get(gap.metric))}
+    if not here:
+        return None
+    nearest = min(here, key=lambda i: abs(math.log(here[i] / gap.seen)))
+    return Reproduction(case_id=nearest, here=here[nearest], times=here[nearest] / gap.seen)
 
 
 def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
@@ -125,13 +173,13 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
     reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
     worst = (min if higher else max)(reached, default=gap.seen)
     share = None
-    if low >= factor:
-        faster, slower = (worst, gap.expected) if higher else (gap.expected, worst)
-        far = faster >= FASTER_GPU * slower
-        conclusion = Conclusion.UNDECIDED if far else Conclusion.ENOUGH
-    elif high**RULING_OUT < factor:
+    faster, slower = (worst, gap.expected) if higher else (gap.expected, worst)
+    far = faster >= FASTER_GPU * slower
+    if high**RULING_OUT < factor:
         conclusion = Conclusion.RULED_OUT
-    elif low > SHOWN:
+    elif low >= factor and not far:
+        conclusion = Conclusion.ENOUGH
+    elif SHOWN < low < factor and not far:
         conclusion = Conclusion.CONTRIBUTES
         share = math.log(low) / math.log(factor), min(1.0, math.log(high) / math.log(factor))
     else:

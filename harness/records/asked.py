@@ -227,6 +227,8 @@ class Gap:
     seen: float
     where: Match = field(default_factory=Match)
     """The configuration in which it was seen; effects are taken there."""
+    then: Match | None = None
+    """Cases with the settings of that day: whether they reproduce what was seen."""
     gpu: str = "*"
     """The GPU on which it was seen."""
     source: str
@@ -248,6 +250,9 @@ class Suspect:
     without: Match = field(default_factory=Match)
     with_: Match = field(default_factory=Match)
     """Pairs are equal in every axis that neither side names."""
+    then: str = "unknown"
+    """Whether it was `on` in the run of the gap, `off`, so that it cannot be the cause, or
+    `unknown`."""
     control: Match | None = None
     """Cases without the subject: if they do as well as was expected, the rest is ruled out."""
     remedy: str = ""

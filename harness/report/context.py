@@ -27,7 +27,14 @@ from harness.analysis.recorded import readings
 from harness.analysis.roofline import Stack, stacks
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import spreads, summarise
-from harness.analysis.suspects import Diagnosis, Together, diagnose, together
+from harness.analysis.suspects import (
+    Diagnosis,
+    Reproduction,
+    Together,
+    diagnose,
+    reproduction,
+    together,
+)
 from harness.records import (
     CaseSummary,
     Measurement,
@@ -70,6 +77,7 @@ class Study:
     assessments: Sequence[Assessment]
     causes: Sequence[Cause]
     diagnoses: Sequence[Diagnosis]
+    again: Reproduction | None
     changed: Since | None
     sections: Mapping[str, dict[str, Any]]
     """The results by workload."""
@@ -92,7 +100,7 @@ def study(run: Run, before: Run | None = None) -> Study:
     against, acting = versus(summaries), together(summaries)
     first = remedies.slowest(verdict)
     asked = [s.case.case_id for s in judged(run, summaries)]
-    diagnoses = diagnose(suite, summaries)
+    diagnoses, again = diagnose(suite, summaries), reproduction(suite, summaries)
     shown = answer.brief(answer.named(verdict, suite, fits))
     groups, axis_effects = _by_workload(summaries), effects(summaries)
     return Study(
@@ -101,13 +109,14 @@ def study(run: Run, before: Run | None = None) -> Study:
         fits=fits,
         verdict=verdict,
         shown=shown,
-        parts=[*answer.parts(shown, suite, diagnoses)],
+        parts=[*answer.parts(shown, suite, diagnoses, again)],
         stacks=stacks(run, summaries, asked, first=first),
         against=against,
         acting=acting,
         assessments=assess(suite, run.environment, summaries),
         causes=causes(run, summaries),
         diagnoses=diagnoses,
+        again=again,
         changed=since(before, run, summaries) if before else None,
         sections={
             workload: _section(run, workload, members, axis_effects, acting, against)
@@ -148,8 +157,9 @@ def _screen(of: Study) -> dict[str, object]:
     )[: remedies.MAX_STEPS]
     relevant = remedies.relevant(of.causes, v)
     causes_said = [*remedies.sentences(relevant, of.names)]
-    explained = answer.explained(of.diagnoses, suite, run.environment.device_name)
+    explained = answer.explained(of.diagnoses, suite, run.environment.device_name, of.again)
     worse = [of.changed.regressed] if of.changed and of.changed.regressed else []
+    node = [of.changed.node] if of.changed and of.changed.node else []
     lines = answer.first_lines(
         of.parts,
         of.shown,
@@ -157,7 +167,7 @@ def _screen(of: Study) -> dict[str, object]:
         cost=tables.cost_sentence(of.summaries, run),
         why=explained or next(iter(causes_said), ""),
         step=next(iter(steps), ""),
-        trust="; ".join(steadiness.trust(run, of.summaries, v, of.causes)),
+        trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.causes))),
     )
     return {
         "outcome": answer.outcome(of.parts, of.shown),
@@ -173,6 +183,7 @@ def _screen(of: Study) -> dict[str, object]:
         ),
         "why": causes_said[bool(not explained) :],
         "suspects": answer.suspects_table(of.diagnoses, suite),
+        "reproduced": answer.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
         "cost": tables.cost(of.summaries, run),

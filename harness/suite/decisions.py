@@ -166,14 +166,27 @@ def _one_form(suspect: Suspect) -> Suspect:
     return replace(suspect, without=without, with_=with_)
 
 
+def _once(suspects: Suspects) -> Suspects:
+    """The same pair the other way round is the same fact."""
+    pairs = [(s.without, s.with_) for s in suspects.tested if not s.control]
+    for i, (without, with_) in enumerate(pairs):
+        if (with_, without) in pairs[i:]:
+            text = "has a pair of cases twice, once the other way round"
+            raise wrong(text, key="tested", remedy="Keep the one whose `with` is slower.")
+    return suspects
+
+
 MetricName = Annotated[Text, AfterValidator(metric_name)]
 Known = Annotated[
     Gap,
     reads(Gap, metric=MetricName, expected=Positive, seen=Positive),
     AfterValidator(_worse),
 ]
-Tested = Annotated[Suspect, reads(Suspect), AfterValidator(_one_form)]
-Diagnosis = Annotated[Suspects, reads(Suspects, gap=Known, tested=Some[Tested])]
+InThatRun = Literal["on", "off", "unknown"]
+Tested = Annotated[Suspect, reads(Suspect, then=InThatRun), AfterValidator(_one_form)]
+Diagnosis = Annotated[
+    Suspects, reads(Suspects, gap=Known, tested=Some[Tested]), AfterValidator(_once)
+]
 
 
 class LabelModel(Form):

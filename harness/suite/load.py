@@ -261,6 +261,8 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
         if peer not in providers:
             yield Problem(("peers", p), f"no provider is {peer!r}", nearest(peer, providers))
     if model.suspects:
+        if then := model.suspects.gap.then:
+            yield from sweep.check_match(then, ("suspects", "gap", "then"), cases)
         for i, suspect in enumerate(model.suspects.tested):
             place: Loc = ("suspects", "tested", i)
             if suspect.control:

@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_160,
+    "harness/analysis": 5_210,
     "harness/bisect": 1_970,
     "harness/cli": 2_420,
     "harness/executor": 380,
@@ -76,11 +76,11 @@ MOST_LINES = {
     "harness/machine": 1_570,
     "harness/measure": 2_400,
     "harness/program": 1_890,
-    "harness/records": 1_890,
-    "harness/report": 4_640,
+    "harness/records": 1_900,
+    "harness/report": 4_680,
     "harness/runner": 2_290,
     "harness/store": 1_130,
-    "harness/suite": 2_170,
+    "harness/suite": 2_190,
     "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,

@@ -32,6 +32,7 @@ def diagnosed(
     slower: dict[str, float],
     *,
     gap: Gap = GAP,
+    then: dict[str, str] | None = None,
     processes: int = 3,
     cv: float = 0.005,
     dense_s: float = 0.1,
@@ -50,7 +51,8 @@ def diagnosed(
         return timed(c, step, processes=processes, cv=cv, tokens=int(c.axes["seq_len"]))
 
     made = run(CASES, measure)
-    asked = Suspects(gap=gap, tested=TESTED, not_tested=("the A100",))
+    tested = tuple(replace(s, then=(then or {}).get(s.name, s.then)) for s in TESTED)
+    asked = Suspects(gap=gap, tested=tested, not_tested=("the A100",))
     suite = replace(made.suite, suspects=asked)
     return {d.name: d for d in diagnose(suite, summarise(made))}
 
@@ -128,3 +130,26 @@ def test_a_gap_in_time_is_above_what_was_expected() -> None:
 
     assert late.factor == pytest.approx(10)
     assert [found[n].conclusion for n in ("loop", "gc", "base")] == [ENOUGH, RULED_OUT, RULED_OUT]
+
+
+def test_what_was_off_in_that_run_is_no_cause_of_it() -> None:
+    found = diagnosed({"loop": 20.0, "gc": 20.0}, gap=HERE, then={"loop": "off", "gc": "on"})
+
+    assert (found["loop"].conclusion, found["gc"].conclusion) == (Conclusion.WAS_OFF, ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("by", "seen", "conclusion"),
+    [(20.0, 25, ENOUGH), (20.0, 5, Conclusion.APART), (4.0, 20, Conclusion.APART)],
+)
+def test_settings_that_do_not_reproduce_the_gap_accuse_nothing(
+    by: float, seen: float, conclusion: Conclusion
+) -> None:
+    """The case of that day makes 25.6 or 128 tokens/s here: 1, 5 or 6 times what was seen."""
+    of_that_day = Match(criteria={"provider": ("nsa",), "loop": (1,), "gc": ("off",)})
+    gap = replace(HERE, expected=10 * seen, seen=seen, then=of_that_day)
+
+    found = diagnosed({"loop": by}, gap=gap, then={"loop": "on"})
+
+    assert found["loop"].conclusion is conclusion
+    assert found["loop"].share is None

@@ -3,7 +3,6 @@
 import datetime
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +39,6 @@ MAX_ROWS = 10
 """Decided cases that the page shows; the appendix has all."""
 ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
-HOST_MOVED = 1.1
-"""Ratio of the launch times of two self-tests above which the host differs, or its load does."""
 NODE_MOVED, ALIKE = 1.02, 2.0
 """Ratio of step times by which each provider is slower at least if the node did it, and how many
 times as far (on logarithms) the one that moved most."""
@@ -56,9 +53,11 @@ class Since:
     head: str
     bullets: tuple[str, ...]
     regressed: str
-    """For the first screen: how many, and the worst; empty if nothing did."""
+    """For the first screen: how many, and the worst; empty if the node explains all."""
+    node: str
+    """By how much this host is slower, in few words; empty if it is not shown to be."""
     step: str
-    """What finds the cause of the worst slowdown; empty without one, if the node is suspect, or if
+    """What finds the cause of the worst slowdown; empty without one, if the node explains it, or if
     a run measured code that is not that of a commit."""
     decided: Table
     """The cases that are slower or faster, the largest change first."""
@@ -87,33 +86,56 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary]) -> Since:
         (g for g in both if g.change in (Change.SLOWER, Change.FASTER)),
         key=lambda g: -abs(math.log(_ratio(g))),
     )
+    faster = [g for g in changed if g.change is Change.FASTER]
     slower = [g for g in changed if g.change is Change.SLOWER]
     failed = _failed(before, now, both, name)
-    slowed = [_slowed(g, name[g.case_id], before, now) for g in slower]
-    node, excused = _suspect_node(before, now, both, slower, summaries)
-    bullets = [f"**Suspect the node, not the code**: {node}."] if node else []
+    node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
+    moved, pace = _pace(before, now, both, summaries) if node else ({}, {})
+    own = [g for g in slower if _ratio(g) > pace.get(g.case_id, 1.0)]
+    slowed = [_slowed(g, name[g.case_id], before, now) for g in own]
+    bullets, low = [], ""
+    if moved:
+        least, most = (units.factor(of(moved.values())) for of in (min, max))
+        speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in moved.items()])
+        low = f"speeds here are low by {least} to {most}"
+        untouched = "losses, counters and memory are not affected"
+        bullets.append(
+            f"**This host ran {speeds} of its speed on {_day(before)}**: {low}; {untouched}."
+        )
     for group, texts in (("Failed now", failed), ("Slower now", slowed)):
         bullets += [f"**{group}**: {listed(texts, MOST)}."] if texts else []
-    new = sum(g.state is State.NEW for g in found.cases)
-    only = f"; {units.plural('case', new)} only in this run" if new else ""
-    counts = Counter(str(g.change or "not compared") for g in both).most_common()
-    bullets.append(
-        f"{units.plural('case', len(both))} in both runs: "
-        f"{', '.join(f'{n} {change}' for change, n in counts)}{only}."
-    )
-    regressed, excused = "", excused and not failed
+    if faster:
+        best = f"{units.factor(1 / _ratio(faster[0]))}: {name[faster[0].case_id]}"
+        bullets.append(f"**Faster now**: {len(faster)}, up to {best}.")
+    bullets.append(_others(both, len(slower) - len(own)))
+    regressed = ""
     if worse := [*failed, *slowed]:
         of = f"{len(worse)}, worst: " if worse[1:] else ""
-        suspect = f"; {node}: suspect the node" if excused else ""
-        regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}{suspect}."
+        regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}."
+    theirs = [g for g in own if not (node and _as_before(before, now, g.case_id))]
     return Since(
         head=_head(before, now, found.cases),
         bullets=tuple(bullets),
         regressed=regressed,
-        step="" if excused else _bisection(before, now, slower, name),
+        node=low,
+        step=_bisection(before, now, theirs, name),
         decided=_table(changed[:MAX_ROWS], name),
         details=_table(both, name),
     )
+
+
+def _others(both: Sequence[GateCase], excused: int) -> str:
+    """What is excluded for the cases that are neither slower nor faster."""
+    still = [g.comparison for g in both if g.change in (Change.SAME, Change.UNDECIDED)]
+    ends = [abs(math.log(end)) for c in still if c for end in (c.low, c.high) if end]
+    said = [f"{units.plural('case', len(both))} in both runs"]
+    said += [f"{excused} slower by no more than the host explains"] if excused else []
+    if ends:
+        most = units.percent(math.expm1(max(ends)))
+        said.append(f"{len(still)} moved by no more than {most}")
+    lacking = sum(g.change is None for g in both)
+    said += [f"{lacking} not compared"] if lacking else []
+    return f"{'; '.join(said)}."
 
 
 def _ratio(g: GateCase) -> float:
@@ -187,8 +209,7 @@ def _slowed(g: GateCase, name: str, before: Run, now: Run) -> str:
     c, why = g.comparison, ""
     e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
     if busy_s := _as_before(before, now, g.case_id):
-        kernels = f"though its kernels still take {units.duration(busy_s)}"
-        why = f", {kernels}: the host{_slow_launches(before, now)}"
+        why = f", though its kernels still take {units.duration(busy_s)}: the host"
     return f"{name}: {units.times(e)} slower{why}"
 
 
@@ -204,18 +225,8 @@ def _busy_s(run: Run, case_id: str) -> float:
     return median([b.device_busy_s for b in profiles if b and b.device_busy_s] or [0.0])
 
 
-def _slow_launches(before: Run, now: Run) -> str:
-    """What the self-tests say of the host of the later run, if it launches more slowly."""
-    was, is_ = (t.peaks.launch_s if (t := run.self_test) else None for run in (before, now))
-    if not was or not is_ or is_ < HOST_MOVED * was:
-        return ""
-    return f" ({units.duration(is_)} a launch, {units.duration(was)} before)"
-
-
 def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[str, str]) -> str:
     """The search for what made the worst case slower."""
-    if _slow_launches(before, now):  # no commit of the code can change that
-        slower = [g for g in slower if not _as_before(before, now, g.case_id)]
     good, bad = (
         g.commit[:10] if (g := r.environment.git) and not g.dirty_sha256 else ""
         for r in (before, now)
@@ -229,32 +240,17 @@ def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[
     return f"Find what made {name[slower[0].case_id]} slower: `{search}`"
 
 
-def _suspect_node(
-    before: Run,
-    now: Run,
-    cases: Sequence[GateCase],
-    slower: Sequence[GateCase],
-    summaries: Sequence[CaseSummary],
-) -> tuple[str, bool]:
-    """That every provider is slower alike on a changed node, if so; and whether this explains all
-    cases that are slower: each by no more than its provider on average, or twice."""
-    changes = {d.name for d in drift.differences(before.environment, now.environment)}
-    if not slower or not (changes.intersection(NODE) or _slow_launches(before, now)):
-        return "", False
+def _pace(
+    before: Run, now: Run, cases: Sequence[GateCase], summaries: Sequence[CaseSummary]
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """If every provider is slower alike, in all cases or where the GPU waits for the host: by how
+    much each is, and by how much at most that explains of each of these cases."""
     provider = {c.case_id: c.provider for c in now.suite.cases}
     waiting = _waiting(before, summarise(before)) & _waiting(now, summaries)
-    by_host = [g for g in cases if g.case_id in waiting]
-    for where, some in (("", cases), (" where the GPU waits for the host", by_host)):
+    for some in (cases, [g for g in cases if g.case_id in waiting]):
         if moved := _moved_alike(some, provider):
-            factors = ", ".join(f"{p} {units.change(ratio)}" for p, ratio in moved.items())
-            ids = {g.case_id for g in some}
-            explained = all(
-                g.case_id in ids
-                and math.log(_ratio(g)) <= ALIKE * math.log(moved[provider[g.case_id]])
-                for g in slower
-            )
-            return f"every provider moved alike{where} ({factors} in step time)", explained
-    return "", False
+            return moved, {g.case_id: moved[provider[g.case_id]] ** ALIKE for g in some}
+    return {}, {}
 
 
 def _moved_alike(cases: Sequence[GateCase], provider: Mapping[str, str]) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.effects import versus
 from harness.analysis.summary import summarise
-from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
     Case,
@@ -147,14 +147,36 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
     kernels = Diagnosis(
         name="no kernels", conclusion=Conclusion.UNDECIDED, effect=effect, reached=4200.0
     )
-    loose = replace(kernels, name="loose", effect=replace(effect, value=1.2, low=0.9, high=1.6))
+    loose = replace(kernels, name="loose", reached=50.0)
 
     said = answer.explained([kernels, loose], suite, "NVIDIA H200")
     table = answer.suspects_table([kernels, loose], suite)
 
-    assert said == "nothing that was tested is shown to be enough"
+    assert said == "not explained: no suspect costs enough here"
     assert table is not None
-    assert [row[2] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
+    assert [row[-1] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
+
+
+@pytest.mark.parametrize(
+    ("times", "then", "said"),
+    [
+        (149.0, "on", "not reproduced: the settings of that day give 4,920 tokens/s here, 150x"),
+        (1.2, "on", "loop, which was on, is enough by itself, 40 tokens/s here; not proven: seen"),
+        (1.2, "unknown", "loop is enough by itself, 40 tokens/s here; not proven: seen on A100"),
+        (1.2, "off", "not explained: everything tested was off in the run that made 33 tokens/s"),
+    ],
+)
+def test_what_was_off_or_is_not_reproduced_explains_nothing(
+    times: float, then: str, said: str
+) -> None:
+    gap = Gap(metric="tokens_per_s", expected=100, seen=33, gpu="A100", source="s")
+    suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
+    again = Reproduction(case_id=suite.cases[0].case_id, here=33 * times, times=times)
+    loop = Diagnosis(name="loop", conclusion=Conclusion.ENOUGH, reached=40.0, then=then)
+
+    assert answer.explained([loop], suite, "NVIDIA H200", again).startswith(said)
+    does = "do not reproduce it" if times > 4 else "reproduce it"
+    assert f"they {does}" in answer.reproduced_sentence(again, suite)
 
 
 def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:

@@ -13,6 +13,7 @@ from harness.tests.good_suite import GOOD, error_of
 MESSAGES = Path(__file__).with_name("messages.txt")
 OTHER = "  - {name: decode, factory: m:f, providers: [p], axes: {context: [1, 2]}}\n"
 PAIR = "{name: a, within: {gc: off}, without: {provider: dense}, with: {provider: nsa}}"
+MIRROR = "{name: b, within: {gc: off}, without: {provider: nsa}, with: {provider: dense}}"
 SUSPECTS = (
     "suspects:\n  gap: {{metric: step_s, expected: 1.0, seen: {}, source: s}}\n  tested: [{}]\n"
 )
@@ -93,6 +94,8 @@ MISTAKES = [
     ("cost:", f"{SUSPECTS.format('^0.5', PAIR)}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', '^{name: a, without: {gc: off}}')}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('dense', '^dens'))}cost:"),
+    ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('name: a', 'name: a, then: ^no'))}cost:"),
+    ("cost:", f"{SUSPECTS.format('2.0', f'{PAIR}, {MIRROR}').replace('[', '^[')}cost:"),
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
     ("cost:", "requires: {torch: {^allow_tf32: true}}\ncost:"),
     ("cost:", "requires: [{gpu: A100}, ^{gpu: H100}]\ncost:"),
