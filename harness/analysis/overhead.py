@@ -116,7 +116,10 @@ def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...
         for case in run.suite.cases:
             lives_s = [m.wall_s for m in run.of(case.case_id)]
             now = asked.get(case.case_id)
-            if now and lives_s and replace(case.settings, processes=now.processes) == now:
+            of = now and replace(
+                case.settings, processes=now.processes, most_processes=now.most_processes
+            )
+            if now and lives_s and of == now:
                 mean_s = sum(lives_s) / len(lives_s)
                 found[case.case_id] = ExpectedTime(
                     case_id=case.case_id, low_s=mean_s, high_s=mean_s, run_id=run.run_id

@@ -95,6 +95,8 @@ class Diagnosis:
     reached: float | None = None
     """The metric of the gap in the slowest case with the suspect, to compare with what was seen."""
     remedy: str = ""
+    undecided: tuple[str, ...] = ()
+    """Ids of the cases of which more processes may decide it."""
 
 
 def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis, ...]:
@@ -150,8 +152,14 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
     values = [e for s in cases if s.outcome is Outcome.OK and (e := s.metrics.get(gap.metric))]
     higher = METRICS[gap.metric].higher_is_better
     worst = (min if higher else max)(values, key=lambda e: e.value, default=None)
+    loose = tuple(s.case.case_id for s in cases if s.metrics.get(gap.metric) is worst)
     if worst is None or worst.low is None or worst.high is None:
-        return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, is_control=True)
+        return Diagnosis(
+            name=suspect.name,
+            conclusion=Conclusion.NOT_TESTED,
+            is_control=True,
+            undecided=loose if worst else (),
+        )
     low, high, limit = worst.low, worst.high, gap.expected
     if not higher:
         low, high, limit = -high, -low, -limit
@@ -160,14 +168,23 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
         conclusion = Conclusion.RULED_OUT
     elif high < limit:
         conclusion = Conclusion.CONTRIBUTES
-    return Diagnosis(name=suspect.name, conclusion=conclusion, effect=worst, is_control=True)
+    return Diagnosis(
+        name=suspect.name,
+        conclusion=conclusion,
+        effect=worst,
+        is_control=True,
+        undecided=loose if conclusion is Conclusion.UNDECIDED else (),
+    )
 
 
 def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
     pairs = list(_pairs(suspect, gap.where, summaries))
     effect = _spanning(pairs) if pairs else None
+    loose = tuple(s.case.case_id for pair in pairs for s in pair)
     if effect is None or effect.low is None or effect.high is None:
-        return Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect)
+        return Diagnosis(
+            name=suspect.name, conclusion=Conclusion.NOT_TESTED, effect=effect, undecided=loose
+        )
     low, high, factor = effect.low, effect.high, gap.factor
     higher = METRICS[gap.metric].higher_is_better
     reached = [e.value for _, b in pairs if (e := b.metrics.get(gap.metric))]
@@ -191,6 +208,7 @@ def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Dia
         share=share,
         reached=worst if reached else None,
         remedy=suspect.remedy,
+        undecided=loose if conclusion is Conclusion.UNDECIDED and low < factor else (),
     )
 
 

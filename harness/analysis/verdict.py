@@ -57,6 +57,14 @@ KERNELS_THAT_RAN = "required kernels ran"
 EXPECTED = "expectations are met"
 """The rule that applies if an expectation counts in the verdict."""
 
+LOOSE = (
+    Fact.ACROSS,
+    Fact.NO_INTERVAL,
+    Fact.TOO_FEW_PROCESSES,
+    Fact.SINGLE_PROCESSES,
+)
+"""Facts that more processes of the case may change."""
+
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
 
 
@@ -333,7 +341,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     if apart := next((s for s in (ours, theirs) if name in s.apart), None):
         clear = _by_processes(rule, replace(found, partner=partner), ratio)
-        return clear or replace(found, detail=_apart_text(apart))
+        return clear or replace(found, partner=partner, detail=_apart_text(apart))
     found = _by_interval(rule, replace(found, partner=partner, estimate=ratio), ratio)
     if ratio.processes > 1:
         return found

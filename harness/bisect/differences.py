@@ -21,7 +21,7 @@ KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 """Variables that select the device, which the machine decides."""
 SWEEP = ("name", "providers", "axes", "zip", "exclude", "env", "measure")
 CHECKS = ("allow", "kernels", "operators")
-LIMITS = ("processes", "timeout_s", "stall_s", "telemetry", "profile")
+LIMITS = ("processes", "most_processes", "timeout_s", "stall_s", "telemetry", "profile")
 LEFT_OUT = {"workload": SWEEP + CHECKS, "setting": LIMITS}
 """Keys and settings that do not change the time of a step."""
 

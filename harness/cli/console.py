@@ -248,24 +248,26 @@ def plan(
     rows = table(*columns, right=right)
     low_s = high_s = 0.0
     for c, each in zip(suite.cases, expected, strict=True):
-        count = c.settings.processes
-        low_s, high_s = low_s + count * each.low_s, high_s + count * each.high_s
+        case_s = c.settings.processes * each.low_s, c.settings.most * each.high_s
+        low_s, high_s = low_s + case_s[0], high_s + case_s[1]
         rows.add_row(
             escape(c.case_id),
-            str(c.settings.processes),
+            c.settings.processes_text,
             units.duration(c.settings.timeout_s),
-            _span(count * each.low_s, count * each.high_s),
+            _span(*case_s),
             *[escape(" ".join(f"{k}={v}" for k, v in c.env.items()))][:sets_any],
             *[escape(command_text(c))][:runs_programs],
         )
-    processes = sum(c.settings.processes for c in suite.cases)
+    fewest = sum(c.settings.processes for c in suite.cases)
+    most = sum(c.settings.most for c in suite.cases)
+    at_least = f"{fewest} to " if most > fewest else ""
     state = Group(Text("Requirements:"), _checks(requirements)) if requirements else Group()
     return Group(
         Text(f"{suite.title} ({suite.path}): {suite.question}"),
         rows,
         state,
         Text(
-            f"{units.plural('case', len(suite.cases))}, {units.plural('process', processes)}; "
+            f"{units.plural('case', len(suite.cases))}, {at_least}{units.plural('process', most)}; "
             f"expected in all: {_span(low_s, high_s)}"
         ),
         Text(f"Expected times: {'; '.join(_sources(expected))}"),

@@ -97,7 +97,9 @@ class ProgressBar(_Bar, RunObserver):
 
     def _process_of(self, case: Case, process: int) -> str:
         """Which process of which case: `train nsa, T=512, process 1 of 3`."""
-        return f"{self._names[case.case_id]}, process {process + 1} of {case.settings.processes}:"
+        return (
+            f"{self._names[case.case_id]}, process {process + 1} of {case.settings.processes_text}:"
+        )
 
 
 class GateProgress(_Bar):

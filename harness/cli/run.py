@@ -12,7 +12,6 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis import verdict as gate
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, document, err, out, say
@@ -267,7 +266,8 @@ def _on_one_gpu(
             chosen,
             recorded=before.measurements if before else (),
             device=here.device_name,
-            decide=(lambda: gate.of_run(reader.read(writer.folder)[0])[-1]) if abort else None,
+            read=lambda: reader.read(writer.folder)[0],
+            abort=abort,
             budget=budget,
         )
         rig.measures(writer.run_id)

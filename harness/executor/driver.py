@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis import verdict
 from harness.errors import HarnessError, StoreError
 from harness.executor import task
 from harness.executor.task import UnitCommand
@@ -161,9 +160,7 @@ class RayRun:
                 self._recorded.suite,
                 recorded=reader.read(folder)[0].measurements,
                 device=self._environments[0].device_name,
-                decide=(lambda: verdict.of_run(reader.read(folder)[0])[-1])
-                if self._abort
-                else None,
+                read=(lambda: reader.read(folder)[0]) if self._abort else None,
             )
 
 

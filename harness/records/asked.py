@@ -15,7 +15,10 @@ class MeasureSettings:
     """How one case is measured: set by the suite, or by one of its workloads."""
 
     processes: int = 3
-    """Fresh processes per case; a comparison needs several."""
+    """Fresh processes per case; a comparison needs several. `{from: 2, to: 6}`: two of every case,
+    then one at a time, up to six, of a case that leaves something open."""
+    most_processes: int = 0
+    """That `to`; 0: no more than `processes`."""
     min_samples: int = 5
     """Steady samples that a process takes at least."""
     max_samples: int = 200
@@ -39,6 +42,17 @@ class MeasureSettings:
     profile: bool = True
     """Profile a few steps after the last sample: which kernels ran, and for how long. A program
     needs one more process for it, which also counts."""
+
+    @property
+    def most(self) -> int:
+        """Processes per case at most."""
+        return max(self.processes, self.most_processes)
+
+    @property
+    def processes_text(self) -> str:
+        """`3`, or `2 to 6`."""
+        several = self.most > self.processes
+        return f"{self.processes} to {self.most}" if several else str(self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.roofline import OUTSIDE, Stack
 from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.analysis.verdict import LOOSE
 from harness.records import (
     OVER_STEPS,
     WORST_FIRST,
@@ -36,7 +37,6 @@ MAX_STEPS, MAX_ROWS = 5, 8
 """Next steps, and rows of the table of causes."""
 MINOR = (CauseKind.DEAD, CauseKind.CELL)
 """Causes that spoil a comparison, but not the numbers of each case."""
-_LOOSE = (Fact.ACROSS, Fact.NO_INTERVAL, Fact.TOO_FEW_PROCESSES, Fact.SINGLE_PROCESSES)
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
@@ -254,8 +254,8 @@ def _steps(
     few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner) if i in cases]
     if any(cases[i].settings.processes < 2 for i in few):  # a rule compares cases of one run
         yield f"Measure in three processes: `{again} {_only(few, cases)} -s measure.processes=3`"
-    if loose := [i for f in found if f.fact in _LOOSE for i in f.cases if i in cases]:
-        more = 2 * max(cases[i].settings.processes for i in loose)
+    if loose := [i for f in found if f.fact in LOOSE for i in f.cases if i in cases]:
+        more = 2 * max(cases[i].settings.most for i in loose)
         only = _only(loose, cases)
         yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
 

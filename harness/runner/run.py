@@ -1,11 +1,16 @@
 """Runs a suite: fresh processes, one after the other, each stored as it ends.
 
-Process 0 of every case comes first, then process 1 in reverse order, and so on. Every case gives a
-result early, and no case always follows the same one or runs on the warmer GPU.
+Process 0 of every case comes first, then process 1 in reverse order, and so on: first the cases
+that rules and suspects need, in the order in which these decide. Every case gives a result early,
+and no case always follows the same one or runs on the warmer GPU.
 
 The cases of rules with `abort_early` come before all others, rule by rule. Such a rule is judged
-once, when they have all their processes: no later one can overturn it. A budget takes cases in the
-order in which they decide, and as many in turns as fit into the time that is left.
+once, when they have all their processes: no later one can overturn it. With a budget they wait for
+the others: a process is run if it fits into the time that is left, the most decisive first.
+
+Then come rounds: each judges the run, and gives one more process to every case that leaves
+something open and may have more. A round is judged by the processes of the rounds before it alone,
+so a resumed run goes on with the same plan.
 """
 
 import signal
@@ -13,26 +18,27 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from harness.analysis import verdict
 from harness.records import (
     Case,
     Decision,
     Evidence,
     Measurement,
     Outcome,
+    Run,
     Stop,
     Suite,
-    Verdict,
-    Weight,
     gpu_matches,
 )
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
 from harness.runner.telemetry import gpus_of
+from harness.runner.undecided import needed, undecided
 from harness.runner.watchdog import watch
 
 SIGNAL_S = 0.2
@@ -72,7 +78,8 @@ class Agenda:
         *,
         recorded: Iterable[Measurement] = (),
         device: str = "",
-        decide: Callable[[], Verdict] | None = None,
+        read: Callable[[], Run] | None = None,
+        abort: bool = True,
         budget: Budget | None = None,
     ) -> None:
         """Every process of the suite that what was recorded does not settle.
@@ -80,88 +87,124 @@ class Agenda:
         Args:
             recorded: What was measured before.
             device: The GPU's name; rules for other GPUs count as absent.
-            decide: The verdict on what is recorded; None: no rule may end the run.
+            read: The run as recorded. None: nothing is judged, so that no rule ends the run, and no
+                case gets more processes than those of the first pass.
+            abort: Whether a rule with `abort_early` may end the run.
         """
         self.suite = suite
         self.stop: Stop | None = None
         """Why processes are left; set when `next` returns None."""
         self._left = {c.case_id: [*range(c.settings.processes)] for c in suite.cases}
+        self._asked = {c.case_id: c.settings.processes for c in suite.cases}
+        self._why = dict[str, str]()
+        self._rounds = False
+        self._ended = set[tuple[str, int]]()
         self._wall_s: dict[str, float] = {}
-        self._decide, self._budget = decide, budget
-        rules = [r for r in suite.rules if gpu_matches(r.gpu, device) and r.needs(suite.cases)]
-        self._rungs = {r.name: r.needs(suite.cases) for r in rules if decide and r.abort_early}
-        deciding = [r for r in rules if budget and r.counts is not Weight.NOTE]
-        deciding.sort(key=lambda r: (not r.abort_early, not r.asks))
-        rest = [c for r in deciding for c in r.needs(suite.cases)]
-        self._stages = [*self._rungs.values(), [*rest, *suite.cases]]
+        self._read, self._budget = read, budget
+        self._rungs = {
+            r.name: r.needs(suite.cases)
+            for r in suite.rules
+            if read and abort and r.abort_early and gpu_matches(r.gpu, device)
+            if r.needs(suite.cases)
+        }
+        decisive = [c for cases in needed(suite, device).values() for c in cases]
+        first = [decisive] if budget else [*self._rungs.values()]
+        self._stages = [_once(stage) for stage in (*first, [*decisive, *suite.cases])]
         for measurement in recorded:
             self.ended(measurement)
 
     @property
     def left(self) -> int:
-        """The number of processes."""
+        """The number of processes that are known to be left."""
         return sum(map(len, self._left.values()))
 
     def left_of(self, case_id: str) -> Sequence[int]:
         """The processes that a case has left."""
         return self._left[case_id]
 
+    def why(self, case: Case, process: int) -> str:
+        """The question for which a process is run after the first pass; empty for one of it."""
+        return self._why[case.case_id] if process >= case.settings.processes else ""
+
     def ended(self, measurement: Measurement) -> None:
         """A process has ended. The first one that does not end OK is the last of its case."""
         name = measurement.case_id
         self._wall_s[name] = max(self._wall_s.get(name, 0.0), measurement.wall_s)
+        self._ended.add((name, measurement.process))
         failed = measurement.outcome is not Outcome.OK
         self._left[name] = [p for p in self._left[name] if not failed and p != measurement.process]
 
     def next(self) -> tuple[Case, int] | None:
         """The next process; None at the end of the run."""
-        stage = next(filter(self._unfinished, self._stages), None)
-        if stage is None:
-            return None
+        while not self.left:
+            if not self._begin_round():
+                return None
         if broken := self._broken():
             self.stop = Stop(rule=broken)
             return None
-        cases = self._affordable(stage)
-        for process in range(max((c.settings.processes for c in cases), default=0)):
-            for case in cases if process % 2 == 0 else cases[::-1]:
-                if process in self._left[case.case_id]:
-                    return case, process
+        for stage in self._stages:
+            for process in range(max((c.settings.most for c in stage), default=0)):
+                in_turn = process % 2 == 0 or self._rounds or self._budget
+                for case in stage if in_turn else stage[::-1]:
+                    if process in self._left[case.case_id] and self._fits(case):
+                        return case, process
         self.stop = Stop(budget_s=self._budget.total_s if self._budget else None)
         return None
 
     def _unfinished(self, cases: Sequence[Case]) -> bool:
         return any(self._left[c.case_id] for c in cases)
 
+    def _begin_round(self) -> bool:
+        """Give one more process to each case that leaves something open; False if none may have
+        one. What a resumed run has measured of the round is not measured again."""
+        cases = {c.case_id: c for c in self.suite.cases}
+        if self._read is None or all(self._asked[i] >= c.settings.most for i, c in cases.items()):
+            return False
+        run = self._read()
+        known = tuple(m for m in run.measurements if m.process < self._asked[m.case_id])
+        chosen = []
+        for case_id, name in undecided(replace(run, measurements=known)).items():
+            process = self._asked[case_id]
+            if process < cases[case_id].settings.most:
+                self._asked[case_id] += 1
+                self._why[case_id] = name
+                self._left[case_id] = [process] * ((case_id, process) not in self._ended)
+                chosen.append(cases[case_id])
+        self._stages, self._rounds = [chosen], True
+        return bool(chosen)
+
     def _broken(self) -> str:
         """The first rule that ends the run; empty if none does by now."""
         complete = [name for name, cases in self._rungs.items() if not self._unfinished(cases)]
         for name in complete:
             del self._rungs[name]
-        results = self._decide().rules if complete and self._decide else ()
+        if not complete or self._read is None:
+            return ""
+        results = verdict.of_run(self._read())[-1].rules
         no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
         return next((name for name in complete if name in no_go), "")
 
-    def _affordable(self, stage: Sequence[Case]) -> Sequence[Case]:
-        """The unfinished cases, each once, until one does not fit into the time that is left."""
-        cases = [*{c.case_id: c for c in stage if self._left[c.case_id]}.values()]
+    def _fits(self, case: Case) -> bool:
+        """Whether one process of a case fits into the time that is left."""
         if self._budget is None:
-            return cases
+            return True
         left_s = self._budget.ends_at - self._budget.clock()
-        for i, case in enumerate(cases):
-            left_s -= self._expected_s(case, self._budget)
-            if left_s < 0:
-                return cases[:i]
-        return cases
+        return self._expected_s(case, self._budget) <= left_s
 
     def _expected_s(self, case: Case, budget: Budget) -> float:
-        """How long the processes that a case has left will take: by its own processes, those of an
-        earlier run, the slowest of its workload, or the slowest of this run. Without any, one
-        process at its time limit: it shows how long the others take."""
+        """How long a process of a case will take: by its own processes, those of an earlier run,
+        the slowest of its workload, or the slowest of this run. Without any, its time limit: it
+        shows how long the others take."""
+        name = case.case_id
+        if name in self._wall_s or name in budget.expected_s:
+            return self._wall_s.get(name, budget.expected_s.get(name, 0.0))
         alike = [c.case_id for c in self.suite.cases if c.workload == case.workload]
         seen_s = [self._wall_s[i] for i in alike if i in self._wall_s] or self._wall_s.values()
-        slowest_s = max(seen_s, default=0.0)
-        one_s = self._wall_s.get(case.case_id, budget.expected_s.get(case.case_id, slowest_s))
-        return len(self._left[case.case_id]) * one_s if one_s else case.settings.timeout_s
+        return max(seen_s, default=case.settings.timeout_s)
+
+
+def _once(cases: Iterable[Case]) -> list[Case]:
+    return [*{c.case_id: c for c in cases}.values()]
 
 
 def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
@@ -179,6 +222,7 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
         while step := agenda.next():
             case, process = step
             measurement = run_one(case, process, rig.launcher, writer, rig)
+            measurement = replace(measurement, asked_by=agenda.why(case, process))
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
                 # worker did not crash.

@@ -9,7 +9,7 @@ from typing import Any
 from harness.errors import SuiteError
 from harness.records import Case, Scalar, as_text
 from harness.suite import sweep
-from harness.suite.positions import nearest, scalar
+from harness.suite.positions import nearest, read, scalar
 from harness.suite.schema import SuiteModel, WorkloadModel, measure_setting
 
 _SHOWN_IDS = 5
@@ -44,7 +44,8 @@ class Overrides:
             given.add(name)
             if name.startswith(_SETTING):
                 try:
-                    settings |= measure_setting(name.removeprefix(_SETTING), scalar(value))
+                    stated = read(value, "--set").data if value[0] == "{" else scalar(value)
+                    settings |= measure_setting(name.removeprefix(_SETTING), stated)
                 except ValueError as error:
                     raise set_error(text, *map(str, error.args)) from None
             elif name in known:

@@ -38,13 +38,38 @@ from harness.suite.fields import (
 )
 
 _Count = Annotated[int, Field(ge=1)]
+_Processes = Annotated[int, Field(ge=1, le=1000)]
+
+
+def _one_or_mapping(value: Any) -> str:
+    return "mapping" if isinstance(value, dict) else "one"
+
+
+class ProcessesModel(Form):
+    """Processes per case: fewest and most."""
+
+    from_: _Processes = Field(default=2, alias="from")
+    """Of every case."""
+    to: _Processes
+    """Of a case that leaves a rule, an expectation that counts or a suspect open."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> "ProcessesModel":
+        if self.to < self.from_:
+            raise wrong(f"is below from, {self.from_}", key="to")
+        return self
+
 
 if TYPE_CHECKING:
     _Settings = Form
 else:
     _Settings = form_of(
         MeasureSettings,
-        processes=Annotated[int, Field(ge=1, le=1000)],
+        ("most_processes",),
+        processes=Annotated[
+            Annotated[_Processes, Tag("one")] | Annotated[ProcessesModel, Tag("mapping")],
+            Discriminator(_one_or_mapping),
+        ],
         min_samples=_Count,
         max_samples=_Count,
         sample_s=Positive,
@@ -59,7 +84,13 @@ class MeasureModel(_Settings):
 
     def given(self) -> dict[str, Any]:
         """The settings that are present, as fields of MeasureSettings."""
-        return self.model_dump(exclude_unset=True, exclude={"match"})
+        given = self.model_dump(exclude_unset=True, exclude={"match", "processes"})
+        if "processes" in self.model_fields_set:
+            stated = dict(self)["processes"]
+            several = isinstance(stated, ProcessesModel)
+            given["processes"] = stated.from_ if several else stated
+            given["most_processes"] = stated.to if several else 0
+        return given
 
 
 class SomeModel(Form):
@@ -123,10 +154,6 @@ def _with_value(text: str) -> str:
         named = f"(?P<{VALUE}>...)"
         raise wrong(f"has no group named {VALUE!r}", remedy=f"Put {named} around the number.")
     return text
-
-
-def _one_or_mapping(value: Any) -> str:
-    return "mapping" if isinstance(value, dict) else "one"
 
 
 VALUE = "value"
@@ -364,7 +391,7 @@ class SuiteModel(Form):
         return self.requires if isinstance(self.requires, list) else [self.requires]
 
 
-def measure_setting(name: str, value: Scalar) -> Mapping[str, Any]:
+def measure_setting(name: str, value: Any) -> Mapping[str, Any]:
     """One checked field of MeasureSettings, as `{name: value}`.
 
     Raises:

@@ -278,15 +278,6 @@ def test_the_parts_of_a_profile_add_up_to_the_step(
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
 
 
-def test_one_range_is_no_stack_and_the_longest_of_a_sweep_is_shown() -> None:
-    two = seen(0.06, select=0.04, window=0.01)
-
-    assert stacked(case({"seq_len": 512}), profile=seen(0.06, none=0.05, select=0.01)) == ()
-    assert [s.case.axes["seq_len"] for s in stacked(*sweep(seq_len=[512, 2048]), profile=two)] == [
-        2048
-    ]
-
-
 def test_a_case_that_a_rule_asks_is_shown_before_a_longer_one() -> None:
     cases = [replace(case({"seq_len": 512, "batch": b}), workload=f"w{b}") for b in range(6)]
     cases = [replace(c, case_id=f"{c.workload}/{c.case_id}") for c in cases]

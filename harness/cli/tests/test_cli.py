@@ -129,12 +129,15 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(
 ) -> None:
     write_suite(tmp_path, "no_such_function")
     monkeypatch.chdir(tmp_path)
-    command = ["run", "fakes.yaml", "--dry-run", "--set", "seq_len=1,2,4"]
+    adaptive = "measure.processes={from: 2, to: 6}"
+    command = ["run", "fakes.yaml", "--dry-run", "--set", "seq_len=1,2,4", "--set", adaptive]
 
     planned, shown = (CliRunner().invoke(cli.app, [*command, *x]) for x in (["--json"], []))
 
     assert [case["axes"]["seq_len"] for case in json.loads(planned.stdout)["cases"]] == [1, 2, 4]
     assert "sleep/fake/seq_len=4" in shown.stdout
+    assert "2 to 6" in shown.stdout
+    assert "3 cases, 6 to 18 processes" in shown.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["fakes.yaml"]
 
 

@@ -4,7 +4,6 @@ To accept a change: python -m harness.cli.tests.test_console
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,9 @@ from typer.testing import CliRunner
 from harness.analysis.verdict import of_run
 from harness.cli import console
 from harness.cli.main import app
-from harness.records import CaseSummary, Check, Estimate, Grade, Outcome
+from harness.records import CaseSummary, Estimate, Outcome
 from harness.store import reader
-from harness.tests.fake_runs import case, environment, run, timed, variables
+from harness.tests.fake_runs import case, run, timed, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -96,55 +95,6 @@ def test_a_run_ends_with_what_is_fast_and_what_acts_only_together() -> None:
     )
     assert lines[1][0] == "Together"
     assert lines[1][1].strip().endswith("at least 47x faster; neither alone is shown to be.")
-
-
-def test_notes_that_differ_only_in_numbers_share_a_line_and_failures_come_first() -> None:
-    wide = Console(width=200)
-    cases = (
-        summary(1, notes=("clock limited in 4 of 9 readings", "few samples")),
-        summary(2, notes=("clock limited in 11 of 12 readings",)),
-        summary(3, Outcome.CRASH, detail="illegal memory access\nand a traceback"),
-        summary(4, Outcome.CRASH, detail="illegal memory access"),
-    )
-
-    with wide.capture() as captured:
-        wide.print(console.summaries(cases))
-
-    assert [line.rstrip() for line in captured.get().splitlines()][5:] == [
-        "train/nsa/seq_len=3: illegal memory access (+1 more)",
-        "train/nsa/seq_len=1: clock limited in 4 of 9 readings (+1 more)",
-        "train/nsa/seq_len=1: few samples",
-    ]
-
-
-def test_a_narrow_terminal_breaks_no_id_and_cuts_nothing() -> None:
-    narrow = Console(width=40)
-    metrics = {
-        "step_s": Estimate(value=0.152, low=0.151, high=0.153, processes=3, samples=9),
-        "tokens_per_s": Estimate(value=4.3e5, low=4.29e5, high=4.32e5, processes=3, samples=9),
-    }
-    words, long = console.table(), "train/nsa/seq_len=2048/" * 3
-    words.add_row("GO", long)
-
-    with narrow.capture() as captured:
-        narrow.print(console.summaries([replace(summary(1), metrics=metrics)]), words)
-
-    printed = captured.get()
-    assert printed.splitlines()[0].rstrip() == "train/nsa/seq_len=1"
-    assert "[429,000…432,000]" in "".join(printed.split())
-    assert long in "".join(printed.split())
-
-
-def test_the_doctor_ends_with_its_verdict() -> None:
-    wide = Console(width=200)
-    checks = [Check(name="device", grade=Grade.FAIL, fact="no GPU", remedy="use one")]
-
-    with wide.capture() as captured:
-        wide.print(console.doctor(environment(gpu=None), checks))
-
-    *_, check, verdict = captured.get().splitlines()
-    assert check.split()[:2] == ["fail", "device"]
-    assert verdict.startswith("Verdict: ")
 
 
 def shown() -> str:

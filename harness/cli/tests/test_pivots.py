@@ -8,9 +8,9 @@ import pytest
 
 from harness.cli.pivots import pivot
 from harness.errors import HarnessError
-from harness.records import Case, Measurement, Outcome, Run
+from harness.records import Case, Measurement, Run
 from harness.tests.command_line import harness
-from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import H200, environment, run, sweep, timed
 
 A100 = replace(H200, name="A100")
 STEP_S = {"nsa": 0.05, "dense": 0.1}
@@ -53,17 +53,6 @@ def test_platforms_are_side_by_side_and_two_runs_of_one_are_rows() -> None:
     assert by_gpu[2] == ["seq_len", "provider"]
     assert three[2] == ["seq_len", "provider", "run"]
     assert len(three) - 3 == 3 * 4, "no cell of one run is another run's"
-
-
-def test_a_case_without_a_value_says_how_it_ended() -> None:
-    cases = sweep(seq_len=[512, 1024, 2048])
-
-    def measure(c: Case) -> list[Measurement]:
-        return timed(c, 0.05) if c is cases[0] else ended(c, Outcome.CRASH) if c is cases[1] else []
-
-    *_, row = of(run(cases, measure), cols="seq_len", metric="step_s")
-
-    assert row[-3:] == ["crash", "not", "run"]
 
 
 @pytest.mark.parametrize(

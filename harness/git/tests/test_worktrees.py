@@ -81,13 +81,6 @@ def test_a_ref_that_is_not_a_commit_is_refused(ref: str, toys: Path) -> None:
         Repository.around(toys).commit(ref)
 
 
-def test_a_repository_without_a_commit_is_not_called_shallow(tmp_path: Path) -> None:
-    git(tmp_path, "init", "--quiet")
-
-    with pytest.raises(HarnessError, match="has no commit yet"):
-        Repository.around(tmp_path).commit("HEAD")
-
-
 def test_a_folder_outside_a_repository_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="Run this inside a clone"):
         Repository.around(tmp_path)

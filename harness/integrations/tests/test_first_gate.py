@@ -310,25 +310,6 @@ def test_the_line_that_init_proposes_is_recognised() -> None:
     assert (read["metrics"].keys(), read["progress"]["until"]) == ({"step_s"}, "sampled")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("python -m vision.train --n 3", "vision-train"),
-        ("python tools/a.py -m 7b", "a"),
-        ("python -m torch.distributed.run --nproc-per-node 2 tools/a.py", "a"),
-        ("./b", "b"),
-    ],
-)
-def test_a_workload_has_the_name_of_its_program(command: str, name: str) -> None:
-    assert f"name: {name}," in first_gate._suite_text({"command": command}, {}, 0.0)
-
-
-def test_words_after_a_name_are_no_time() -> None:
-    each = [f"{step}, step time 7 s" for step in STEPS]
-
-    assert readings("\n".join([*each, "step time - s"])) == readings("\n".join(each))
-
-
 def test_steps_are_not_those_of_evaluations() -> None:
     lines = [f"iter {i}: loss {i}.5" for i in range(10)]
     for i in (0, 3, 6, 9):
@@ -336,11 +317,3 @@ def test_steps_are_not_those_of_evaluations() -> None:
     read = readings("\n".join(lines))
 
     assert re.search(read["progress"]["step"], "step 3: val loss 9.0") is None
-
-
-def test_a_program_may_end_early_if_each_step_prints_its_time() -> None:
-    each = [f"{line} took 7 ms" for line in STEPS]
-
-    assert readings("\n".join(each))["progress"]["until"] == "sampled"
-    once = readings("\n".join([*STEPS, "mean step took 7 ms"]))
-    assert once["progress"]["until"] == "exit"

@@ -358,15 +358,6 @@ def test_a_gpu_that_cannot_be_read_is_unknown() -> None:
     assert why in found["clocks"].fact
 
 
-def test_an_old_gpu_has_no_tf32_and_no_flash_attention() -> None:
-    old = replace(torch(allow_tf32_matmul=False), gpu=replace(GPU, compute_capability="7.5"))
-
-    found = {c.name: c.grade for c in doctor.checks(old, AT_REST, FREE)}
-
-    assert "TF32" not in found
-    assert found["FlashAttention-2"] is Grade.WARN
-
-
 def test_inspection_works_for_a_store_that_does_not_exist_yet(tmp_path: Path) -> None:
     vitals = doctor.examined(CPU_ONLY, store=tmp_path / "a" / "b").vitals
 

@@ -280,16 +280,3 @@ def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> No
         f"process {2**22 + 1} (name and user cannot be read), 8.00 GB"
     )
     assert occupied.open_sessions == 0
-
-
-def test_a_value_that_a_meter_cannot_read_is_none(
-    occupied: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """In a container, for example."""
-    monkeypatch.setattr(nvml, "PID_NAMESPACE", tmp_path / "absent")
-    occupied.fails["nvmlDeviceGetMemoryInfo"] = nvml_error("NOT_SUPPORTED")
-
-    with nvml_meter(UUID) as meter:
-        use = meter()
-
-    assert (use.used_bytes, use.processes) == (None, None)

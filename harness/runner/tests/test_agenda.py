@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import summary, verdict
-from harness.analysis.scaling import fit
-from harness.records import Match, Outcome, Rule, Stop, Verdict
+from harness.records import Gap, Match, Outcome, Rule, Stop, Suspect, Suspects
 from harness.runner.run import Agenda, Budget
 from harness.tests import fake_runs
 
 SLOW = (50.0, 50.1, 50.2)
 """tokens/s of three processes."""
 FAST = Stop(rule="fast")
+KNOWN = dict.fromkeys("abcd", 10.0)
+"""Expected time of a process."""
 
 
 def floor(go: float, workload: str, name: str = "", **fields: Any) -> Rule:
@@ -28,8 +28,11 @@ class Machine:
     """Measures cases of one letter at once: tokens/s by process, 0 for a crash; its clock counts
     10 s a process."""
 
-    def __init__(self, names: str, *rules: Rule, processes: int = 3, **speeds: Sequence[float]):
-        settings = replace(fake_runs.case({}).settings, processes=processes)
+    def __init__(
+        self, names: str, *rules: Rule, processes: int = 3, most: int = 0, **speeds: Sequence[float]
+    ):
+        settings = fake_runs.case({}).settings
+        settings = replace(settings, processes=processes, most_processes=most)
         cases = [
             replace(fake_runs.case({"seq_len": 512}, workload=n), case_id=n, settings=settings)
             for n in names
@@ -37,16 +40,13 @@ class Machine:
         self.run = fake_runs.run(cases, lambda _: [], rules=rules)
         self.speeds, self.life_s, self.now = speeds, dict.fromkeys(names, 10.0), 1000.0
 
-    def decide(self) -> Verdict:
-        cases = summary.summarise(self.run)
-        return verdict.judge(self.run.suite, self.run.environment, cases, fit(cases))
-
     def agenda(self, *, abort: bool = True, budget: Budget | None = None) -> Agenda:
         return Agenda(
             self.run.suite,
             recorded=self.run.measurements,
             device="NVIDIA H200",
-            decide=self.decide if abort else None,
+            read=lambda: self.run,
+            abort=abort,
             budget=budget,
         )
 
@@ -67,6 +67,7 @@ class Machine:
                 else fake_runs.ended(case, Outcome.CRASH)
             )
             found = replace(made[0], process=process, wall_s=self.life_s[name])
+            found = replace(found, asked_by=agenda.why(case, process))
             self.now += found.wall_s
             self.run = replace(self.run, measurements=(*self.run.measurements, found))
             agenda.ended(found)
@@ -91,12 +92,6 @@ def test_a_ladder_is_judged_rung_by_rung_and_the_first_no_go_ends_the_run() -> N
     assert broken == ("b0 b1 b2 a0 a1 a2", Stop(rule="100"))
 
 
-def test_rungs_over_the_same_cases_are_judged_at_once_in_their_order() -> None:
-    rules = [floor(go, "a", f"{go}") for go in (10, 100, 500)]
-
-    assert Machine("ba", *rules, a=SLOW).ran() == ("a0 a1 a2", Stop(rule="100"))
-
-
 @pytest.mark.parametrize(
     ("speeds", "why"),
     [
@@ -116,22 +111,20 @@ def test_a_failed_case_needs_no_further_processes_to_decide() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "abort"),
+    ("fields", "abort", "ran"),
     [
-        ({"gpu": "A100"}, True),
-        ({"gpu": "!H200"}, True),
-        ({"abort_early": False}, True),
-        ({}, False),
+        ({"gpu": "A100"}, True, "a0 b0 b1 a1 a2 b2"),
+        ({"gpu": "!H200"}, True, "a0 b0 b1 a1 a2 b2"),
+        ({"abort_early": False}, True, "b0 a0 a1 b1 b2 a2"),
+        ({}, False, "b0 a0 a1 b1 b2 a2"),
     ],
 )
-def test_other_rules_neither_come_first_nor_end_a_run(fields: dict[str, Any], abort: bool) -> None:
+def test_other_rules_end_no_run_and_give_each_case_one_process_first(
+    fields: dict[str, Any], abort: bool, ran: str
+) -> None:
     machine = Machine("ab", floor(100, "b", **fields), b=SLOW)
 
-    assert machine.ran(machine.agenda(abort=abort)) == ("a0 b0 b1 a1 a2 b2", None)
-
-
-def test_a_complete_run_was_not_stopped() -> None:
-    assert Machine("a", floor(100, "a"), a=SLOW).ran() == ("a0 a1 a2", None)
+    assert machine.ran(machine.agenda(abort=abort)) == (ran, None)
 
 
 @pytest.mark.parametrize("killed_after", range(4))
@@ -155,20 +148,26 @@ def test_both_sides_of_a_ratio_are_measured_before_it_is_judged() -> None:
 # --- a budget ----------------------------------------------------------------------------
 
 
-def test_a_budget_measures_first_what_decides() -> None:
-    noted, asked = floor(1, "a", "1", abort_early=False), floor(1, "b", "2", abort_early=False)
-    rules = noted, replace(asked, asks="part"), floor(1, "c", "3")
-    machine = Machine("dabc", *rules, processes=1)
+def test_a_budget_measures_each_case_that_decides_once_before_any_twice() -> None:
+    """A control after a main rule over other cases; `d` decides nothing."""
+    machine = Machine("dabc", floor(1, "c", "3"), floor(1, "b", "2", abort_early=False))
+    gap = Gap(metric="tokens_per_s", expected=500, seen=11, source="an old report")
+    control = Suspect(name="the model without it", control=fake_runs.to(workload="a"))
+    suspects = Suspects(gap=gap, tested=(control,))
+    machine.run = replace(machine.run, suite=replace(machine.run.suite, suspects=suspects))
 
-    assert machine.ran(machine.agenda(budget=machine.budget(600))) == ("c0 b0 a0 d0", None)
+    steps, stop = machine.ran(machine.agenda(budget=machine.budget(60, **KNOWN)))
+    rest, whole = machine.ran()
+
+    assert (steps, stop) == ("c0 b0 a0 c1 b1 a1", Stop(budget_s=60))
+    assert (len(rest.split()), whole) == (6, None)
 
 
-def test_a_budget_takes_as_many_cases_as_fit_with_all_their_processes() -> None:
-    """Two cases take turns in 65 s; a third would not fit."""
-    machine = Machine("abc")
-    budget = machine.budget(65, a=10.0, b=10.0, c=10.0)
+def test_a_process_that_does_not_fit_leaves_its_time_to_the_others() -> None:
+    machine = Machine("ab", floor(1, "a", abort_early=False), processes=2)
+    budget = machine.budget(25, a=30.0, b=10.0)
 
-    assert machine.ran(machine.agenda(budget=budget)) == ("a0 b0 b1 a1 a2 b2", Stop(budget_s=65))
+    assert machine.ran(machine.agenda(budget=budget)) == ("b0 b1", Stop(budget_s=25))
 
 
 def test_a_slower_machine_than_expected_drops_the_least_deciding_case() -> None:
@@ -180,16 +179,9 @@ def test_a_slower_machine_than_expected_drops_the_least_deciding_case() -> None:
     assert machine.now == budget.ends_at
 
 
-def test_the_slowest_of_the_run_stands_for_a_workload_that_was_not_seen() -> None:
-    """Not its limit of 300 s: a run of several workloads would end after the first one."""
-    machine = Machine("ab")
-
-    assert machine.ran(machine.agenda(budget=machine.budget(310))) == ("a0 b0 b1 a1 a2 b2", None)
-
-
 @pytest.mark.parametrize(
     ("total_s", "ran"),
-    [(299, ("", Stop(budget_s=299))), (350, ("a0 b0 c0 c1 b1 a1 a2 b2 c2", None))],
+    [(299, ("", Stop(budget_s=299))), (350, ("a0 b0 c0 a1 b1 c1 a2 b2 c2", None))],
 )
 def test_without_an_earlier_run_a_workload_shows_how_long_it_takes(
     total_s: float, ran: tuple[str, Stop | None]
@@ -202,18 +194,69 @@ def test_without_an_earlier_run_a_workload_shows_how_long_it_takes(
     assert machine.ran(machine.agenda(budget=machine.budget(total_s))) == ran
 
 
-@pytest.mark.parametrize("killed_after", range(5))
-def test_a_resumed_run_goes_on_with_a_budget_of_its_own(killed_after: int) -> None:
-    machine = Machine("ab")
-    before = machine.steps(machine.agenda(budget=machine.budget(60, a=10.0, b=10.0)))
-    done = [next(before) for _ in range(killed_after)]
-
-    steps, stop = machine.ran(machine.agenda(budget=machine.budget(60, a=10.0, b=10.0)))
-
-    assert (sorted(done + steps.split()), stop) == (["a0", "a1", "a2", "b0", "b1", "b2"], None)
-
-
 def test_a_rule_may_end_a_run_with_a_budget() -> None:
     machine = Machine("ba", floor(100, "a"), a=SLOW)
 
     assert machine.ran(machine.agenda(budget=machine.budget(600))) == ("a0 a1 a2", FAST)
+
+
+# --- more processes where it decides -----------------------------------------------------
+
+OPEN = (115.0, 125.0, 122.0, 121.0, 123.0)
+"""Two processes do not show that they are above 100; three do."""
+SCATTERED = (60.0, 150.0, 70.0, 140.0, 65.0)
+
+
+def adaptive(**speeds: Sequence[float]) -> Machine:
+    rules = [floor(100, name, name, abort_early=False) for name in "ab"]
+    return Machine("abc", *rules, processes=2, most=5, **speeds)
+
+
+def test_an_open_rule_gets_more_processes_until_it_is_decided_and_a_decided_one_none() -> None:
+    machine = adaptive(b=OPEN, c=SCATTERED)
+
+    assert machine.ran() == ("a0 b0 c0 c1 b1 a1 b2", None)
+    assert {(m.case_id, m.process): m.asked_by for m in machine.run.measurements if m.asked_by} == {
+        ("b", 2): "b"
+    }
+
+
+@pytest.mark.parametrize(
+    ("speeds", "ran"), [(SCATTERED, " a2 a3 a4"), ((60.0, 150.0, 0.0), " a2"), ((60.0, 0.0), "")]
+)
+def test_a_rule_that_stays_open_ends_with_the_last_process_or_a_failure(
+    speeds: Sequence[float], ran: str
+) -> None:
+    assert adaptive(a=speeds).ran() == (f"a0 b0 c0 c1 b1 a1{ran}", None)
+
+
+def test_of_several_open_cases_the_main_rule_and_the_most_scattered_come_first() -> None:
+    rules = floor(100, "c", "other", abort_early=False), floor(100, "a", asks="main")
+    rule = replace(rules[1], abort_early=False, match=Match(criteria={"workload": ("a", "b")}))
+    machine = Machine("abc", rules[0], rule, processes=2, most=3, a=OPEN, b=SCATTERED, c=SCATTERED)
+    suite = replace(machine.run.suite, parts={"main": "Fast enough?"})
+    machine.run = replace(machine.run, suite=suite)
+
+    assert machine.ran()[0].split()[6:] == ["b2", "a2", "c2"]
+
+
+@pytest.mark.parametrize("budget_s", [0, 600])
+@pytest.mark.parametrize("killed_after", range(13))
+def test_a_resumed_run_goes_on_with_its_rounds(killed_after: int, budget_s: float) -> None:
+    machine, whole = (adaptive(a=SCATTERED, b=SCATTERED) for _ in range(2))
+    budget = machine.budget(budget_s, **KNOWN) if budget_s else None
+    before = machine.steps(machine.agenda(budget=budget))
+    done = [next(before) for _ in range(killed_after)]
+
+    steps, stop = machine.ran(machine.agenda(budget=budget))
+
+    assert (sorted(done + steps.split()), stop) == (sorted(whole.ran()[0].split()), None)
+
+
+def test_a_budget_may_end_between_rounds_and_another_goes_on() -> None:
+    machine = adaptive(a=SCATTERED)
+
+    first = machine.ran(machine.agenda(budget=machine.budget(75, **KNOWN)))
+
+    assert first == ("a0 b0 a1 b1 c0 c1 a2", Stop(budget_s=75))
+    assert machine.ran() == ("a3 a4", None)

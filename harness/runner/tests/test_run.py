@@ -16,14 +16,15 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.errors import HarnessError, StoreError
+from harness.errors import HarnessError
 from harness.machine.gpu_idle import IdleCheck
 from harness.machine.tests.test_gpu_idle import FREE, HELD, Meter, impatient  # noqa: F401  a fixture
-from harness.records import Case, Clock, Evidence, Measurement, Outcome, Suite
+from harness.records import Case, Clock, Evidence, Measurement, Outcome, Rule, Run, Suite
 from harness.runner import forkserver
 from harness.runner import run as running
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
+from harness.tests import fake_runs
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -80,6 +81,23 @@ def test_a_failed_case_is_not_measured_again(planned: Planned) -> None:
     assert planned.observer.totals == [4, 2, 2]
 
 
+def test_the_record_says_which_open_rule_asked_for_a_process(planned: Planned) -> None:
+    settings = replace(QUICK, processes=1, most_processes=3)
+    rule = Rule(name="fast", metric="step_s", go=2.0)
+    suite = replace(make_suite(make_case("a", settings=settings)), rules=(rule,))
+    made = fake_runs.run(suite.cases, lambda _: [], rules=(rule,))
+
+    def read() -> Run:
+        return replace(made, measurements=tuple(planned.measurements))
+
+    run_suite(
+        Agenda(suite, read=read), rig_of(planned.launcher, observer=planned.observer), planned
+    )
+
+    assert [m.asked_by for m in planned.measurements] == ["", "fast"]
+    assert planned.observer.totals == [1, 1, 2]
+
+
 def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,16 +115,6 @@ def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
         late.join()
         signal.signal(signal.SIGTERM, before)
     assert not planned.outcomes
-
-
-def test_a_full_disk_stops_the_run(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = Mock(side_effect=StoreError("no space left on device"))
-    monkeypatch.setattr(planned, "append", full)
-
-    with pytest.raises(StoreError, match="no space left"):
-        planned.run(suite_of("a", "b"))
-
-    assert planned.launcher.launch.call_count == 1
 
 
 def test_workers_search_the_pythonpath_of_their_own_variables(

@@ -288,14 +288,6 @@ def test_samples_taken_while_the_gpu_was_throttled_are_marked_and_kept(tmp_path:
     assert (m.samples_s, m.kept_s, m.is_evidence(2)) == ((1.0, 1.0), (), False)
 
 
-def test_probes_are_not_read_if_telemetry_is_off(tmp_path: Path) -> None:
-    probe, off = Counter(), replace(QUICK, telemetry=False)
-
-    m = watched(tmp_path, Answer(measurement=FAILED), probe=probe, settings=off)
-
-    assert (m.telemetry, probe.readings, probe.pids) == (None, 0, [])
-
-
 def test_a_second_answer_is_a_crash(tmp_path: Path) -> None:
     m = watched(tmp_path, Answer(measurement=GOOD), Answer(measurement=GOOD))
 

@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from harness.analysis import summary
-from harness.cli import history as history_command
 from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.records import CaseSummary, Outcome, Run
 from harness.store import reader, summaries
 from harness.store.summaries import RunFilter
 from harness.store.writer import resume
-from harness.tests.fake_runs import H200, case, run, timed
-from harness.tests.stored_runs import A100, CASE, CASES, dated, headers, ids, record, silent, store
+from harness.tests.fake_runs import H200
+from harness.tests.stored_runs import A100, CASE, CASES, dated, headers, ids, record, silent
 
 # --- they follow the runs ------------------------------------------------------------------
 
@@ -99,20 +97,6 @@ def test_a_run_that_cannot_be_read_or_summarised_is_listed_and_harms_no_other(
     assert found[failing].problem.startswith("its summary fails: ZeroDivisionError")
     assert found[not_a_number].problem.startswith("its summary fails: ValueError")
     assert found[damaged].problem.startswith(f"{file}:2: ")
-
-
-def test_notes_say_that_many_runs_are_read_and_that_summaries_cannot_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(summaries, "MANY", 2)
-    made = sorted(record(tmp_path) for _ in range(2))
-    for run_id in made:
-        (tmp_path / run_id / summaries.SUMMARY).mkdir()
-    notes: list[str] = []
-
-    assert ids(tmp_path, say=notes.append) == made
-    assert [note.split()[:2] for note in notes] == [["reading", "2"], ["note:", "cannot"]]
-    assert not [*tmp_path.glob(f"*/.{summaries.SUMMARY}*")]
 
 
 def test_runs_can_be_recorded_while_others_ask(tmp_path: Path) -> None:
@@ -214,23 +198,6 @@ def test_the_list_shows_the_outcomes_of_cases(tmp_path: Path) -> None:
     assert len(document["runs"]) == 1
 
 
-def test_rows_are_not_wrapped(tmp_path: Path) -> None:
-    made = [record(tmp_path), record(tmp_path, gpu=A100)]
-    console = Console(width=90)
-    stored = summaries.read(tmp_path, silent)
-
-    with console.capture() as shown:
-        console.print(history_command.listed(stored.runs()))
-        console.print(history_command.followed(CASE, "step_s", stored.history(CASE)))
-
-    lines = shown.get().splitlines()
-    for run_id in made:
-        (listed, followed) = (line for line in lines if run_id in line)
-        assert "2 ok" in listed
-        assert "ms" in followed
-    assert sum("other device" in line for line in lines) == 1
-
-
 def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> None:
     other = replace(H200, uuid="GPU-other")
     for n, (commit, step_s, gpu) in enumerate(
@@ -280,10 +247,3 @@ def test_only_a_suite_that_does_not_exist_is_refused(tmp_path: Path, command: li
     assert isinstance(refused, HarnessError)
     assert {"mine", "smoke"} <= set(re.findall(r"\w+", str(refused)))
     output(*command, *options, "smoke")
-
-
-def test_case_ids_that_look_like_patterns_are_found(tmp_path: Path) -> None:
-    odd = case({"name": "a[b]*"})
-    store(tmp_path, run([odd], lambda c: timed(c, 0.01)))
-
-    assert odd.case_id in output("history", odd.case_id, "--store", str(tmp_path))

@@ -205,10 +205,6 @@ def test_a_store_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path, r
 # --- folders and logs --------------------------------------------------------------------
 
 
-def test_a_run_id_has_time_suite_and_device(writer: RunWriter) -> None:
-    assert re.fullmatch(r"20\d{6}-\d{6}-smoke-h200-[0-9a-f]{4}", writer.run_id)
-
-
 @settings(deadline=None, max_examples=50)
 @example("../../etc/passwd", "")
 @example("a" * 5000, "a" * 5001)

@@ -27,6 +27,8 @@ MISTAKES = [
     ("processes: 4", "processes: ^-4"),
     ("processes: 4", "processes: ^1.5"),
     ("processes: 4", "processes: ^1001"),
+    ("processes: 4", "processes: {from: 3, to: ^2}"),
+    ("processes: 4", "processes: ^{from: 3}"),
     ("measure: {processes: 4", "^measure: {min_samples: 201"),
     ("measure: {timeout_s: 60}", "^measure: {max_samples: 1}"),
     ("[128, 256, 512]", "^[]"),

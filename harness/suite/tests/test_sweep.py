@@ -130,8 +130,18 @@ def test_an_override_replaces_the_axis_and_keeps_the_ids_of_remaining_cases(tmp_
 
     assert set(ids(some)) < set(ids(suites.load(path)))
     assert {c.axes["seq_len"] for c in some.cases} == {512}
-    assert {c.settings.processes for c in some.cases} == {1}
+    assert {c.settings.processes_text for c in some.cases} == {"1"}
     assert some.text == GOOD
+
+
+def test_processes_are_a_number_or_from_and_to_in_the_suite_a_workload_and_an_override() -> None:
+    adaptive = GOOD.replace("processes: 4", "processes: {to: 6}")
+    fixed = adaptive.replace("measure: {timeout_s: 60}", "measure: {processes: 1}")
+    option = ["measure.processes={from: 3, to: 5}"]
+
+    made = [suites.loads(adaptive, "x"), suites.loads(fixed, "x"), suites.loads(fixed, "x", option)]
+
+    assert [s.cases[0].settings.processes_text for s in made] == ["2 to 6", "1", "3 to 5"]
 
 
 def test_an_overridden_fixed_axis_enters_the_id_only_with_several_values(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""Which cases a suite needs, in the order in which they decide, and which leave something open.
+
+Open or decided is what the verdict and the diagnosis say. A case is measured again only if another
+process of it may change that: if its processes are on both sides of a limit, or too few. A count
+and a case that failed gain nothing by it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.analysis import verdict
+from harness.analysis.expectation import Judgement, assess
+from harness.analysis.suspects import diagnose, sides
+from harness.records import (
+    METRICS,
+    Case,
+    CaseSummary,
+    Decision,
+    Fact,
+    Finding,
+    Outcome,
+    RuleResult,
+    Run,
+    Suite,
+    Weight,
+    gpu_matches,
+)
+
+
+def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
+    """Rule, suspect or `verdict.EXPECTED` -> the cases that it needs on this GPU. The order: rules
+    with `abort_early`, the parts of the question, what asks no part. Notes are left out."""
+    parts = [*suite.parts]
+
+    def place(asks: str) -> int:
+        return parts.index(asks) if asks in parts else len(parts)
+
+    found = [
+        (not r.abort_early, place(r.asks), r.name, r.needs(suite.cases))
+        for r in suite.rules
+        if gpu_matches(r.gpu, device) and (r.counts is not Weight.NOTE or r.asks)
+    ]
+    for e in suite.expectations:
+        if gpu_matches(e.gpu, device) and e.counts is not Weight.NOTE:
+            cases = [*filter(e.match.accepts, suite.cases)]
+            found.append((True, place(e.asks), verdict.EXPECTED, cases))
+    if suite.suspects:
+        for s in suite.suspects.tested:
+            cases = [c for pair in sides(s, suite.suspects.gap.where, suite.cases) for c in pair]
+            cases = [*filter(s.control.accepts, suite.cases)] if s.control else cases
+            found.append((True, place(suite.suspects.asks), s.name, cases))
+    of: dict[str, list[Case]] = {}
+    for *_, name, cases in sorted(found, key=lambda one: one[:2]):
+        of.setdefault(name, []).extend(cases)
+    return of
+
+
+def undecided(run: Run) -> dict[str, str]:
+    """Case id -> the rule or suspect that another process of it may decide: the most decisive
+    first, and of one rule the case whose processes differ most."""
+    cases, judged = verdict.of_run(run)
+    by_id = {s.case.case_id: s for s in cases}
+    left: dict[str, list[str]] = {name: [] for name in needed(run.suite, judged.device)}
+    for name, ids in (
+        *_open_rules(judged.rules, by_id),
+        *_open_expectations(run, cases),
+        *((d.name, d.undecided) for d in diagnose(run.suite, cases)),
+    ):
+        left.setdefault(name, []).extend(i for i in ids if by_id[i].outcome is Outcome.OK)
+    found: dict[str, str] = {}
+    for name, ids in left.items():
+        for case_id in sorted(ids, key=lambda i: -_spread(by_id[i])):
+            found.setdefault(case_id, name)
+    return found
+
+
+def _open_rules(
+    results: Sequence[RuleResult], summaries: Mapping[str, CaseSummary]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    for r in results:
+        findings = (*r.findings, *r.perhaps) if r.applies and (r.counts or r.asks) else ()
+        for f in findings:
+            of = [i for i in (*f.cases, f.partner) if i in summaries]
+            if _may_change(f, [summaries[i] for i in of]):
+                yield r.rule, of
+
+
+def _may_change(finding: Finding, cases: Sequence[CaseSummary]) -> bool:
+    """Whether more processes of the cases may decide what a finding leaves open."""
+    metric = METRICS.get(finding.metric)
+    if finding.decision in (Decision.GO, Decision.NO_GO) or (metric and metric.counted):
+        return False
+    if finding.fact in (Fact.AT_LEAST, Fact.AT_MOST):  # one side timed out
+        return any(e.processes == 1 for s in cases if (e := s.metrics.get(finding.metric)))
+    apart = finding.fact is Fact.NO_METRIC and any(finding.metric in s.apart for s in cases)
+    return apart or finding.fact in (*verdict.LOOSE, Fact.FEW)
+
+
+def _open_expectations(
+    run: Run, cases: Sequence[CaseSummary]
+) -> Iterator[tuple[str, Sequence[str]]]:
+    for a in assess(run.suite, run.environment, cases):
+        counts = a.expectation.counts is not Weight.NOTE
+        exact = METRICS[a.expectation.metric].counted
+        if counts and not exact and a.judgement is Judgement.UNDECIDED and a.actual:
+            yield verdict.EXPECTED, [a.case_id]
+
+
+def _spread(summary: CaseSummary) -> float:
+    """The slowest process over the fastest."""
+    step = summary.metrics.get("step_s") or summary.apart.get("step_s")
+    return step.ends[1] / step.ends[0] if step and step.ends else 1.0
