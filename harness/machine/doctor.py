@@ -16,7 +16,6 @@ from harness.machine.facts import DISTORTING, REMEDIES, RIGHT, SETTINGS
 from harness.machine.gpu_idle import GpuUse, nvml_meter
 from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
 
-FLASH_ATTENTION_SINCE = (8, 0)
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
 STEAL = 0.03
@@ -99,7 +98,6 @@ def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Itera
     yield _device(environment)
     yield from _settings(environment)
     if environment.gpu:
-        yield _flash_attention(environment)
         yield _gpu_idle(use)
         yield _clocks(use)
         yield _power_limit(environment.gpu)
@@ -121,7 +119,7 @@ def _device(environment: Environment) -> Check:
 def _settings(environment: Environment) -> Iterator[Check]:
     """The settings of torch that have a right value, where the device has them."""
     for name, right in RIGHT.items():
-        if right.value and not _has(environment, right.since):
+        if right.value and not (environment.gpu and environment.gpu.capability >= right.since):
             continue
         value = environment.torch_settings.get(name)
         state = "on" if value else "off"
@@ -131,23 +129,6 @@ def _settings(environment: Environment) -> Iterator[Check]:
             yield Check(right.label, Grade.OK, state)
         else:
             yield Check(right.label, right.wrong, f"{state}: {SETTINGS[name]}", REMEDIES[name])
-
-
-def _flash_attention(environment: Environment) -> Check:
-    name = "FlashAttention-2"
-    package = environment.versions.get("flash-attn")
-    in_torch = environment.torch_settings.get("flash_attention_in_torch")
-    if not _has(environment, FLASH_ATTENTION_SINCE):
-        return Check(name, Grade.WARN, "it does not support this GPU")
-    found = [f"flash-attn {package}"] if package else []
-    found += ["torch's own"] if in_torch else []
-    if found:
-        return Check(name, Grade.OK, " and ".join(found))
-    if in_torch is None:
-        return _unknown(name)
-    fact = "absent: neither the package nor torch's own"
-    remedy = "Install a torch built with it, or the package: nsa/README.md, 'Install flash-attn'."
-    return Check(name, Grade.WARN, fact, remedy)
 
 
 def _gpu_idle(use: GpuUse | str) -> Check:
@@ -172,8 +153,7 @@ def _clocks(use: GpuUse | str) -> Check:
         fact = f"limited by a setting: {', '.join(by_hand)}"
         remedy = "Compare only with numbers taken at the same clocks."
         return Check("clocks", Grade.WARN, fact, remedy)
-    now = "" if use.clock_hz is None else f", {use.clock_hz / 1e6:,.0f} MHz at rest"
-    return Check("clocks", Grade.OK, f"not throttled{now}")
+    return Check("clocks", Grade.OK, "not throttled")
 
 
 def _power_limit(gpu: Gpu) -> Check:
@@ -228,14 +208,6 @@ def _git(environment: Environment) -> Check:
         remedy = "Commit the changes, so that the numbers can be reproduced."
         return Check("git", Grade.WARN, f"{where} with uncommitted changes", remedy)
     return Check("git", Grade.OK, f"{where}, clean")
-
-
-def _has(environment: Environment, since: tuple[int, int]) -> bool:
-    """Whether there is a GPU of this compute capability or a higher one."""
-    if environment.gpu is None:
-        return False
-    major, minor = map(int, environment.gpu.compute_capability.split("."))
-    return (major, minor) >= since
 
 
 def _unknown(name: str, why: str = "the worker did not report it") -> Check:

@@ -36,11 +36,7 @@ _KIND = frozenset({"measure.flush_l2", "measure.graph"})
 
 
 def require_alike(before: Run, here: Environment) -> None:
-    """Refuse to resume a run on another device, driver or code.
-
-    Raises:
-        StoreError: One of them differs.
-    """
+    """Raise a StoreError if a run would be resumed on another device, driver or code."""
     baseline, git = before.environment, before.environment.git
     compared = [
         ("device", baseline.device_name, here.device_name),

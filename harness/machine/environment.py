@@ -37,14 +37,10 @@ def capture(
     cases: Iterable[Case] = (),
     required: Collection[str] = (),
 ) -> Environment:
-    """Describe this machine, as the parent and a worker see it.
+    """Describe this machine, as the parent and a worker, by its `facts`, see it.
 
-    Args:
-        facts: The answer of harness.measure.facts.describe() in a worker.
-        command: The command line of the run.
-        repository: A folder of the repository under test, see `home_of`; None without one.
-        cases: The cases of the run, for the data that they name.
-        required: Keys of a suite's requirements, for the packages and variables that they name.
+    `repository` is a folder of the repository under test, see `home_of`. Cases name data, and the
+    required keys of a suite packages and variables.
     """
     gpu, problem = _gpu(facts)
     path, root = facts.get("path", ()), top([repository]) if repository else None
@@ -202,11 +198,8 @@ def _contents(path: Path) -> str:
 def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     """The folder of a factory's module, without importing it; the current folder if unknown.
 
-    The repository of a run is the one with this folder, wherever the run is started.
-
-    Args:
-        factory: `package.module:function`.
-        roots: Folders that workers search first.
+    The repository of a run is the one with this folder, wherever the run is started. `roots` are
+    the folders that workers search first.
     """
     name = factory.partition(":")[0].partition(".")[0]
     here = Path.cwd()

@@ -65,6 +65,7 @@ RIGHT: Mapping[str, Right] = {
     "anomaly_mode": Right("anomaly mode", False, Grade.FAIL),
     "allow_tf32_matmul": Right("TF32", True, since=(8, 0)),
     "deterministic": Right("deterministic kernels", False),
+    "flash_attention_in_torch": Right("FlashAttention-2", True, since=(8, 0)),
     "expandable_segments": Right("expandable segments", True),
 }
 """Settings of torch with a right value."""

@@ -26,14 +26,13 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """Who uses a GPU while no worker of ours runs, and at which clock. None: could not be read."""
+    """Who uses a GPU while no worker of ours runs. None: could not be read."""
 
     used_bytes: float | None = None
     processes: Mapping[int, str] | None = None
     """Process id -> name, user and memory, for every process that computes on the GPU."""
     throttle_mask: int | None = None
     """Bits of nvml.THROTTLE_REASONS that apply."""
-    clock_hz: float | None = None
 
     @property
     def throttled_by(self) -> tuple[str, ...]:
@@ -78,7 +77,6 @@ def _use(device: object) -> GpuUse:
         used_bytes=nvml.optional(lambda: nvml.used_bytes(device)),
         processes=None if listed is None else named,
         throttle_mask=nvml.optional(lambda: nvml.throttle_reasons(device)),
-        clock_hz=nvml.optional(lambda: nvml.sm_clock_hz(device)),
     )
 
 
@@ -96,12 +94,8 @@ class IdleCheck:
     """Waits before each process of a run until no other process uses its GPUs."""
 
     def __init__(self, *meters: GpuMeter, wait_s: float = 0.0) -> None:
-        """Read the use before any worker starts.
-
-        Args:
-            meters: Read the GPU, and those of further ranks.
-            wait_s: Longest wait before the first process; at least FREE_S.
-        """
+        """Read the use of the GPU, and of those of further ranks, before any worker starts. The
+        first process may wait longer than FREE_S, up to `wait_s`."""
         self._limit_s = max(wait_s, FREE_S)
         self._gpus: list[tuple[GpuMeter, float]] = []
         for meter in meters:
@@ -111,11 +105,7 @@ class IdleCheck:
             self._gpus.append((meter, level_bytes or 0.0))
 
     def problem(self, gpus: int = 1) -> tuple[str, Sequence[str]]:
-        """Wait until this many GPUs are free.
-
-        Returns:
-            Why one is not fit to measure on, and the processes that use it; both empty if all are.
-        """
+        """Wait until this many GPUs are free; why one is not, and who uses it, or nothing."""
         deadline = time.monotonic() + self._limit_s
         while True:
             for rank, (meter, level_bytes) in enumerate(self._gpus[:gpus]):

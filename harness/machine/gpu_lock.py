@@ -32,17 +32,7 @@ class GpuLock:
         folder: Path | None = None,
         waiting: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Take the lock.
-
-        Args:
-            uuid: The GPU's.
-            wait_s: Longest wait for another holder.
-            folder: Where the lock files are; FOLDER if None.
-            waiting: Receives one message before a wait.
-
-        Raises:
-            ProbeError: Another harness holds the GPU, or the lock file cannot be made.
-        """
+        """Take the lock, or raise a ProbeError; `waiting` receives one message before a wait."""
         self.uuid = uuid
         self.path = (folder or FOLDER) / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
         self._lock = FileLock(self.path, mode=0o666, poll_interval=POLL_S)  # for every user

@@ -81,11 +81,7 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def find(uuid: str) -> Gpu:
-    """The GPU with this UUID.
-
-    Raises:
-        ProbeError: NVML does not work here, or does not know the GPU.
-    """
+    """The GPU with this UUID; a ProbeError as of `handle`."""
     with session():
         return _describe(handle(uuid))
 
@@ -240,12 +236,12 @@ class NvmlProbe:
         self._unavailable = dict.fromkeys(CHANNELS, why)
 
     def _all_readers(self, device: object) -> dict[str, Callable[[], float | None]]:
-        core = pynvml.NVML_TEMPERATURE_GPU
+        core, clock = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM
         return {
             "gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
             "gpu_memory_bytes": lambda: used_bytes(device),
             "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-            "gpu_sm_clock_hz": lambda: sm_clock_hz(device),
+            "gpu_sm_clock_hz": lambda: pynvml.nvmlDeviceGetClockInfo(device, clock) * 1e6,
             "gpu_temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, core),
             "gpu_throttle_reasons": lambda: throttle_reasons(device),
             "gpu_foreign_processes": lambda: self._foreign_processes(device),
@@ -268,10 +264,6 @@ class NvmlProbe:
 def used_bytes(device: object) -> float:
     """Memory in use, without the reserve of the driver."""
     return float(pynvml.nvmlDeviceGetMemoryInfo(device, pynvml.nvmlMemory_v2).used)
-
-
-def sm_clock_hz(device: object) -> float:
-    return float(pynvml.nvmlDeviceGetClockInfo(device, pynvml.NVML_CLOCK_SM) * 1e6)
 
 
 def throttle_reasons(device: object) -> int:

@@ -35,13 +35,8 @@ class Probe(Protocol):
 def open_probes(
     gpu: Gpu | None, others: Sequence[Gpu] = (), *, why: str = "no GPU is used"
 ) -> tuple[Probe, ...]:
-    """All probes; close each when the run ends.
-
-    Args:
-        gpu: The GPU that the workers use.
-        others: Those of rank 1 and on.
-        why: Why there is none; the channels of the GPU are then unavailable for this reason.
-    """
+    """All probes; close each when the run ends. `others` are the GPUs of rank 1 and on, `why` is
+    the reason if there is no GPU."""
     more = (NvmlProbe(other.uuid, rank=rank) for rank, other in enumerate(others, 1))
     return NvmlProbe(gpu.uuid if gpu else None, why=why), *more, CpuProbe()
 

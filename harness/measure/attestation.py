@@ -1,10 +1,8 @@
 """Compares what ran with what the case asked for: axes and flags, kernels and operators."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness.measure import profile
-from harness.measure.profile import ProfileRequest, StepProfile
+from harness.measure.profile import StepProfile
 from harness.records import Case, PathRule, Scalar
 from harness.workload import Workload
 
@@ -55,25 +53,9 @@ def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[st
     return seen, read
 
 
-def attest(
-    case: Case, run: Callable[[], Any], ask: ProfileRequest, seen: Mapping[str, Any]
-) -> StepProfile:
-    """Count and profile what was timed, and compare it with the case's rules.
-
-    `seen` are fields of the Measurement to keep in a mismatch.
-
-    Raises:
-        PathMismatch: A kernel or operator that must run did not, or one that must not run did.
-            Without a profile there is no mismatch, but the verdict does not pass either.
-    """
-    ran = profile.take(run, ask)
-    if problem := mismatch(case, ran):
-        raise PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)
-    return ran
-
-
 def mismatch(case: Case, ran: StepProfile) -> str:
-    """Which rules the profile breaks; empty if none, or without a profile."""
+    """Which rules the profile breaks: a kernel or operator that must run did not, or one that must
+    not run did. Empty without a profile, but then the verdict does not pass either."""
     if ran.profile.skipped:
         return ""
     found = [_broken(case.operators, ran.operators, "operators")]

@@ -36,6 +36,11 @@ class Gpu:
     default_power_limit_w: float | None = None
 
     @property
+    def capability(self) -> tuple[int, ...]:
+        """The compute capability as numbers."""
+        return tuple(map(int, self.compute_capability.split(".")))
+
+    @property
     def power_limit_share(self) -> float | None:
         """The power limit over its default."""
         if self.power_limit_w is None or not self.default_power_limit_w:

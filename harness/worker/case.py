@@ -10,7 +10,16 @@ from time import monotonic
 import torch
 
 from harness.git import origin
-from harness.measure import accuracy, attestation, digest, inputs, memory, steady, timing
+from harness.measure import (
+    accuracy,
+    attestation,
+    digest,
+    inputs,
+    memory,
+    profile,
+    steady,
+    timing,
+)
 from harness.measure.profile import PROFILE_S, ProfileRequest
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, MeasureSettings, Outcome
@@ -73,8 +82,10 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
         trace=order.trace,
         unreplayed=workload.unreplayed,
     )
-    seen = {"effective": effective, "flags_read": flags_read}
-    ran = attestation.attest(case, run, ask, seen)
+    ran = profile.take(run, ask)
+    if problem := attestation.mismatch(case, ran):
+        seen = {"effective": effective, "flags_read": flags_read}
+        raise attestation.PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)
     measurement = Measurement(
         case_id=case.case_id,
         process=order.process,
