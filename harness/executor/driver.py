@@ -57,10 +57,7 @@ class RayRun:
     def __init__(
         self, writing: writer.RunWriter, *, abort: bool, say: Callable[[str], None]
     ) -> None:
-        """
-        Args:
-            abort: Whether a rule with `abort_early` ends the run.
-        """
+        """`abort`: whether a rule with `abort_early` ends the run."""
         self._writing, self._abort, self._say = writing, abort, say
         self._recorded, _ = reader.read(writing.folder)
         self._environments = list(self._recorded.environments)
@@ -70,12 +67,8 @@ class RayRun:
     def measure(self, how: UnitCommand, address: str | None) -> Stop | None:
         """Measure what is left, and finish the run; why units are left, if any are.
 
-        Args:
-            address: Of a running cluster; None: a Ray of this command, with this node's GPUs.
-
-        Raises:
-            KeyboardInterrupt: Ctrl-C, or SIGTERM. The units that were not finished are lost.
-            HarnessError: No Ray, or too few GPUs; or a node differs, or refuses a unit.
+        Without the address of a cluster, a Ray of this command has this node's GPUs. At Ctrl-C or
+        SIGTERM the units that were not finished are lost.
         """
         suite, tasks = self._recorded.suite, dict[Any, Sequence[Case]]()
         with _connected(address) as ray, terminating_like_ctrl_c():

@@ -47,11 +47,8 @@ class NonFinite(Exception):
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
-    """Compare `check()` with `reference()`, within a bound set by `eager()`.
-
-    Args:
-        workload: Its check, reference and eager are called once each, in this order.
-        progress: Called after each of the three.
+    """Compare `check()` with `reference()`, within a bound set by `eager()`. Each is called once,
+    in this order; `progress` after each.
 
     Raises:
         NonFinite: An output of the code under test contains NaN or Inf.
@@ -96,15 +93,9 @@ def _require_finite(name: str, value: Tensor, steps: int | None = None, when: st
 
 
 def require_finite_step(output: object, step: int, *, own: int | None = None) -> None:
-    """Check small outputs of a step, such as a loss; reading a large one would change the caches
-    before the next sample.
-
-    Args:
-        own: The workload's own number of the step, if it has one.
-
-    Raises:
-        NonFinite: One contains NaN or Inf.
-    """
+    """Raise NonFinite if a small output of a step, such as a loss, contains NaN or Inf; reading a
+    large one would change the caches before the next sample. `own`: the workload's own number of
+    the step, if it has one."""
     for name, value in _named(output):
         if isinstance(value, Tensor) and value.numel() <= SMALL:
             when = f"{step} (counted from 0)" if own is None else f"{own}"

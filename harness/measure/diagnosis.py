@@ -37,13 +37,8 @@ _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ex
 def find(
     build: Callable[[], Workload], failure: NonFinite, *, progress: Callable[[], None]
 ) -> NonFiniteOrigin:
-    """Search for the origin of NaN or Inf.
-
-    Args:
-        build: Builds the workload as before; called once.
-        failure: The error, with its computation and steps.
-        progress: Called between the steps of the search.
-    """
+    """Search for the origin of NaN or Inf. `build` builds the workload as before; `progress` is
+    called between the steps."""
     deadline = time.monotonic() + BUDGET_S
     workload, checks = build(), _Checks(failure.computation)
     if failure.computation == "check" and workload.check is not None:

@@ -144,9 +144,6 @@ def take(
     past the deadline.
 
     Args:
-        run: The computation.
-        settings: Numbers of samples and time limits.
-        watch: Times one step.
         deadline: time.monotonic by which the process must be done.
         sampling: Called with time.monotonic at the beginning of the first sample, once it is known
             and whenever later readings move it.

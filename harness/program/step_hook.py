@@ -69,12 +69,8 @@ class HookOrder:
 
 
 def watch(order: Path, note: Note) -> None:
-    """Watch the steps of this process and of those it forks.
-
-    Args:
-        order: File with a HookOrder; the answer goes into its folder.
-        note: Adds a note to the folder.
-    """
+    """Watch the steps of this process and of those it forks, by a HookOrder in a file; the answer
+    goes into its folder."""
     asked, folder = HookOrder(**json.loads(order.read_text(encoding="utf-8"))), order.parent
     note(at="torch")
     hook = StepHook(asked, folder, note)

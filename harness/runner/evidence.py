@@ -59,11 +59,8 @@ class Stuck:
 
 
 def stuck(worker: Worker, case: Case, folder: Folder, rank_steps: Sequence[int] | None) -> Stuck:
-    """Have a worker write its Python stacks, and read its native ones.
-
-    Args:
-        rank_steps: Steps of each rank, if its silence was judged.
-    """
+    """Have a worker write its Python stacks, and read its native ones. `rank_steps` are those of
+    each rank, if its silence was judged."""
     several = case.program.ranks if case.program else 0
     pids = [process.pid for process in family(worker.pid)]
     pids = pids[1 : 1 + stacks.MAX_FAMILY] if case.program else [worker.pid]

@@ -230,11 +230,8 @@ class ForkserverHandle:
         )
 
     def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these and what measuring needs; why it must be replaced, or nothing.
-
-        Raises:
-            HarnessError: The import does not end.
-        """
+        """Have it import these and what measuring needs; why it must be replaced, or nothing. An
+        import that does not end is a HarnessError."""
         self.prepared = True
         self._send({"preload": modules})
         self.control.settimeout(START_S)

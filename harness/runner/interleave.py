@@ -108,12 +108,8 @@ class Bench:
                 writer.finish()
 
     def rounds(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
-        """Measure each task's processes of these indices, on all sides in turn.
-
-        Raises:
-            KeyboardInterrupt: At most the current process is lost.
-            HarnessError: A measurement cannot be stored, or no worker can be started.
-        """
+        """Measure each task's processes of these indices, on all sides in turn. At Ctrl-C at most
+        the current process is lost."""
         self.observer.stage(text, sum(len(r) for _, r in plan) * len(self.sides))
         head = self.sides[-1]
         for index in sorted({i for _, indices in plan for i in indices}):

@@ -52,13 +52,10 @@ class Launcher:
         """Starts nothing yet.
 
         Args:
-            roots: The measured code must come from these folders, else it is a path mismatch.
-            elsewhere: Other working trees of the repository; a module from there is a
-                mismatch if the tree under test has it.
+            roots, elsewhere, home: As of a WorkerOrder and a MeasureOrder.
             device: Of the suite; workers of `cpu` see no GPU.
             around: Environment variables of all workers; a case's own variables win.
             cwd: Working directory of workers; by default the first of the roots.
-            home: Without roots: folders to import from first.
         """
         self._roots = tuple(str(root) for root in roots)
         self._home = tuple(str(folder) for folder in home)
@@ -106,11 +103,7 @@ class Launcher:
         return guest
 
     def launch(self, case: Case, process: int, log: Path) -> Worker:
-        """Start a worker that measures a case; its stdout and stderr are appended to `log`.
-
-        Raises:
-            HarnessError: No interpreter with torch can be started here.
-        """
+        """Start a worker that measures a case; its stdout and stderr are appended to `log`."""
         env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         forkserver = self._started(env) if cold else self._warmed()
@@ -134,22 +127,14 @@ class Launcher:
         return self._warmed().fork(SelfTestOrder(roots=self._roots, home=self._home), log)
 
     def describe(self) -> dict[str, Any]:
-        """The answer of harness.measure.facts.describe() in a fresh worker.
-
-        Raises:
-            HarnessError: It failed or took too long. The message has the last line of its log.
-        """
+        """The answer of harness.measure.facts.describe() in a fresh worker."""
         facts = self._ask(DescribeOrder(roots=self._roots, home=self._home), Facts).facts
         self._device = str(facts["torch_settings"]["device"])
         return facts
 
     def preflight(self, suite: Suite) -> None:
         """Import the workloads' modules in the forkserver, and check there that every case can run.
-
-        Raises:
-            SuiteError: A factory does not exist, or a workload refuses its axes, provider or flags.
-            HarnessError: No worker answers.
-        """
+        A factory that does not exist, or a workload that refuses its case, is a CaseRefused."""
         modules = (case.factory.partition(":")[0] for case in suite.cases if case.factory)
         if names := [*dict.fromkeys(modules)]:
             forkserver = self._warmed()
@@ -178,7 +163,8 @@ class Launcher:
             )
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
-        """The answer of a worker that does not measure."""
+        """The answer of a worker that does not measure; without one, a HarnessError with the last
+        line of its log."""
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder, "log")
             began = time.monotonic()

@@ -35,7 +35,6 @@ class Rig:
         Args:
             device: Of the suite; `cpu` locks nothing and hides the GPU from workers.
             wait_s: Longest wait for a busy GPU.
-            say: Receives messages for the user.
             alone: Lock the GPU. Exact counts do not need the lock.
         """
         self._device = device
@@ -82,12 +81,7 @@ class Rig:
         required: Collection[str] = (),
     ) -> Environment:
         """The environment of the launcher's workers, see harness.machine.environment.capture.
-        Locks the GPU that they use.
-
-        Raises:
-            ProbeError: Another harness uses the GPU.
-            HarnessError: No worker can be started.
-        """
+        Locks the GPU that they use, or raises a ProbeError if another harness does."""
         facts = self.launcher.describe()
         device = str(facts["torch_settings"]["device"])
         ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
@@ -133,16 +127,9 @@ def take(
     say: Callable[[str], None],
     store: Path | None = None,
 ) -> tuple[Rig, Environment]:
-    """A rig with a launcher for one suite, and the environment of its workers.
-
-    `held` closes the rig; `command` is the command line, for the record. With the folder of the
-    runs, the doctor examines the machine.
-
-    Raises:
-        SuiteError: The machine lacks what the suite requires.
-        ProbeError: Another harness uses the GPU.
-        HarnessError: No worker can be started.
-    """
+    """A rig with a launcher for one suite, and the environment of its workers, which has what the
+    suite requires. `held` closes the rig. With the folder of the runs, the doctor examines the
+    machine."""
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
     rig.launcher = held.enter_context(Launcher.of(suite))
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))

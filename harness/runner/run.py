@@ -210,11 +210,8 @@ def _once(cases: Iterable[Case]) -> list[Case]:
 def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
     """Measure what is left with the rig's launcher, and store each measurement as its process ends.
 
-    No worker is left running, however this returns.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C, or SIGTERM. At most the current process is lost.
-        HarnessError: A measurement cannot be stored, or no worker can be started.
+    No worker is left running, however this returns. At Ctrl-C or SIGTERM at most the current
+    process is lost.
     """
     finished, observer = 0, rig.observer
     observer.planned(agenda.left)

@@ -102,14 +102,9 @@ class Silence:
         """What it does; None as long as that is not known."""
 
     def look(self, now: float, since: float, ends_at: float, limits: Limits) -> None:
-        """Take a sample if one is due.
-
-        Args:
-            now: On the clock of time.monotonic.
-            since: The last sign of life, on that clock; another one begins a new silence.
-            ends_at: When the time of the process is over; shortly before, a look is due too.
-            limits: The silence allowed.
-        """
+        """Take a sample if one is due. Times are of time.monotonic: `since` is the last sign of
+        life, and another one begins a new silence; shortly before `ends_at`, the end of the
+        process's time, a look is due too."""
         if since != self._since:
             left_s = ends_at - since  # enough for all samples, if a window may be so short
             self._window_s = min(WINDOW_S, max(LEAST_WINDOW_S, left_s / (WINDOWS + 2)))

@@ -232,12 +232,8 @@ class Story:
         return measurement
 
     def ending(self, now: float, exit_code: int | None) -> Ending | None:
-        """How the process ended; None if it may go on.
-
-        Args:
-            now: On the clock of time.monotonic.
-            exit_code: None while the process lives.
-        """
+        """How the process ended by `now`, a time.monotonic; None if it may go on. Without an exit
+        code it lives."""
         if exit_code is not None:
             if self.answered.final:
                 return Ending(evidence=self.evidence())
