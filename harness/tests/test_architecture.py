@@ -73,21 +73,21 @@ MOST_LINES = {
     "harness/gate": 2_360,
     "harness/git": 540,
     "harness/integrations": 910,
-    "harness/machine": 1_570,
-    "harness/measure": 2_400,
+    "harness/machine": 1_500,
+    "harness/measure": 2_370,
     "harness/program": 1_890,
-    "harness/records": 1_910,
+    "harness/records": 1_920,
     "harness/report": 4_680,
-    "harness/runner": 2_450,
+    "harness/runner": 2_400,
     "harness/store": 1_130,
     "harness/suite": 2_220,
-    "harness/worker": 720,
+    "harness/worker": 740,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_250, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_150, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

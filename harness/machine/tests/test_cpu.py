@@ -158,25 +158,6 @@ def test_stolen_time_is_read_in_cores_where_the_system_counts_it(
     assert "cpu_steal" in absent.unavailable
 
 
-def test_a_reading_rarely_searches_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches = []
-    search = psutil.Process.children
-
-    def recorded(process: psutil.Process, *, recursive: bool) -> list[psutil.Process]:
-        searches.append(process)
-        return search(process, recursive=recursive)
-
-    monkeypatch.setattr(psutil.Process, "children", recorded)
-    monkeypatch.setattr(probes, "REFRESH_S", 3600.0)
-    probe = CpuProbe()
-    probe.attach(os.getpid())
-
-    for _ in range(10):
-        probe.read()
-
-    assert len(searches) == 1
-
-
 def test_the_probes_cover_every_channel_of_the_telemetry() -> None:
     opened = open_probes(None, why="because")
 

@@ -1,6 +1,7 @@
 """A program is run unchanged and measured by its output."""
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -9,17 +10,15 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.analysis.summary import summarise
 from harness.messages import MeasureOrder, StepsDone
 from harness.program import command
 from harness.program.process import TRACEBACK, Lines, Read, Tail
 from harness.program.reported import Step
 from harness.program.steps import ProgramSteps
-from harness.records import Clock, Estimate, Measurement, MeasureSettings, Outcome, Run
+from harness.records import Clock, MeasureSettings, Outcome
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
 from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
-from harness.tests.small_run import ENVIRONMENT
 
 # --- samples and metrics -----------------------------------------------------------------
 
@@ -67,47 +66,50 @@ for i in range(10, 130, 10):
     assert 0 < seen.end_s[0] < seen.end_s[-1] < m.wall_s
 
 
+class Session:
+    """A program whose lines are made up, and what its worker reports; the clock is the test's."""
+
+    def __init__(self, progress: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[Any] = []
+        (case,) = suite_of("", folder, progress, LOSS).cases
+        assert case.program
+        order = MeasureOrder(case=case, process=0, launched_at=0.0)
+        self.own = command._Session(case.program, order, Mock(send=self.sent.append), folder)
+        self.now = 1000.0
+        for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
+            monkeypatch.setattr(clock, lambda: self.now)
+
+    def prints(self, *lines: str, after: float) -> None:
+        self.now += after
+        read = Read(self.now, lines, False, b"")
+        self.own._report(read, self.own.own.take(read))
+
+
 def test_the_last_of_quick_steps_are_reported_while_none_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines have no number of their own, and come too fast to be reported one by one."""
-    sent: list[Any] = []
-    (case,) = suite_of("", tmp_path, "progress: {step: '^step'}", LOSS).cases
-    assert case.program
-    order = MeasureOrder(case=case, process=0, launched_at=0.0)
-    session = command._Session(case.program, order, Mock(send=sent.append), tmp_path)
-    now = 0.0
-    for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
-        monkeypatch.setattr(clock, lambda: now)
+    session = Session("progress: {step: '^step'}", tmp_path, monkeypatch)
 
-    for lines in [("step loss 1",)] * 41 + [()]:
-        now += 0.012 if lines else 0.5
-        read = Read(now, lines, False, b"")
-        session._report(read, session.own.take(read))
+    for _ in range(42):
+        session.prints("step loss 1", after=0.012)
+    session.prints(after=0.5)
 
-    kept = [step for m in sent if getattr(m, "over_steps", None) for step in m.over_steps.step]
-    assert kept == [*range(2, 42)]  # the first line ends the setup
+    kept = [m.over_steps.step for m in session.sent if getattr(m, "over_steps", None)]
+    assert [*chain(*kept)] == [*range(2, 43)]  # the first line ends the setup
 
 
 def test_the_unfinished_step_begins_with_the_first_line_or_the_end_of_the_step_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is reported at once: no other line may follow."""
-    sent: list[Any] = []
-    (case,) = suite_of("", tmp_path, "progress: {step: '^step', setup_steps: 3}").cases
-    assert case.program
-    order = MeasureOrder(case=case, process=0, launched_at=0.0)
-    session = command._Session(case.program, order, Mock(send=sent.append), tmp_path)
-    now = 1000.0
-    for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
-        monkeypatch.setattr(clock, lambda: now)
+    session = Session("progress: {step: '^step', setup_steps: 3}", tmp_path, monkeypatch)
 
     began: list[float | None] = []
     for lines in ((), ("loading",), ("loaded",), ("step",), ("of 3",), ("step",)):
-        now += 0.02
-        read = Read(now, lines, False, b"")
-        session._report(read, session.own.take(read))
-        began.append(next((m.since for m in reversed(sent) if isinstance(m, StepsDone)), None))
+        session.prints(*lines, after=0.02)
+        done = [m.since for m in session.sent if isinstance(m, StepsDone)]
+        began.append(done[-1] if done else None)
 
     assert began == [None, *map(pytest.approx, (1000.04, 1000.04, 1000.08, 1000.08, 1000.12))]
 
@@ -312,26 +314,6 @@ def test_more_gpus_do_more_work_in_the_same_time(key: str) -> None:
     asked = suites.loads(HEAD + text + "    axes: {n: 6, r: [1, 2]}\n", "suite.yaml")
 
     assert [c.program.work_axes for c in asked.cases if c.program] == [("n",)] * 2
-
-
-def test_a_reported_metric_can_be_named_by_a_rule(tmp_path: Path) -> None:
-    rule = "verdict: [{name: learns, metric: loss, go: 2.0, abort: 3.0}]\n"
-    asked = suites.loads(HEAD + "    command: x\n    " + LOSS + "\n" + rule, "suite.yaml")
-    (case,) = asked.cases
-    case_id = case.case_id
-    asked = replace(asked, cases=(replace(case, settings=replace(case.settings, processes=2)),))
-    good = Measurement(case_id=case_id, process=0, outcome=Outcome.OK, samples_s=(1.0,))
-    one = replace(good, readings={"loss": (1.0, 1.25, 9.0)})
-    two = replace(good, process=1, readings={"loss": (1.25,)})
-    whole = Run(run_id="r", folder="", suite=asked, environment=ENVIRONMENT)
-
-    (summary,) = summarise(replace(whole, measurements=(one, two)))
-    (without,) = summarise(replace(whole, measurements=(one, good)))
-
-    expected = Estimate(value=1.25, low=1.25, high=1.25, processes=2, samples=4, ends=(1.25, 1.25))
-    assert summary.metrics["loss"] == expected
-    assert asked.rules[0].quantity.unit == "nats"
-    assert "loss" not in without.metrics
 
 
 # --- output ------------------------------------------------------------------------------

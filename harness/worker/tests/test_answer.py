@@ -16,7 +16,7 @@ import torch
 
 from harness.measure import profile
 from harness.messages import REPORTED_STEPS, WorkerReporter
-from harness.records import Measurement, NonFiniteOrigin, Outcome, PathRule
+from harness.records import Outcome, PathRule
 from harness.tests.answers import answered
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
@@ -245,20 +245,59 @@ def test_a_forbidden_operator_is_a_path_mismatch_without_samples() -> None:
 # --- the origin of NaN and Inf -----------------------------------------------------------
 
 
-def origins(m: Measurement) -> tuple[NonFiniteOrigin, ...]:
-    assert m.outcome is Outcome.NON_FINITE, m.detail
-    return evidence_of(m).origins
+@pytest.mark.parametrize(
+    ("fake", "axes", "said", "origin"),
+    [
+        (
+            "nan_at_step",
+            {"bad": 4},
+            "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)",
+            {"computation": "run", "value": "NaN", "step": 4, "precision": "float32",
+             "operator": "aten.sub", "module": "Overflowing.second"},
+        ),
+        ("nan_of_inputs", {"bad": 4}, "", {"value": "NaN", "step": 4, "operator": "aten.log"}),
+        (
+            "nan_from_a_gradient",  # found in the step before it shows
+            {},
+            "first in step 3",
+            {"value": "NaN", "step": 2, "note": "in the backward pass"},
+        ),
+        (
+            "nan_in_check",
+            {},
+            "",
+            {"computation": "check", "value": "NaN", "precision": "bfloat16",
+             "operator": "aten.div", "step": None},
+        ),
+        (
+            "nan_past_the_dispatcher",  # named where it arrives
+            {},
+            "",
+            {"step": 1, "tensor": "input 0 of aten.mul", "operator": "",
+             "note": "produced outside torch's operators, or before these steps"},
+        ),
+        ("inf_loss", {}, "", {"value": "Inf", "step": 2, "operator": "aten.reciprocal"}),
+        (
+            "nan_once",
+            {},
+            "",
+            {"value": "",
+             "note": "not reproduced in 4 steps: it does not depend on the case alone"},
+        ),
+    ],
+)  # fmt: skip
+def test_nan_and_inf_are_traced_to_their_origin(
+    tmp_path: Path, fake: str, axes: dict[str, Any], said: str, origin: dict[str, object]
+) -> None:
+    (tmp_path / "mark").touch()
 
+    m = answered(faulty_case(fake, axes={"path": str(tmp_path / "mark"), **axes}))
 
-def test_nan_at_step_4_is_traced_to_operator_and_module() -> None:
-    m = answered(faulty_case("nan_at_step", axes={"bad": 4}))
-
-    assert "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)" in m.detail
-    assert evidence_of(m).steps == 5
-    (origin,) = origins(m)
-    assert (origin.computation, origin.value, origin.step) == ("run", "NaN", 4)
-    assert (origin.precision, origin.operator) == ("float32", "aten.sub")
-    assert origin.module == "Overflowing.second"
+    assert (m.outcome, said in m.detail) == (Outcome.NON_FINITE, True), m.detail
+    (found,) = evidence_of(m).origins
+    assert {name: getattr(found, name) for name in origin} == origin
+    if fake == "nan_at_step":
+        assert evidence_of(m).steps == 5
 
 
 def test_a_training_run_takes_its_steps_and_records_each() -> None:
@@ -300,51 +339,3 @@ def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
     assert m.detail == f"loss: 1 of 1 values are NaN or Inf, first in step {axes['bad']}"
     assert m.over_steps is not None
     assert m.over_steps.step == tuple(range(1, axes["bad"] + 1))
-
-
-def test_nan_of_fresh_inputs_is_searched_with_the_inputs_of_its_step() -> None:
-    (origin,) = origins(answered(faulty_case("nan_of_inputs", axes={"bad": 4})))
-
-    assert (origin.value, origin.step, origin.operator) == ("NaN", 4, "aten.log")
-
-
-def test_nan_of_a_gradient_is_found_in_the_step_before_it_shows() -> None:
-    m = answered(faulty_case("nan_from_a_gradient"))
-
-    (origin,) = origins(m)
-    assert "first in step 3" in m.detail
-    assert (origin.step, origin.value) == (2, "NaN")
-    assert "in the backward pass" in origin.note
-
-
-def test_nan_of_a_failed_check_is_traced_to_its_operator() -> None:
-    (origin,) = origins(answered(faulty_case("nan_in_check")))
-
-    assert (origin.computation, origin.value, origin.precision) == ("check", "NaN", "bfloat16")
-    assert (origin.operator, origin.step) == ("aten.div", None)
-
-
-def test_nan_written_past_the_dispatcher_is_named_where_it_arrives() -> None:
-    m = answered(faulty_case("nan_past_the_dispatcher"))
-
-    (origin,) = origins(m)
-    assert (origin.step, origin.tensor, origin.operator) == (1, "input 0 of aten.mul", "")
-    assert "outside torch's operators" in origin.note
-
-
-def test_an_infinite_loss_is_non_finite() -> None:
-    m = answered(faulty_case("inf_loss"))
-
-    (origin,) = origins(m)
-    assert (origin.value, origin.step, origin.operator) == ("Inf", 2, "aten.reciprocal")
-
-
-def test_nan_that_does_not_recur_is_reported_as_such(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    mark.touch()
-
-    m = answered(faulty_case("nan_once", axes={"path": str(mark)}))
-
-    (origin,) = origins(m)
-    assert origin.value == ""
-    assert origin.note == "not reproduced in 4 steps: it does not depend on the case alone"
