@@ -39,6 +39,10 @@ UNEVEN = 1.1
 """Slowest rank over fastest from which ranks are imbalanced."""
 UNEVEN_W = 1.25
 """The same of their power; equal work draws up to a tenth more on another card."""
+NEAR = 1.5
+"""Step time over what its operators predict, or the reverse, within which dispatch is the step."""
+EAGER_S = 30e-6
+"""Longest time in which a host dispatches one of PyTorch's operators; other calls take longer."""
 CLEAR = 1.05
 """Ratio of neighbouring cells from which one of them can contradict its axis."""
 
@@ -70,6 +74,7 @@ class CauseKind(StrEnum):
     COMMUNICATION = "communication"
     SYNCS = "host syncs"
     LAUNCHES = "launches"
+    DISPATCH = "dispatch in Python"
     HOST = "host"
 
 
@@ -117,7 +122,7 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *in_output(run),
         *_without_effect(run, ours),
         *_over_time(measured, slow_wanted=_slow_wanted(run)),
-        *_limits(run, judged),
+        *_limits(run, sound, {s.case.case_id for s in judged} | _quoted(run)),
         *_ranks(measured),
         *_settings(run, judged),
         *_steep(run, judged),
@@ -335,23 +340,68 @@ def _dearest(kind: CauseKind, seen: Sequence[tuple[float, str, str]]) -> Iterato
         yield replace(cause, share=ranked[0][0], each=each)
 
 
-def _limits(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
-    """What the GPU waits for, by a profile, and cold starts."""
+def _quoted(run: Run) -> set[str]:
+    """The cases with a suspect, and those with the settings of the gap's day."""
+    if run.suite.suspects is None:
+        return set()
+    asked = [*(s.with_ for s in run.suite.suspects.tested), run.suite.suspects.gap.then]
+    return {c.case_id for c in run.suite.cases if any(m and m.accepts(c) for m in asked)}
+
+
+def _limits(run: Run, sound: Sequence[CaseSummary], asked: Collection[str]) -> Iterator[Cause]:
+    """What the GPU waits for in the cases that are asked about, and cold starts."""
     if run.environment.gpu is None:
         return
     peaks = run.self_test.peaks if run.self_test else Peaks()
-    seen: dict[Limit, list[tuple[float, str, str]]] = {}
-    cold = {}
-    for s in sound:
-        b = bottleneck(s, run.of(s.case.case_id), peaks)
-        if b is not None and b.limit is Limit.COLD:
-            cold[s.case.case_id] = b.evidence
-        elif b is not None and b.profiled and b.limit in (*WAITS, Limit.HOST):
-            part = b.waits.get(b.limit, max(0.0, 1 - sum(b.waits.values())))
-            seen.setdefault(b.limit, []).append((b.wait * part, s.case.case_id, b.evidence))
+    found = {s.case.case_id: bottleneck(s, run.of(s.case.case_id), peaks) for s in sound}
+    by_host = [s for s in sound if (b := found[s.case.case_id]) and b.limit is Limit.HOST]
+    counted = {
+        s.case.case_id: (n, step.value)
+        for s in by_host
+        if (n := _operators(run, s)) and (step := s.metrics.get("step_s"))
+    }
+    seen: dict[CauseKind, list[tuple[float, str, str]]] = {}
+    cold: dict[str, str] = {}
+    for case_id, b in found.items():
+        if b is None or case_id not in asked:
+            continue
+        if b.limit is Limit.COLD:
+            cold[case_id] = b.evidence
+        elif b.limit in (*WAITS, Limit.HOST) and (b.profiled or case_id in counted):
+            kind, evidence = CauseKind(str(b.limit)), b.evidence
+            others = [step_s / n for i, (n, step_s) in counted.items() if i != case_id]
+            eager = [each_s for each_s in others if each_s <= EAGER_S]
+            if case_id in counted and eager:
+                kind, evidence = _dispatch(*counted[case_id], b.busy or 0.0, median(eager))
+            saved = b.wait * b.waits.get(b.limit, 1.0)
+            seen.setdefault(kind, []).append((saved, case_id, evidence))
     yield from _one(CauseKind.COLD, cold)
-    for limit, those in seen.items():
-        yield from _dearest(CauseKind(str(limit)), those)
+    for kind, those in seen.items():
+        if kind is CauseKind.DISPATCH:  # the first of the suite is easier to read than the dearest
+            each = {case_id: (text, share) for share, case_id, text in those}
+            (one,) = _one(kind, {case_id: text for case_id, (text, _) in each.items()})
+            yield replace(one, share=those[0][0], each=each)
+        else:
+            yield from _dearest(kind, those)
+
+
+def _operators(run: Run, s: CaseSummary) -> int | None:
+    """How many a step dispatches; None if processes differ, or if not all can be counted."""
+    counted = [m.counters for m in run.of(s.case.case_id) if m.counters]
+    each = {c.dispatched_ops for c in counted}
+    return next(iter(each)) if len(each) == 1 and not any(c.hidden for c in counted) else None
+
+
+def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, str]:
+    """Whether the operators of a step explain it, at the time that one takes in other cases."""
+    predicted_s = operators * each_s
+    sum_ = f"{operators:,} operators x {units.duration(each_s)} = {units.duration(predicted_s)}"
+    gpu = f"the GPU works {units.percent(busy)} of it"
+    if 1 / NEAR <= predicted_s / step_s <= NEAR:
+        text = f"{sum_}, the step takes {units.duration(step_s)}"
+        return CauseKind.DISPATCH, f"{text}: dispatch in Python is the step; {gpu}"
+    text = f"{sum_} do not explain the step of {units.duration(step_s)}"
+    return CauseKind.HOST, f"{text}; {gpu}"
 
 
 def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
-from harness.analysis.causes import Cause, causes
+from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import (
     Effect,
@@ -156,6 +156,9 @@ def _screen(of: Study) -> dict[str, object]:
         *filter(None, [of.changed.step if of.changed else ""]),
     )[: remedies.MAX_STEPS]
     relevant = remedies.relevant(of.causes, v)
+    if suite.suspects:  # how a step goes explains what somebody saw, whatever the rules say
+        how = [c for c in of.causes if c.kind is CauseKind.DISPATCH]
+        relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
     explained = answer.explained(of.diagnoses, suite, run.environment.device_name, of.again)
     worse = [of.changed.regressed] if of.changed and of.changed.regressed else []

@@ -67,6 +67,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.COMMUNICATION: ("Send gradients while the backward pass runs", AGAIN),
     CauseKind.SYNCS: ("Read no value from the GPU within a step", AGAIN),
     CauseKind.LAUNCHES: ("Use a larger batch, or capture the step as a CUDA graph", GRAPH),
+    CauseKind.DISPATCH: ("Dispatch fewer operators, or capture the step as a CUDA graph", GRAPH),
     CauseKind.HOST: ("Take the work off the host, or capture the step as a CUDA graph", GRAPH),
 }
 
@@ -90,7 +91,8 @@ def remedy(cause: Cause, run: Run) -> str:
     elif GRAPH in command:
         command = _graph_command(case, run)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
-    gain = f"; gain at most {units.factor(1 / (1 - cause.share))}" if cause.share else ""
+    known = cause.share and cause.kind is not CauseKind.HOST  # whose part of the wait is unknown
+    gain = f"; gain at most {units.factor(1 / (1 - (cause.share or 0.0)))}" if known else ""
     return f"{action.format(value=cause.about)}: `{command.format(**named)}`{gain}"
 
 
@@ -113,7 +115,7 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
             str(c.kind),
             _where(c, names),
             c.evidence,
-            NONE if c.share is None else units.percent(c.share),
+            NONE if c.share is None or c.kind is CauseKind.HOST else units.percent(c.share),
         )
         for c in found[:MAX_ROWS]
     ]
@@ -124,12 +126,14 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
 
 
 def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]:
-    """The first cause, and every setting without effect, for the first screen."""
+    """The first cause, every setting without effect, and a mechanism, for the first screen."""
+    whole = (CauseKind.FALLBACK, CauseKind.DISPATCH)
     for i, c in enumerate(found):
-        if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK):
-            brief = c.share is not None and c.kind is not CauseKind.FALLBACK
+        if i == 0 or c.kind in (CauseKind.DEAD, *whole):
+            brief = c.share is not None and c.kind not in whole
             why = f"** in {units.plural('case', len(c.cases))}"
-            word = "Seen" if c.kind is CauseKind.SLOW_STEPS else "Cause"
+            words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism here"}
+            word = words.get(c.kind, "Cause")
             yield f"**{word}: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
 
 

@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_240,
+    "harness/analysis": 5_290,
     "harness/bisect": 1_970,
     "harness/cli": 2_420,
     "harness/executor": 370,

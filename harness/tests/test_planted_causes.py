@@ -149,6 +149,10 @@ def slow_python(c: Case, m: Measurement) -> Measurement:
     return waiting(m, 2.0)
 
 
+def many_operators(c: Case, m: Measurement) -> Measurement:
+    return waiting(m, 2.0, counted(dispatched_ops=round(step_s(c) * 2.0 / 12e-6)))
+
+
 def slow_network(c: Case, m: Measurement) -> Measurement:
     reduce = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=m.kept_s[0])
     return slower(m, 2.0, profile=profiled(m, reduce))
@@ -300,6 +304,7 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (slow_loader, CASES, CauseKind.DATA),
         (small_batch, CASES, CauseKind.LAUNCHES),
         (slow_python, CASES, CauseKind.HOST),
+        (many_operators, CASES, CauseKind.DISPATCH),
         (slow_network, CASES, CauseKind.COMMUNICATION),
         (slow_rank, CASES, CauseKind.RANKS),
         (fallback, CASES, CauseKind.FALLBACK),
@@ -334,6 +339,20 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+
+
+def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> None:
+    def damage(c: Case, m: Measurement) -> Measurement:
+        m = many_operators(c, m)
+        return replace(m, counters=counted(dispatched_ops=1111)) if c is CASES[0] else m
+
+    made = planted(damage)
+    wrong, right = causes(made, summarise(made))
+
+    assert (wrong.kind, wrong.cases) == (CauseKind.HOST, (CASES[0].case_id,))
+    assert wrong.evidence.startswith("1,111 operators x 12.0 µs = 13.3 ms do not explain the step")
+    assert (right.kind, right.cases) == (CauseKind.DISPATCH, tuple(c.case_id for c in CASES[1:]))
+    assert ", the step takes 35.7 ms: dispatch in Python is the step; the GPU" in right.evidence
 
 
 def test_a_setting_that_buys_memory_says_so() -> None:

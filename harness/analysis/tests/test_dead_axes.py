@@ -162,7 +162,6 @@ def test_first_lines_that_arrived_together_are_no_effect() -> None:
         lambda c: did(c) if c.axes["flag"] else ended(c, Outcome.CRASH),
         lambda c: [*did(c, processes=2), replace(did(c, 9 * 0.05)[2], process=2)],
     ],
-    ids=["no counters", "no outputs", "failed", "no speed"],
 )
 def test_cases_of_which_too_little_is_known_are_not_compared(
     measure: Callable[[Case], list[Measurement]],

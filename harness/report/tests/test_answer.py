@@ -162,7 +162,6 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
     [
         (149.0, "on", "not reproduced: the settings of that day give 4,920 tokens/s here, 150x"),
         (1.2, "on", "loop, which was on, is enough by itself, 40 tokens/s here; not proven: seen"),
-        (1.2, "unknown", "loop is enough by itself, 40 tokens/s here; not proven: seen on A100"),
         (1.2, "off", "not explained: everything tested was off in the run that made 33 tokens/s"),
     ],
 )
@@ -175,8 +174,7 @@ def test_what_was_off_or_is_not_reproduced_explains_nothing(
     loop = Diagnosis(name="loop", conclusion=Conclusion.ENOUGH, reached=40.0, then=then)
 
     assert answer.explained([loop], suite, "NVIDIA H200", again).startswith(said)
-    does = "do not reproduce it" if times > 4 else "reproduce it"
-    assert f"they {does}" in answer.reproduced_sentence(again, suite)
+    assert ("do not reproduce" in answer.reproduced_sentence(again, suite)) is (times > 4)
 
 
 def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:

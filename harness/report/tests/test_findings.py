@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
-from harness.records import Case, Counters, Measurement, Outcome, Profile, Run, Scalar, TensorDigest
+from harness.records import Case, Counters, Profile, Run, TensorDigest
 from harness.report.tests.test_report import values
 from harness.report.text import flag_sentences, oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed
@@ -121,18 +121,9 @@ def test_an_axis_without_effect_is_a_cause_and_in_the_profile() -> None:
     assert built["oddities"][0].startswith("`train/nsa`: `flag` has no effect (0 and 1)")
 
 
-def with_flags(
-    env: dict[str, str], read: dict[str, bool], outcome: Outcome = Outcome.OK
-) -> list[str]:
-    axes: dict[str, Scalar] = {"seq_len": 512}
-    c = case(axes, env=env)
-
-    def measure(c: Case) -> list[Measurement]:
-        if outcome is Outcome.OK:
-            return timed(c, 0.05, flags_read=read)
-        return [Measurement(case_id=c.case_id, process=0, outcome=outcome)]
-
-    return [*flag_sentences(run([c], measure))]
+def with_flags(env: dict[str, str], read: dict[str, bool]) -> list[str]:
+    cases = [case({"seq_len": 512}, env=env)]
+    return [*flag_sentences(run(cases, lambda c: timed(c, 0.05, flags_read=read)))]
 
 
 def test_variables_are_grouped_by_whether_they_were_read() -> None:
@@ -149,4 +140,3 @@ def test_variables_are_grouped_by_whether_they_were_read() -> None:
         "`NSA_TB_DISABLE`.",
     ]
     assert with_flags({}, {}) == []
-    assert with_flags({"A": "1"}, {}, Outcome.CRASH) == []
