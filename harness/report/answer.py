@@ -28,12 +28,7 @@ from harness.records import (
 )
 from harness.report.finding_text import CROSSES, finding_sentence
 from harness.report.tables import NONE, Table, bends, factors_text
-from harness.report.text import (
-    case_names,
-    every,
-    listed,
-    shared_name,
-)
+from harness.report.text import case_names, every, listed, sampling_bullet, shared_name
 from harness.report.verdict_text import (
     gap_text,
     met_sentence,
@@ -136,7 +131,8 @@ def first_lines(
         v: With the names to show, and brief.
         cost: What the suite's number of steps costs.
     """
-    lines = {"Asked": run.suite.question, "Answer": f"{_answer(found, v)}{cost}", "Why": why}
+    said = "".join(sampling_bullet(run)) or f"{_answer(found, v)}{cost}"
+    lines = {"Asked": run.suite.question, "Answer": said, "Why": why}
     if not run.ended_at:
         lines["Answer"] = "Not yet: the run is unfinished."
     lines |= {"Next": step or "Nothing: the limits are met.", "Trust": f"{trust}."}

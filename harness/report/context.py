@@ -182,7 +182,6 @@ def _screen(of: Study) -> dict[str, object]:
             *worse,
             *(text.together_sentences(of.acting, suite.axis) if not v.asked else ()),
             *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
-            *text.sampling_bullet(run),
         ),
         "why": causes_said[bool(not explained) :],
         "suspects": answer.suspects_table(of.diagnoses, suite),

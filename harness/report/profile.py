@@ -25,6 +25,7 @@ from harness.report.tables import NONE, Table
 from harness.report.text import (
     case_names,
     program_lines,
+    shared_name,
     unavailable,
 )
 
@@ -74,9 +75,17 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
     rows = [(part, *(_part_cell(stack, part, shown) for stack in found)) for part in shown]
     rows.append(("**step**", *(units.duration(stack.step_s) for stack in found)))
-    columns = ("part", *(f">{names[stack.case.case_id]}" for stack in found))
-    remarks = [said for stack in found for said in _where_remarks(stack, names)]
+    shared = shared_name([names[stack.case.case_id] for stack in found]) if found[1:] else ""
+    heads = [", ".join(_apart(names[s.case.case_id], shared)) or shared for s in found]
+    columns = ("part", *(f">{head}" for head in heads))
+    remarks = [f"All: {shared}."] if shared else []
+    remarks += [said for stack in found for said in _where_remarks(stack, names)]
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
+
+
+def _apart(name: str, shared: str) -> list[str]:
+    """The parts of a case's name that the other cases do not have."""
+    return [part for part in name.split(", ") if part not in shared.split(", ")]
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:

@@ -11,10 +11,9 @@ from harness.analysis.recorded import TIMED, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
-from harness.report.answer import MAX_ROWS, deciding
+from harness.report.answer import MAX_ROWS
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name
-from harness.report.verdict_text import misses
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
@@ -152,11 +151,9 @@ def trust(
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
-    two = [*_two_processes(v, run)]
-    if counts and not two:
+    if counts:
         most = units.plural("process", counts[-1])
-        yield f"{most if len(counts) == 1 else f'{counts[0]}–{most}'} a case"
-    yield from two
+        yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
     yield f"{len(ok)} of {units.plural('case', len(summaries))} ok"
     if (cards := len({t.device for t in run.self_tests})) > 1:
         yield f"on {cards} cards"
@@ -173,18 +170,18 @@ def trust(
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {units.plural('process', len(run.measurements))}"
         more = f"{beyond}{', none deciding' if none else ''}"
-        yield f"correctness: {counted} checked{more}"
+        yield f"{counted} compared with the reference{more}"
     loose = [s for s in ok if "step_s" not in s.apart and _spread(run, s.case.case_id) > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if "step_s" in s.apart]),
-        (f"processes ≥ {LOOSE:g}x apart", loose),
-        ("unsteady", [s for s in summaries if _unsteady(run, s)]),
+        (f"processes {LOOSE:g}x or more apart", loose),
+        ("no steady state", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             yield f"{what}: {_roles({s.case.case_id for s in those}, v, run)}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
-        yield f"clock-limited: {_roles(limited, v, run)}"
+        yield f"clock limited: {_roles(limited, v, run)}"
     if (share := _stolen(run)) > doctor.STEAL:
         yield doctor.stolen_text(share)
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
@@ -215,27 +212,6 @@ def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
         return case_names(run.suite)[min(judged | theirs)]
     parts = [f"{len(judged)} judged"] if judged else []
     return ", ".join([*parts, *([units.plural("baseline", len(theirs))] if theirs else [])])
-
-
-def _two_processes(v: Verdict, run: Run) -> Iterator[str]:
-    """Whether the deciding number comes from two processes, and ends near the limit."""
-    r = deciding(v)
-    found = [f for f in r.findings if f.estimate and f.estimate.processes == 2] if r else []
-    if r is None or not found:
-        return
-    said = "two processes decide"
-    if (rule := r.stated) and not rule.axis and rule.go > 0:
-        ends = [
-            (e.low / rule.go, e.high / rule.go)
-            for f in found
-            if (e := f.estimate) and e.low and e.high
-        ]
-        gaps = [max(low, 1 / high) - 1 for low, high in ends]
-        gap = (max if any(misses(f, rule) for f in found) else min)(gaps, default=NEAR)
-        if gap < NEAR:
-            near = f"ends {units.percent(gap)} from" if gap > 0 else "reaches"
-            said += f"; the interval {near} the limit"
-    yield said
 
 
 def _spread(run: Run, case_id: str) -> float:

@@ -29,6 +29,7 @@ SMALL = {
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
     r"processes: 2\n": "processes: 1\n  accuracy: false\n  profile: false\n  telemetry: false\n",
     r"timeout_s: \d+": "timeout_s: 240",
+    r"{high: 0}": "{high: 3}",  # slow steps, of which a loaded machine makes some
 }
 AXES: Mapping[str, Scalar] = {
     "preset": "tiny", "seq_len": 24, "batch": 2, "precision": "fp32", "steps": 4,

@@ -302,7 +302,7 @@ def test_correctness_counts_processes_and_names_the_reason() -> None:
 
     built = values(run(CASES, measure))
 
-    assert "correctness: 6 of 12 processes checked" in built["trust"]
+    assert "6 of 12 processes compared with the reference" in built["trust"]
     assert [row[1:] for row in built["correctness"].rows] == [
         ("6 of 6, 1,024 tokens", "0.4 (dq)", "–"),
         ("0 of 6", "–", "96 GiB: 6"),

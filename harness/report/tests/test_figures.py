@@ -142,10 +142,10 @@ def test_where_the_time_goes_has_a_row_a_part_and_a_bar_a_case() -> None:
         "30.0 ms [28.3 … 31.7] (30 %)",
         "-1.00 ms, may be 0 (-1 %)",
     ]
-    assert table.remarks[0] == "paper shape: as without replay."
-    assert "sum less whole 2.00 ms (5 %)" in table.remarks[1]
-    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[2]
-    assert table.remarks[3:] == ()
+    assert table.remarks[:2] == ("All: paper shape.", "paper shape: as without replay.")
+    assert "sum less whole 2.00 ms (5 %)" in table.remarks[2]
+    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[3]
+    assert table.remarks[4:] == ()
     assert picture is not None
     assert picture.alt == "paper shape: 60 % of 100 ms are select"
     assert figures.where(found[4:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]

@@ -47,8 +47,8 @@ def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something()
     slow = values(planted.planted(planted.limited(0x4, 0.8), planted.CASES))
     rarely = values(planted.planted(planted.rarely_limited, planted.CASES))
 
-    assert f"clock-limited: {len(planted.CASES)} cases" in slow["trust"]
-    assert "clock-limited" not in rarely["trust"], "though its notes count some readings"
+    assert f"clock limited: {len(planted.CASES)} cases" in slow["trust"]
+    assert "clock limited" not in rarely["trust"], "though its notes count some readings"
 
 
 def test_a_suspect_cell_has_its_name_and_not_its_id() -> None:
@@ -149,7 +149,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
 
     both = their_clock < 1 and "pair" in asked
     limited = "1 judged, 1 baseline" if both else case_names(made.suite)[planted.GC[1].case_id]
-    assert values(made)["trust"].endswith(f"clock-limited: {limited}.")
+    assert values(made)["trust"].endswith(f"clock limited: {limited}.")
     limits = [c for c in found if c.kind is CauseKind.POWER]
     assert bool(limits) == named
     for cause in limits:
