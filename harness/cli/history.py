@@ -83,12 +83,7 @@ def history(
         str,
         typer.Option("--metric", "-m", help="Metric or counter to show: step_s, host_syncs, ..."),
     ] = "step_s",
-    suite: options.OfSuite = "",
     gpu: options.OnGpu = "",
-    commit: options.OfCommit = "",
-    since: options.Since = "",
-    until: options.Until = "",
-    outcome: options.WithOutcome = "",
     limit: options.Limit = None,
     as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
@@ -99,12 +94,9 @@ def history(
     harness history 'checkpointing/*batch=16/gc=off' --gpu H200 --limit 20
     harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
     """
-    choice = RunFilter(
-        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
-    )
     known = summaries.read(store_root, say)
     case_id = _one_case(known.case_ids(), case, store_root)
-    points = known.history(case_id, choice) or _none_of(known, suite, store_root)
+    points = known.history(case_id, RunFilter(gpu=gpu, limit=limit))
     if metric not in METRICS:
         pivots.require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
     if as_json:

@@ -49,7 +49,7 @@ class RunFilter:
     until: str = ""
     """A day (included) or a time; ISO 8601, UTC without a zone."""
     outcome: str = ""
-    """Runs with a case of this outcome, or `not run`; in a history, of the case itself."""
+    """Runs with a case of this outcome, or `not run`."""
     limit: int | None = None
     """At most this many runs, the latest."""
 
@@ -127,9 +127,8 @@ class Summaries:
             if case_id not in one.case_ids or not runs.accepts(one.header):
                 continue
             case = json.loads(one.cases)[case_id]
-            if runs.outcome in ("", case["outcome"]):
-                estimates = {name: _estimate(e) for name, e in case["metrics"].items()}
-                points.append(HistoryPoint(**asdict(one.header), **{**case, "metrics": estimates}))
+            case["metrics"] = {name: _estimate(e) for name, e in case["metrics"].items()}
+            points.append(HistoryPoint(**asdict(one.header), **case))
         return _latest(sorted(points, key=lambda p: (p.started_at, p.folder)), runs.limit)
 
 
