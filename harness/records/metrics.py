@@ -23,102 +23,67 @@ class Metric:
     """What the name does not say, for editors of a suite."""
 
 
-_LAST = "Mean of the last tenth of the steps"
-_OVER_STEPS = (
-    ("steps_taken", "steps taken", "steps", True, False, "Number of the last step."),
-    ("loss_last", "last loss", "1", False, False, f"{_LAST}, in nats."),
-    ("bits_per_byte_last", "last bits per byte", "1", False, False, f"{_LAST}."),
-    ("tokens_per_s_drift", "drift of tokens/s", "ratio", True, True, "-0.1: a tenth is lost."),
-    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, True, "Without jumps."),
-    ("slow_steps", "slow steps", "steps", False, False, "3x as long as those around them."),
+_TABLE = (  # name, title, unit, whether higher is better, and what the name does not say
+    ("tokens_per_s", "tokens/s", "tokens/s", True, ""),
+    (
+        *("tokens_per_s_per_gpu", "tokens/s per GPU", "tokens/s", True),
+        "Of a program with world_size: tokens/s over its ranks.",
+    ),
+    ("step_s", "step time", "s", False, ""),
+    (
+        "step_cycles",
+        "step cycles",
+        "cycles",
+        False,
+        "Step time in cycles of the SM clock as measured.",
+    ),
+    ("mfu", "MFU", "ratio", True, "Model FLOPs utilisation, 0 to 1."),
+    (
+        *("roofline_share", "share of roofline", "ratio", True),
+        "Shortest time by the machine's measured peaks over the measured time, 0 to 1.",
+    ),
+    ("peak_memory_bytes", "peak memory", "B", False, ""),
+    ("gpu_utilisation", "GPU", "ratio", True, "0 to 1."),
+    ("cpu_utilisation", "CPU", "cores", False, "In cores: 1.0 is one busy core."),
+    ("scaling_exponent", "scaling exponent", "1", False, ""),
 )
-"""Metrics that only a training run has: name, title, unit, direction, signed, about."""
+_LAST = "Mean of the last tenth of the steps"
+_OVER_STEPS = (  # likewise, of a training run only
+    ("steps_taken", "steps taken", "steps", True, "Number of the last step."),
+    ("loss_last", "last loss", "1", False, f"{_LAST}, in nats."),
+    ("bits_per_byte_last", "last bits per byte", "1", False, f"{_LAST}."),
+    ("tokens_per_s_drift", "drift of tokens/s", "ratio", True, "-0.1: a tenth is lost."),
+    ("memory_growth_bytes_per_step", "memory growth a step", "B", False, "Without jumps."),
+    ("slow_steps", "slow steps", "steps", False, "3x as long as those around them."),
+)
+_COUNTS = {
+    "dispatched_ops": "operators",
+    "host_syncs": "host syncs",
+    "allocations": "allocations",
+    "kernel_launches": "kernel launches",
+    "device_waits": "waits for the device",
+    "host_device_copies": "host-device copies",
+}
+"""Counts per step -> what they count."""
+_SIGNED = ("tokens_per_s_drift", "memory_growth_bytes_per_step")
 OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
+"""Metrics that only a training run has."""
 
 METRICS: Mapping[str, Metric] = {
-    m.name: m
-    for m in (
-        Metric(name="tokens_per_s", title="tokens/s", unit="tokens/s", higher_is_better=True),
-        Metric(
-            name="tokens_per_s_per_gpu",
-            title="tokens/s per GPU",
-            unit="tokens/s",
-            higher_is_better=True,
-            about="Of a program with world_size: tokens/s over its ranks.",
-        ),
-        Metric(name="step_s", title="step time", unit="s", higher_is_better=False),
-        Metric(
-            name="step_cycles",
-            title="step cycles",
-            unit="cycles",
-            higher_is_better=False,
-            about="Step time in cycles of the SM clock as measured.",
-        ),
-        Metric(
-            name="mfu",
-            title="MFU",
-            unit="ratio",
-            higher_is_better=True,
-            about="Model FLOPs utilisation, 0 to 1.",
-        ),
-        Metric(
-            name="roofline_share",
-            title="share of roofline",
-            unit="ratio",
-            higher_is_better=True,
-            about="Shortest time by the machine's measured peaks over the measured time, 0 to 1.",
-        ),
-        Metric(name="peak_memory_bytes", title="peak memory", unit="B", higher_is_better=False),
-        Metric(
-            name="gpu_utilisation",
-            title="GPU",
-            unit="ratio",
-            higher_is_better=True,
-            about="0 to 1.",
-        ),
-        Metric(
-            name="cpu_utilisation",
-            title="CPU",
-            unit="cores",
-            higher_is_better=False,
-            about="In cores: 1.0 is one busy core.",
-        ),
-        Metric(
-            name="scaling_exponent",
-            title="scaling exponent",
-            unit="1",
-            higher_is_better=False,
-            of_case=False,
-        ),
-        *(
-            Metric(
-                name=name,
-                title=title,
-                unit=unit,
-                higher_is_better=higher,
-                signed=signed,
-                about=about,
-            )
-            for name, title, unit, higher, signed, about in _OVER_STEPS
-        ),
-        *(
-            Metric(
-                name=name,
-                title=title,
-                unit="1",
-                higher_is_better=False,
-                counted=True,
-                about="A count per step.",
-            )
-            for name, title in (
-                ("dispatched_ops", "operators per step"),
-                ("host_syncs", "host syncs per step"),
-                ("allocations", "allocations per step"),
-                ("kernel_launches", "kernel launches per step"),
-                ("device_waits", "waits for the device per step"),
-                ("host_device_copies", "host-device copies per step"),
-            )
-        ),
+    name: Metric(
+        name=name,
+        title=title,
+        unit=unit,
+        higher_is_better=higher,
+        counted=name in _COUNTS,
+        of_case=name != "scaling_exponent",
+        signed=name in _SIGNED,
+        about=about,
+    )
+    for name, title, unit, higher, about in (
+        *_TABLE,
+        *_OVER_STEPS,
+        *((n, f"{what} per step", "1", False, "A count per step.") for n, what in _COUNTS.items()),
     )
 }
 """Every metric of the harness. It defines the keys of a suite's expectations and how values are
