@@ -87,7 +87,7 @@ def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path
         return plain(frames.to_csv(reader.load(root, s) for s in sources)).encode()
     (source,) = sources
     if is_verdict:
-        return _RENDERERS[form](decode(reader.read_limited(Path(source)), source)).encode()
+        return _RENDERERS[form](decode(Path(source).read_bytes(), source)).encode()
     run = reader.load(root, source)
     return _RENDERERS[form](run_verdict.of_run(run, *gate.of_run(run))).encode()
 

@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import asdict
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +23,7 @@ from harness.store import reader, summaries
 from harness.store.reader import RunHeader
 from harness.store.summaries import HistoryPoint, RunFilter, Summaries
 from harness.suite import load as suites
+from harness.suite.choice import fits
 
 NAMED = 8
 """Most cases that a message names."""
@@ -171,21 +171,18 @@ def _none_of(known: Summaries, suite: str, root: Path) -> tuple[()]:
 
 def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
     """The one case whose id matches an id, a pattern or a part of one."""
-    if wanted in known:
-        return wanted
-    pattern = wanted if any(c in wanted for c in "*?[") else f"*{wanted}*"
-    fits = [case_id for case_id in known if fnmatchcase(case_id, pattern)]
-    if len(fits) == 1:
-        return fits[0]
     if not known:
         raise HarnessError(f"{root} has no runs", "Record one: harness run SUITE")
-    if fits:
-        shown = [*fits[:NAMED], *([f"and {len(fits) - NAMED} more"] if len(fits) > NAMED else ())]
-        problem, lead = f"{wanted!r} matches {len(fits)} cases of {root}", "Name one of them:"
+    found = [wanted] if wanted in known else [i for i in known if fits(i, wanted)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
+        problem, shown = f"{wanted!r} matches {len(found)} cases of {root}", found[:NAMED] + more
     else:
+        problem = f"{root} has no case {wanted!r}"
         shown = difflib.get_close_matches(wanted, known, 3, 0.3) or list(known[:3])
-        problem, lead = f"{root} has no case {wanted!r}", "The closest are:"
-    raise HarnessError(problem, "\n    ".join((lead, *shown)))
+    raise HarnessError(problem, "\n    ".join(["Name one of these:", *shown]))
 
 
 def show_(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from harness.errors import AmbiguousRun, HarnessError, StoreError
+from harness.errors import AmbiguousRun, StoreError
 from harness.records import Environment, Measurement, Run, SelfTest, joined
 from harness.store import lines
 
@@ -28,8 +28,6 @@ DEFAULT_ROOT = Path("reports/runs")
 RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
-MAX_BYTES = 2**28
-"""Of a file of another tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,22 +120,6 @@ def read(folder: Path) -> tuple[Run, int]:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     return parse(data, folder, path)
-
-
-def read_limited(path: Path) -> bytes:
-    """The content of a file that somebody else may have made.
-
-    Raises:
-        HarnessError: It cannot be read, or is too long.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise HarnessError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(data) > MAX_BYTES:
-        raise HarnessError(f"{path}: more than {MAX_BYTES} bytes", "Split the file.")
-    return data
 
 
 def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:

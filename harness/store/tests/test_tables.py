@@ -54,13 +54,6 @@ def output(*arguments: str | Path) -> bytes:
     return answer.stdout_bytes
 
 
-def test_an_endless_file_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "MAX_BYTES", 2**16)
-
-    with pytest.raises(HarnessError, match="/dev/zero: more than 65536 bytes"):
-        reader.read_limited(Path("/dev/zero"))
-
-
 def test_a_table_has_every_sample_with_all_digits_and_a_row_where_there_is_none(
     tmp_path: Path,
 ) -> None:
