@@ -13,7 +13,6 @@ from harness.bisect.posterior import (
     Grid,
     Posterior,
     ProcessReading,
-    groups,
     information,
     most_informative,
 )
@@ -64,13 +63,6 @@ def after(last: int, *blocks: dict[int, float], grid: Grid | None = None) -> Pos
     for block in blocks:
         posterior.add([ProcessReading(position=p, value=math.exp(x)) for p, x in block.items()])
     return posterior
-
-
-def test_the_level_of_a_block_has_no_influence() -> None:
-    """Drift changes a whole block equally."""
-    near, far = after(8, {0: 0.0, 4: 0.04, 8: STEP}), after(8, {0: 3.0, 4: 3.04, 8: 3 + STEP})
-
-    assert near.probabilities == pytest.approx(far.probabilities)
 
 
 def test_two_readings_of_a_block_are_compared_and_one_has_no_influence() -> None:
@@ -127,16 +119,6 @@ def test_the_middle_commit_is_the_most_informative() -> None:
     assert most_informative(chances, (), 0.1) == (4, information(chances, 4, 0.1))
     assert information(chances, 4, 0.0) == pytest.approx(1.0)
     assert information(chances, 1, 0.0) < information(chances, 3, 0.0)
-
-
-def test_commits_that_cannot_be_measured_are_grouped_with_the_next() -> None:
-    chances = np.array([0, 0.1, 0.2, 0.3, 0.4])
-
-    found = groups(chances, {2, 3})
-
-    assert [c.positions for c in found] == [(1,), (2, 3, 4)]
-    assert found[1].probability == pytest.approx(0.9)
-    assert (found[1].good, found[1].bad) == (1, 4)
 
 
 # --- the search --------------------------------------------------------------------------

@@ -322,14 +322,6 @@ def test_ends_that_do_not_fit_are_refused(past: Past) -> None:
             history.between(repository, good, bad)
 
 
-def test_the_history_follows_first_parents(past: Past) -> None:
-    found = history.between(Repository.around(past[0]), past[1][0], "main")
-
-    assert [c.sha for c in found] == list(past[1])
-    assert [i for i, c in enumerate(found) if c.merge] == sorted(PLANTED.merges)
-    assert found[10] == replace(found[10], subject="merge 10", author="A. Uthor")
-
-
 # --- the journal -------------------------------------------------------------------------
 
 

@@ -148,15 +148,6 @@ def test_a_bracket_in_a_pattern_is_no_warning(tmp_path: Path) -> None:
     assert harness("run", "x.yaml", "--dry-run", cwd=tmp_path).stderr == ""
 
 
-def test_a_failing_case_is_no_go(tmp_path: Path) -> None:
-    write_suite(tmp_path, "raises")
-
-    result = harness("run", "fakes.yaml", "--no-self-test", "--no-report", cwd=tmp_path)
-
-    assert result.returncode == 1
-    assert "NO-GO" in result.stdout
-
-
 def test_an_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_suite(tmp_path)
 

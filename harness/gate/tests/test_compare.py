@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from harness.cli import main as cli
-from harness.cli.console import judged
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
 from harness.gate.records import GateVerdict, State
@@ -29,7 +27,7 @@ from harness.records import (
 )
 from harness.store import reader
 from harness.tests.command_line import harness
-from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case, gate_verdict
 from harness.tests.gate_repositories import (
     FILES,
@@ -271,23 +269,6 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
     assert "--ci" not in shown.stdout
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_no_number_is_wrapped(width: int) -> None:
-    long = case({"seq_len": 512, "head_dim_qk": 192, "head_dim_v": 128, "pass": "forward+backward"})
-    a = side("a", steady(0.1), cases=[*CASES, long])
-    b = side("b", steady(0.15), cases=[CASES[0], long])
-    console = Console(width=width)
-
-    with console.capture() as shown:
-        console.print(judged(compare(a, b)))
-
-    lines = shown.get().splitlines()
-    assert any(line.split()[:3] == ["differs", "baseline", "candidate"] for line in lines)
-    assert max(map(len, lines)) <= width
-    assert sum("50 % [" in line and "150 ms" in line for line in lines) == 2
-    assert sum("only the baseline has this case" in line for line in lines) == 1
 
 
 MORE = KERNEL.replace("return 1.0", "return float(__import__('torch').ones(1).sum())")

@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.git import origin
-from harness.git.repository import Repository
-from harness.git.worktrees import checked_out
 from harness.records import INTERPRETER, Case, Measurement, Outcome, Program
 from harness.runner.launcher import Launcher
 from harness.tests import fake_runs
-from harness.tests.gate_repositories import commit, repository, write
+from harness.tests.gate_repositories import repository, write
 from harness.tests.workers import QUICK, make_suite, run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -80,26 +78,6 @@ def test_a_package_that_the_tree_lacks_is_a_path_mismatch(
 
     assert measurement.outcome is Outcome.PATH_MISMATCH
     assert str(other / "toysuites") in measurement.detail
-
-
-def test_an_editable_install_of_the_users_tree_is_a_path_mismatch(
-    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    workloads = (toys / "toysuites/workloads.py").read_text()
-    commit(toys, {"toysuites/workloads.py": f"import kern.ops\n{workloads}"})
-    commit(toys, {"src/kern/__init__.py": "", "src/kern/ops.py": ""})
-    repo = Repository.around(toys)
-    monkeypatch.syspath_prepend(str(toys / "src"))
-
-    with checked_out(repo, repo.commit("main")) as (tree,):
-        alone = measured([tree], tmp_path, repo.worktrees())
-        named = measured([tree, tree / "src"], tmp_path, repo.worktrees())
-    own = measured([toys], tmp_path, repo.worktrees())
-
-    assert alone.outcome is Outcome.PATH_MISMATCH
-    assert f"{toys}/src/kern/__init__.py" in alone.detail
-    assert alone.detail.endswith(origin.REMEDY)
-    assert (named.outcome, own.outcome) == (Outcome.OK, Outcome.OK)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """The summaries of a store follow its runs, and the commands that show them."""
 
-import itertools
 import json
 import math
 import re
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,27 +96,18 @@ def test_a_run_that_cannot_be_read_or_summarised_is_listed_and_harms_no_other(
     assert found[damaged].problem.startswith(f"{file}:2: ")
 
 
-def test_runs_can_be_recorded_while_others_ask(tmp_path: Path) -> None:
-    stop = threading.Event()
+def test_notes_say_that_many_runs_are_read_and_that_summaries_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(summaries, "MANY", 2)
+    made = sorted(record(tmp_path) for _ in range(2))
+    for run_id in made:
+        (tmp_path / run_id / summaries.SUMMARY).mkdir()
+    notes: list[str] = []
 
-    def asked() -> int:
-        last: set[str] = set()
-        for times in itertools.count():
-            if stop.is_set():
-                return times
-            found = set(ids(tmp_path))
-            assert last <= found
-            last = found
-        raise AssertionError
-
-    with ThreadPoolExecutor(4) as pool:
-        asking = [pool.submit(asked) for _ in range(2)]
-        recording = [pool.submit(record, tmp_path) for _ in range(8)]
-        made = {one.result() for one in recording}
-        stop.set()
-
-    assert all(one.result() > 0 for one in asking)
-    assert set(ids(tmp_path)) == made
+    assert ids(tmp_path, say=notes.append) == made
+    assert [note.split()[:2] for note in notes] == [["reading", "2"], ["note:", "cannot"]]
+    assert not [*tmp_path.glob(f"*/.{summaries.SUMMARY}*")]
 
 
 # --- answers -----------------------------------------------------------------------------
@@ -199,7 +187,7 @@ def test_the_list_shows_the_outcomes_of_cases(tmp_path: Path) -> None:
 def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> None:
     other = replace(H200, uuid="GPU-other")
     for n, (commit, step_s, gpu) in enumerate(
-        (("a", 0.01, H200), ("b", 0.02, H200), ("c", 0.03, other))
+        (("a", 0.01, H200), ("b", 0.02, H200), ("c", 0.03, other), ("d", 0.04, A100))
     ):
         ran = record(tmp_path, commit=commit * 40, step_s=step_s, gpu=gpu)
         dated(tmp_path, ran, f"2026-03-0{1 + n}T12:00:00+00:00")
@@ -209,7 +197,8 @@ def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path) -> Non
     rows = [line for line in shown.splitlines() if " ms" in line]
     assert ["aaaaaaa" in rows[0], "bbbbbbb" in rows[1]] == [True, True]
     assert "2.0x" in rows[1]
-    assert ["other card" in row for row in rows] == [False, False, True]
+    assert ["other card" in row for row in rows] == [False, False, True, False]
+    assert ["other device" in row for row in rows] == [False, False, False, True]
     assert "1.5x" in rows[2] or "+50" in rows[2], "against the other card of the model"
     assert shown.startswith(CASE)
 
