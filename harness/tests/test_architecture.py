@@ -68,7 +68,7 @@ MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
     "harness/analysis": 5_290,
     "harness/bisect": 1_970,
-    "harness/cli": 2_420,
+    "harness/cli": 2_410,
     "harness/executor": 370,
     "harness/gate": 2_360,
     "harness/git": 540,
@@ -76,10 +76,10 @@ MOST_LINES = {
     "harness/machine": 1_500,
     "harness/measure": 2_370,
     "harness/program": 1_890,
-    "harness/records": 1_920,
+    "harness/records": 1_880,
     "harness/report": 4_660,
     "harness/runner": 2_400,
-    "harness/store": 1_130,
+    "harness/store": 1_110,
     "harness/suite": 2_220,
     "harness/worker": 740,
     "nsa": 13_290,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_150, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_050, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
