@@ -15,8 +15,6 @@ MOST_PLACES = 4
 """Most decimal places of the end of a wide interval."""
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
-MOST_DIGITS = 6
-"""Of two values that fewer digits do not tell apart."""
 
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
@@ -176,7 +174,8 @@ def _cell(metric: str, estimate: Estimate, end: str = "") -> str:
         return f"{_count(estimate.value)} ({both} in {estimate.samples} steps){end}"
     one, unit = _scaled(metric, estimate.value)
     if estimate.both:
-        return f"{ends(one, estimate.both, ' and ')}{unit}{end}"
+        signed = metric in METRICS and METRICS[metric].signed
+        return f"{ends(one, estimate.both, ' and ', sign=signed)}{unit}{end}"
     if estimate.low is None and estimate.ends and estimate.processes > 1:
         return f"{ends(one, estimate.ends, ' to ')}{unit}{end}"
     if estimate.low is not None and not informs(metric, estimate):
@@ -186,12 +185,9 @@ def _cell(metric: str, estimate: Estimate, end: str = "") -> str:
     return _with_interval(estimate.value / one, low, high, unit) + end
 
 
-def ends(one: float, values: Sequence[float], between: str) -> str:
-    """Two numbers, with as many digits as tell them apart."""
-    for digits in range(3, MOST_DIGITS + 1):
-        texts = [number(v / one, digits) for v in values]
-        if texts[0] != texts[1]:
-            break
+def ends(one: float, values: Sequence[float], between: str, *, sign: bool = False) -> str:
+    """Two numbers with three digits; one, if these do not tell them apart."""
+    texts = (f"{'+' if sign and v > 0 else ''}{number(v / one, 3)}" for v in values)
     return between.join(dict.fromkeys(texts))
 
 
@@ -344,7 +340,12 @@ def scalar(value: bool | int | float | str | None) -> str:
 
 
 def times(estimate: Estimate) -> str:
-    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`."""
+    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`, of two processes `1.50x
+    and 1.93x`; of one only the value, as a guard band is no interval."""
+    if estimate.both:
+        return f"{ends(1.0, estimate.both, 'x and ')}x"
+    if estimate.processes < 2 or (estimate.processes == 2 and estimate.each):
+        return number(estimate.value, 3) + "x"
     return _with_interval(estimate.value, estimate.low, estimate.high, "x")
 
 

@@ -204,8 +204,8 @@ def per_token(summary: CaseSummary) -> Estimate:
     step = summary.metrics["step_s"]
     tokens = summary.tokens or 1
     low, high = (None if end is None else end / tokens for end in (step.low, step.high))
-    ends = step.ends and (step.ends[0] / tokens, step.ends[1] / tokens)
-    return replace(step, value=step.value / tokens, low=low, high=high, ends=ends)
+    each = tuple(one / tokens for one in step.each)
+    return replace(step, value=step.value / tokens, low=low, high=high, each=each)
 
 
 def _bound(summary: CaseSummary) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from harness.analysis.statistics import clear_of
+from harness.analysis.statistics import settle
 from harness.records import (
     METRICS,
     CaseSummary,
@@ -91,7 +91,7 @@ def precision_of(
 
 
 class Judgement(StrEnum):
-    """How a measurement compares with an expectation; its whole interval must be on one side."""
+    """How a measurement compares with an expectation."""
 
     MET = "met"
     BELOW = "below"
@@ -108,6 +108,8 @@ class Assessment:
     expectation: Expectation
     case_id: str
     judgement: Judgement
+    likely: Judgement | None = None
+    """If it is undecided: what one process says, or several near the expected range."""
     actual: Estimate | None = None
     bound: float | None = None
     """From a timeout: the best possible value of the metric."""
@@ -141,13 +143,14 @@ def _assess(expectation: Expectation, summary: CaseSummary, environment: Environ
     bound = timeout_bound(summary, expectation.metric)
     values = {**summary.apart, **summary.metrics} if summary.outcome is Outcome.OK else {}
     actual = values.get(expectation.metric)
-    judgement = _judge(expectation, actual, bound)
+    judgement, likely = _judge(expectation, actual, bound)
     if not gpu_matches(expectation.gpu, environment.device_name):
-        judgement = Judgement.OTHER_GPU
+        judgement, likely = Judgement.OTHER_GPU, None
     return Assessment(
         expectation=expectation,
         case_id=summary.case.case_id,
         judgement=judgement,
+        likely=likely,
         actual=actual,
         bound=bound,
         factors=_factors(expectation, actual.value if actual else bound),
@@ -159,27 +162,27 @@ def _range(expectation: Expectation) -> tuple[float, float]:
     return -math.inf if low is None else low, math.inf if high is None else high
 
 
-def _judge(expectation: Expectation, actual: Estimate | None, bound: float | None) -> Judgement:
+def _judge(
+    expectation: Expectation, actual: Estimate | None, bound: float | None
+) -> tuple[Judgement, Judgement | None]:
+    """The judgement, and if it is undecided what is likely."""
     low, high = _range(expectation)
-    if actual is None and bound is None:
-        return Judgement.NOT_MEASURED
-    if actual is not None:
-        signed = METRICS[expectation.metric].signed or actual.value <= 0
-        spans = [(actual.low, actual.high), clear_of(actual, linear=signed) or (None, None)]
-    elif METRICS[expectation.metric].higher_is_better:
-        spans = [(-math.inf, bound)]
-    else:
-        spans = [(bound, math.inf)]
-    for bottom, top in spans:
-        if bottom is None or top is None:
-            continue
+    metric = METRICS[expectation.metric]
+
+    def side(bottom: float, top: float) -> Judgement | None:
         if top < low:
             return Judgement.BELOW
         if bottom > high:
             return Judgement.ABOVE
-        if low <= bottom and top <= high:
-            return Judgement.MET
-    return Judgement.UNDECIDED
+        return Judgement.MET if low <= bottom and top <= high else None
+
+    if actual is not None:
+        found, sure = settle(actual, side, linear=metric.signed)
+        return (found, None) if found and sure else (Judgement.UNDECIDED, found)
+    if bound is None:
+        return Judgement.NOT_MEASURED, None
+    ends = (-math.inf, bound) if metric.higher_is_better else (bound, math.inf)
+    return side(*ends) or Judgement.UNDECIDED, None
 
 
 def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]:

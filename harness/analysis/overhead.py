@@ -214,8 +214,8 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     samples = sum(len(steps) for _, steps in whole)
     if drift := _over_processes(changes, samples):
         value, low, high = (math.expm1(e or 0.0) for e in (drift.value, drift.low, drift.high))
-        least, most = map(math.expm1, drift.ends or (0.0, 0.0))
-        drift = replace(drift, value=value, low=low, high=high, ends=(least, most))
+        each = tuple(map(math.expm1, drift.each))
+        drift = replace(drift, value=value, low=low, high=high, each=each)
     speed = [float(v) for v in np.exp(np.mean(quarters, axis=0))] if quarters else []
     ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
     return Course(
@@ -343,7 +343,7 @@ def _over_processes(own: Sequence[tuple[float, float]], samples: int) -> Estimat
     if not own:
         return None
     values = [value for value, _ in own]
-    found = replace(statistics.arithmetic(values, samples=samples), both=())
+    found = statistics.arithmetic(values, samples=samples)
     if found.low is None or found.high is None:
         return replace(found, low=found.value - own[0][1], high=found.value + own[0][1])
     return replace(found, low=min(found.low, *values), high=max(found.high, *values))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
@@ -61,6 +61,9 @@ CLOCK_DROP = 0.85
 """An SM clock below this share of the process's median while sampling has dropped."""
 FOREIGN_REACH_S = 1.0
 """Other processes are counted once a second, so one may have started this long before."""
+
+WORKS = 0.8
+"""Share of a step from which the GPU works for most of it."""
 
 
 def readings(measurement: Measurement, channel: str, phases: Collection[str]) -> list[float]:
@@ -337,6 +340,15 @@ def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
             values = _values([m.counters for m in ok if m.counters], name)
             notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
     return tuple(notes)
+
+
+def works(ok: Sequence[Measurement]) -> bool:
+    """Whether the GPU is known to work for most of a step: then the host's scatter does not reach
+    it. By the profile, else by NVML while sampling."""
+    gaps = [m.breakdown.launch_gap for m in ok if m.breakdown]
+    known = [1 - gap for gap in gaps if gap is not None]
+    busy = known or [x for m in ok for x in readings(m, "gpu_utilisation", ("sampling",))]
+    return bool(busy) and fmean(busy) >= WORKS
 
 
 def launches(m: Measurement) -> int | None:

@@ -20,7 +20,7 @@ from statistics import fmean
 
 from harness import units
 from harness.analysis.effects import has_a_speed, longest
-from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
+from harness.analysis.recorded import WORKS, ClockLimit, clock_limit, launches, readings
 from harness.analysis.scaling import groups_along, positive
 from harness.analysis.statistics import less
 from harness.records import (
@@ -36,7 +36,7 @@ from harness.records import (
     by_range,
 )
 
-HOST_BELOW, BUSY_FROM = 0.8, 0.9
+HOST_BELOW, BUSY_FROM = WORKS, 0.9
 """Shares of a step that the GPU works: below the first it waits for the host, from the second on it
 is the limit itself."""
 NEAR = 0.6

@@ -68,8 +68,8 @@ class ScalingFit:
     coefficient: float | None = None
     """c in step_s = c * axis^exponent, in seconds."""
     slope: Estimate | None = None
-    """The least-squares exponent without an interval; its ends are those of any choice of one
-    process a case. None if a case has no time."""
+    """The least-squares exponent without an interval, with that of each round of processes. None if
+    a case has no time."""
     reason: str = ""
     note: str = ""
     """What is suspicious about the curve; may be empty."""
@@ -195,7 +195,8 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         high=high,
         processes=min(p.step_s.processes for p in points if p.step_s is not None),
         samples=len(timed),
-        ends=found.slope.ends if found.slope else None,
+        each=found.slope.each if found.slope else (),
+        usual=found.slope.usual if found.slope else None,
     )
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
@@ -209,22 +210,21 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
 def _any_slope(axis: str, members: Sequence[CaseSummary]) -> Estimate | None:
     """The slope of all processes, also of cases in which they are apart."""
     steps = [s.metrics.get("step_s") or s.apart.get("step_s") for s in members]
-    timed = [(e.value, *e.ends) for e in steps if e and e.ends]
+    timed = [e for e in steps if e and e.each]
     x = np.log([positive(s, axis) for s in members])
     if len(timed) < len(members) or len({*x}) < 2:
         return None
     weights = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
-    values, low, high = np.log(timed).T
+    rounds = zip(*(e.each for e in timed), strict=False)
+    usual = [e.usual for e in timed if e.usual is not None]
     return Estimate(
-        value=float(weights @ values),
+        value=float(weights @ np.log([e.value for e in timed])),
         low=None,
         high=None,
-        processes=min(e.processes for e in steps if e),
+        processes=min(e.processes for e in timed),
         samples=len(timed),
-        ends=(
-            float(np.minimum(weights * low, weights * high).sum()),
-            float(np.maximum(weights * low, weights * high).sum()),
-        ),
+        each=tuple(float(weights @ np.log(one)) for one in rounds),
+        usual=float(np.linalg.norm(weights * usual)) if len(usual) == len(timed) else None,
     )
 
 
@@ -235,8 +235,14 @@ def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
     ratio = times_better(end.step_s, before.step_s, higher_is_better=True)
     octave = math.log(end.x / before.x)
     low, high = (None if e is None else math.log(e) / octave for e in (ratio.low, ratio.high))
-    ends = ratio.ends and (math.log(ratio.ends[0]) / octave, math.log(ratio.ends[1]) / octave)
-    return replace(ratio, value=math.log(ratio.value) / octave, low=low, high=high, ends=ends)
+    return replace(
+        ratio,
+        value=math.log(ratio.value) / octave,
+        low=low,
+        high=high,
+        each=tuple(math.log(one) / octave for one in ratio.each),
+        usual=ratio.usual and ratio.usual / octave,
+    )
 
 
 def _agree(a: Estimate, b: Estimate) -> bool:

@@ -14,9 +14,10 @@ reports/studies/README.md has the coverage.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from harness.records import Estimate
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Side = TypeVar("Side")
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -34,6 +36,13 @@ to case, 95 % would cover 91 %."""
 CLEAR = 4.0
 """Ranges of the processes by which a limit must be away to be clear of all of them. For two normal
 processes this is a one-sided t-test at 3.5 %; for three, at 0.2 %."""
+BEYOND = 0.76
+"""Usual standard deviations by which every process must be beyond a limit: at the limit, 5 % of two
+processes are, and fewer of more."""
+RANGES = {2: 0.954, 3: 1.588, 4: 1.978, 5: 2.257, 6: 2.472}
+"""Median range of normal processes in standard deviations; more than six are taken for six."""
+MIN_ALIKE = 3
+"""Fewer cases of a kind do not tell what its usual scatter is."""
 GUARD = 0.05
 """Least uncertainty of a ratio in which one side is a single process."""
 MIN_CASES = 6
@@ -128,8 +137,7 @@ def geometric(
         raise ValueError(f"values must be positive and finite, one per process: {list(values)}")
     logs = _with_t([math.log(v) for v in values], samples, prior)
     low, high = (None if b is None else math.exp(b) for b in (logs.low, logs.high))
-    found = _with_ends(replace(logs, value=math.exp(logs.value), low=low, high=high), values)
-    return replace(found, both=()) if prior else found
+    return replace(logs, value=math.exp(logs.value), low=low, high=high, each=tuple(values))
 
 
 def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
@@ -140,29 +148,68 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
     """
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"values must be finite, one per process: {list(values)}")
-    return _with_ends(_with_t(values, samples), values)
+    return replace(_with_t(values, samples), each=tuple(values))
 
 
-def _with_ends(estimate: Estimate, values: Sequence[float]) -> Estimate:
-    """With the values of two processes that differ; equal ones have an interval without width."""
-    ends = min(values), max(values)
-    both = ends if len(values) == 2 and ends[0] < ends[1] else ()
-    return replace(estimate, both=both, ends=ends)
+def usual_scatter(cases: Iterable[Estimate]) -> float | None:
+    """The standard deviation of a process by the median case, on logarithms; None with too few
+    cases that scatter."""
+    ranges = [
+        math.log(e.ends[1] / e.ends[0]) / RANGES[min(len(e.each), max(RANGES))]
+        for e in cases
+        if e.ends and 0 < e.ends[0] < e.ends[1]
+    ]
+    return float(np.median(ranges)) if len(ranges) >= MIN_ALIKE else None
 
 
-def clear_of(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
-    """The ends of the processes, each moved outward by CLEAR times their range: a limit beyond is
-    on one side of every process. None with one process.
+def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
+    """Where the value can be: a limit outside of it is decided. None with one process.
+
+    All processes are inside, with a margin around them: CLEAR times their range, or BEYOND times
+    the usual scatter if that is less. From three processes on, their interval bounds it too. Where
+    the values of the processes are not known, or are a count, it is the interval.
 
     Args:
-        linear: The value may be 0 or negative; otherwise the range is that of the logarithms.
+        linear: The value may be 0 or negative; otherwise the margin is one of logarithms.
     """
-    if estimate.ends is None or estimate.processes < 2:
+    low, high = estimate.low, estimate.high
+    if estimate.ends is None:
+        return None if low is None or high is None else (low, high)
+    if estimate.processes < 2:
         return None
-    low, high = estimate.ends
-    if linear:
-        return low - CLEAR * (high - low), high + CLEAR * (high - low)
-    return low * (low / high) ** CLEAR, high * (high / low) ** CLEAR
+    linear = linear or estimate.ends[0] <= 0
+    first, last = estimate.ends if linear else map(math.log, estimate.ends)
+    margin = CLEAR * (last - first)
+    if estimate.usual is not None:
+        margin = min(margin, BEYOND * estimate.usual)
+    bottom, top = first - margin, last + margin
+    if not linear:
+        bottom, top = math.exp(bottom), math.exp(top)
+    if estimate.processes > 2 and low is not None and high is not None:
+        bottom, top = max(bottom, low), min(top, high)
+    return bottom, top
+
+
+def settle(
+    estimate: Estimate, side: Callable[[float, float], Side | None], *, linear: bool
+) -> tuple[Side | None, bool]:
+    """The side of its limits on which a value is, and whether that is decided: of rules, ratios,
+    exponents, drifts and expectations alike.
+
+    Not decided is what one process says, or several that are on one side but near. No side means
+    processes on both sides.
+
+    Args:
+        side: Of all values between two ends; None if they are not on one side.
+        linear: As in `span`.
+    """
+    where = span(estimate, linear=linear)
+    found = side(*where) if where and all(map(math.isfinite, where)) else None
+    if found is not None:
+        return found, True
+    ends = estimate.ends or (estimate.value, estimate.value)
+    single = estimate.processes < 2 or estimate.ends is not None
+    return side(*ends) if single and all(map(math.isfinite, ends)) else None, False
 
 
 def _with_t(values: Sequence[float], samples: int, prior: VariancePrior | None = None) -> Estimate:
@@ -269,17 +316,21 @@ def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) ->
     if half is None:
         spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
         half = math.log1p(max(GUARD, 2 * (spread - 1)))
-    ends = None
-    if ours.ends and theirs.ends:
-        (a, b), (c, d) = (ours.ends, theirs.ends) if higher_is_better else (theirs.ends, ours.ends)
-        ends = a / d, b / c
+    above, below = (ours, theirs) if higher_is_better else (theirs, ours)
+    each: tuple[float, ...] = ()
+    if len(above.each) == len(below.each) == min(above.processes, below.processes):
+        each = tuple(a / b for a, b in zip(above.each, below.each, strict=True))  # of one round
+    elif above.ends and below.ends:
+        each = above.ends[0] / below.ends[1], above.ends[1] / below.ends[0]
+    known = ours.usual is not None and theirs.usual is not None
     return Estimate(
         value=ratio,
         low=ratio / math.exp(half),
         high=ratio * math.exp(half),
         processes=min(ours.processes, theirs.processes),
         samples=min(ours.samples, theirs.samples),
-        ends=ends,
+        each=each,
+        usual=math.hypot(ours.usual or 0.0, theirs.usual or 0.0) if known else None,
     )
 
 
@@ -287,15 +338,16 @@ def times_beyond(ours: Estimate, bound: float, *, higher_is_better: bool) -> flo
     """How many times better an estimate is than a bound, at least: by its interval, or by all of
     its processes, if these are clear of less."""
     low, high = (end and bound for end in (ours.low, ours.high))
-    exact = replace(ours, value=bound, low=low, high=high, ends=(bound, bound))
+    exact = replace(ours, value=bound, low=low, high=high, each=(bound,) * len(ours.each))
     ratio = times_better(ours, exact, higher_is_better=higher_is_better)
-    clear = clear_of(ratio, linear=False)
-    return max(ratio.low or 0.0, clear[0] if clear else 0.0)
+    least = span(ratio, linear=False)
+    return max(ratio.low or 0.0, least[0] if least else 0.0)
 
 
 def less(first: Estimate, second: Estimate) -> Estimate:
     """The first minus the second, with an interval if both have one that informs."""
-    half = None if first.both or second.both else half_width((first, second), 1, linear=True)
+    bare = any(e.both and e.freedom is None for e in (first, second))
+    half = None if bare else half_width((first, second), 1, linear=True)
     value = first.value - second.value
     return Estimate(
         value=value,

@@ -19,6 +19,7 @@ from harness.records import (
     OVER_STEPS,
     Case,
     CaseSummary,
+    Clock,
     Environment,
     Estimate,
     Measurement,
@@ -40,6 +41,7 @@ LARGE_DISAGREEMENT = 0.10
 APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
+DRIFT = "tokens_per_s_drift"
 OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
 
@@ -64,13 +66,17 @@ class Spread:
     """Discarded samples of all processes that ended ok."""
 
 
+_Kind = tuple[Clock | None, bool]
+"""Cases scatter alike if they are timed by one clock, and the GPU works or waits in all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Rate:
     """One positive metric of a case."""
 
     values: Sequence[float]
     prior: statistics.VariancePrior | None
-    """Of the run's cases of the same clock."""
+    """Of the run's cases of the same kind."""
 
     def estimate(self, samples: int, values: Sequence[float] = ()) -> Estimate:
         """Of these values, or of others that scatter likewise."""
@@ -81,11 +87,12 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, also without a measurement, in the order of the suite."""
     evidence = [_evidence(case, run.of(case.case_id)) for case in run.suite.cases]
     rates = [_rates(case, of) for case, of in zip(run.suite.cases, evidence, strict=True)]
+    kinds = [(of[0].clock if of else None, recorded.works(of)) for of in evidence]
     alike = defaultdict(list)
-    for of, own in zip(evidence, rates, strict=True):
+    for own, kind in zip(rates, kinds, strict=True):
         for name, values in own.items():
             if not _apart(values):
-                alike[of[0].clock, name].append(values)
+                alike[kind, name].append(values)
     priors = {key: statistics.variance_prior(cases) for key, cases in alike.items()}
     found = [
         _summarise(
@@ -93,16 +100,30 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
             run.of(case.case_id),
             run.environment,
             run.self_test,
-            {name: _Rate(values, priors.get((of[0].clock, name))) for name, values in own.items()},
+            {name: _Rate(values, priors.get((kind, name))) for name, values in own.items()},
         )
-        for case, of, own in zip(run.suite.cases, evidence, rates, strict=True)
+        for case, of, own, kind in zip(run.suite.cases, evidence, rates, kinds, strict=True)
     ]
     inert = inert_work(run, found)
-    known = (_without_work(s, inert.get(s.case.case_id)) for s in found)
+    known = (_without_work(s, inert.get(s.case.case_id)) for s in _with_usual(found, kinds))
     if run.stopped is None:
         return tuple(known)
     why = units.stop_text(run.stopped)
     return tuple(s if s.outcome else replace(s, stop=run.stopped, detail=why) for s in known)
+
+
+def _with_usual(found: Sequence[CaseSummary], kinds: Sequence[_Kind]) -> Iterator[CaseSummary]:
+    """The cases, each estimate with the usual scatter of its metric among cases of its kind. A
+    drift of tokens/s scatters as the steps do."""
+    alike = defaultdict(list)
+    for s, kind in zip(found, kinds, strict=True):
+        for name, e in s.metrics.items():
+            alike[kind, name].append(e)
+    usual = {key: statistics.usual_scatter(of) for key, of in alike.items()}
+    for s, kind in zip(found, kinds, strict=True):
+        own = {n: usual.get((kind, "step_s" if n == DRIFT else n)) for n in s.metrics}
+        metrics = {n: replace(e, usual=own[n]) for n, e in s.metrics.items()}
+        yield replace(s, metrics=metrics)
 
 
 def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:

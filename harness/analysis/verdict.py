@@ -1,12 +1,11 @@
 """The verdict of a run: its suite's rules, applied to its numbers. An unknown is never a pass.
 
-A case decides a rule if its whole 95 % interval is on one side of a threshold, or if every process
-is, farther away than CLEAR times the processes differ. A case that did not run, has one process or
-lacks the metric leaves the rule INCONCLUSIVE. Two things are NO-GO without statistics: code that is
-wrong or out of memory, and a timeout whose bound is too slow.
+A case decides a rule if all that its value can be is on one side of the thresholds, see
+statistics.settle. A case that did not run, has one process or lacks the metric leaves the rule
+INCONCLUSIVE. Two things are NO-GO without statistics: code that is wrong or out of memory, and a
+timeout whose bound is too slow.
 
-A ratio rule judges pairs in the same way. A pair with a single process on one side is at most
-CONDITIONAL, and a partner without a value is what the rule says of it.
+A ratio rule judges pairs in the same way. A partner without a value is what the rule says of it.
 
 A suite without rules asks for no speed: a case that was slow or busy until its time limit is then
 measured too, if another one ended in time.
@@ -18,12 +17,13 @@ has some of its cases is INCONCLUSIVE by the others.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
-from harness.analysis.statistics import clear_of, times_better, times_beyond
-from harness.analysis.summary import not_repeatable, summarise
+from harness.analysis.statistics import settle, span, times_better, times_beyond
+from harness.analysis.summary import summarise
 from harness.records import (
     FAILURES,
     METRICS,
@@ -57,12 +57,7 @@ KERNELS_THAT_RAN = "required kernels ran"
 EXPECTED = "expectations are met"
 """The rule that applies if an expectation counts in the verdict."""
 
-LOOSE = (
-    Fact.ACROSS,
-    Fact.NO_INTERVAL,
-    Fact.TOO_FEW_PROCESSES,
-    Fact.SINGLE_PROCESSES,
-)
+LOOSE = (Fact.OPEN, Fact.TOO_FEW_PROCESSES)
 """Facts that more processes of the case may change."""
 
 _ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
@@ -233,16 +228,20 @@ def _expected(
         )
 
 
+_AS_EXPECTED = {
+    Judgement.MET: Decision.GO,
+    Judgement.BELOW: Decision.NO_GO,
+    Judgement.ABOVE: Decision.NO_GO,
+}
+
+
 def _as_expected(assessment: Assessment, case: Case) -> Finding:
-    e = assessment.expectation
-    decision = {
-        Judgement.MET: Decision.GO,
-        Judgement.BELOW: Decision.NO_GO,
-        Judgement.ABOVE: Decision.NO_GO,
-    }.get(assessment.judgement, Decision.INCONCLUSIVE)
-    fact = Fact.NO_METRIC if assessment.actual is None else Fact.EXPECTED
-    known = {"metric": e.metric, "estimate": assessment.actual}
-    found = _of(case, decision, fact, **known, low=e.low, high=e.high, detail=e.source)
+    e, actual = assessment.expectation, assessment.actual
+    decision = _AS_EXPECTED.get(assessment.judgement, Decision.INCONCLUSIVE)
+    fact = Fact.OPEN if decision is Decision.INCONCLUSIVE else Fact.DECIDED
+    found = _of(case, decision, fact if actual else Fact.NO_METRIC, metric=e.metric)
+    likely = _AS_EXPECTED.get(assessment.likely) if assessment.likely else None
+    found = replace(found, estimate=actual, likely=likely, low=e.low, high=e.high, detail=e.source)
     return _counted(e.counts, found)
 
 
@@ -339,16 +338,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
-    if apart := next((s for s in (ours, theirs) if name in s.apart), None):
-        clear = _by_processes(rule, replace(found, partner=partner), ratio)
-        return clear or replace(found, partner=partner, detail=_apart_text(apart))
-    found = _by_interval(rule, replace(found, partner=partner, estimate=ratio), ratio)
-    if ratio.processes > 1:
-        return found
-    single = sum(e.processes == 1 for e in (a, b))
-    weaker = {Decision.GO: Decision.CONDITIONAL, Decision.NO_GO: Decision.INCONCLUSIVE}
-    decision = weaker.get(found.decision, found.decision)
-    return replace(found, fact=Fact.FEW, count=single, decision=decision)
+    return _decide(rule, replace(found, partner=partner), ratio)
 
 
 def _value(summary: CaseSummary, metric: str) -> Estimate | None:
@@ -356,11 +346,6 @@ def _value(summary: CaseSummary, metric: str) -> Estimate | None:
     if summary.outcome is not Outcome.OK:
         return None
     return summary.metrics.get(metric) or summary.apart.get(metric)
-
-
-def _apart_text(summary: CaseSummary) -> str:
-    step = summary.apart.get("step_s")
-    return not_repeatable(step.ends) if step and step.ends else ""
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
@@ -372,14 +357,17 @@ def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Findin
             continue
         least = times_beyond(estimate, bound, higher_is_better=higher)
         go, abort = rule.go, rule.go if rule.abort is None else rule.abort
-        single = estimate.processes < 2
-        known = {"metric": name, "partner": theirs.case.case_id}
         if timed is ours and least >= max(go, abort):
-            decision = Decision.CONDITIONAL if single else Decision.GO
-            return _of(ours.case, decision, Fact.AT_LEAST, bound=least, **known)
-        if timed is theirs and least > 0 and 1 / least < abort:
-            decision = Decision.INCONCLUSIVE if single else Decision.NO_GO
-            return _of(ours.case, decision, Fact.AT_MOST, bound=1 / least, **known)
+            decision, fact = Decision.GO, Fact.AT_LEAST
+        elif timed is theirs and least > 0 and 1 / least < abort:
+            decision, fact, least = Decision.NO_GO, Fact.AT_MOST, 1 / least
+        else:
+            continue
+        found = _of(ours.case, decision, fact, bound=least, metric=name)
+        found = replace(found, partner=theirs.case.case_id)
+        if estimate.processes < 2:
+            return replace(found, decision=Decision.INCONCLUSIVE, likely=decision)
+        return found
     return None
 
 
@@ -418,14 +406,13 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
             return replace(found, estimate=None, detail=f"no time {octave}")
         found = replace(found, estimate=fit.last, detail=octave)
     elif fit.exponent is None:
-        return (fit.slope and _by_processes(rule, replace(found, detail=""), fit.slope)) or found
+        clear = fit.slope and _decide(rule, replace(found, detail=""), fit.slope)
+        return clear if clear and clear.fact is Fact.DECIDED else found
     else:
         flat = abs(fit.exponent.value) < FLAT
         found = replace(found, detail=f"(hardly depends on {rule.axis})" if flat else "")
     assert found.estimate is not None
-    if found.estimate.processes < 2:
-        return replace(found, fact=Fact.SINGLE_PROCESSES)
-    return _by_interval(rule, found, found.estimate)
+    return _decide(rule, found, found.estimate)
 
 
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
@@ -439,13 +426,9 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
         return _by_bound(rule, summary)
     if outcome is not Outcome.OK:
         return _ended(summary, Decision.INCONCLUSIVE)
-    estimate = summary.metrics.get(rule.metric)
     found = replace(_of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=rule.metric)
-    if estimate is not None:
-        return _by_interval(rule, replace(found, estimate=estimate), estimate)
-    if (apart := summary.apart.get(rule.metric)) is None:
-        return found
-    return _by_processes(rule, found, apart) or replace(found, detail=_apart_text(summary))
+    estimate = _value(summary, rule.metric)
+    return found if estimate is None else _decide(rule, found, estimate)
 
 
 def _is_no_go(outcome: Outcome | None) -> bool:
@@ -464,28 +447,16 @@ def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
     return _of(summary.case, Decision.NO_GO, fact, metric=rule.metric, bound=bound)
 
 
-def _by_interval(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
-    low, high = estimate.low, estimate.high
-    if low is None or high is None:
-        return replace(found, fact=Fact.NO_INTERVAL)
-    if not (math.isfinite(low) and math.isfinite(high) and low <= estimate.value <= high):
-        return replace(found, fact=Fact.NOT_FINITE)
-    if (decision := _side(rule, low, high)) is not None:
-        return replace(found, fact=Fact.INTERVAL, decision=decision)
-    if (clear := _by_processes(rule, found, estimate)) is not None:
-        return clear
-    may_be_go = high >= rule.go if rule.higher_is_better else low <= rule.go
-    return replace(found, fact=Fact.ACROSS, may_be_go=may_be_go)
-
-
-def _by_processes(rule: Rule, found: Finding, estimate: Estimate) -> Finding | None:
-    """A decision if every process is clear of the thresholds, however wide the interval is."""
+def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
+    """The finding with what an estimate says of the rule."""
     linear = rule.against is None and (rule.quantity.signed or rule.metric == "scaling_exponent")
-    clear = clear_of(estimate, linear=linear or (estimate.ends or (0.0,))[0] <= 0)
-    decision = _side(rule, *clear) if clear else None
-    if decision is None:
-        return None
-    return replace(found, fact=Fact.CLEAR, decision=decision, estimate=estimate)
+    side, sure = settle(estimate, partial(_side, rule), linear=linear)
+    found = replace(found, estimate=estimate)
+    if side is not None and sure:
+        return replace(found, fact=Fact.DECIDED, decision=side)
+    low, high = span(estimate, linear=linear) or (-math.inf, math.inf)
+    may_be_go = high >= rule.go if rule.higher_is_better else low <= rule.go
+    return replace(found, fact=Fact.OPEN, likely=side, may_be_go=may_be_go)
 
 
 def _side(rule: Rule, low: float, high: float) -> Decision | None:

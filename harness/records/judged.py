@@ -18,13 +18,25 @@ class Estimate:
     """None with one process."""
     processes: int
     samples: int
-    both: tuple[float, ...] = ()
-    """The values of two processes, ascending, if nothing else is known of their scatter. The
-    interval is then valid, so it may decide a rule, but too wide to inform a reader."""
-    ends: tuple[float, float] | None = None
-    """The least and the greatest value of the processes."""
+    each: tuple[float, ...] = ()
+    """The value of each process, in order, or, where that is not known, the least and the greatest;
+    empty if none is known."""
+    usual: float | None = None
+    """Standard deviation of a process of a case of its kind, as a share of the value; of a signed
+    metric in its unit. None if the run has too few such cases."""
     freedom: float | None = None
     """Degrees of freedom of the interval if they are not `processes` - 1."""
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """The least and the greatest value of the processes."""
+        return (min(self.each), max(self.each)) if self.each else None
+
+    @property
+    def both(self) -> tuple[float, ...]:
+        """The values of two processes that differ: people read these, not an interval."""
+        two = self.processes == len(self.each) == 2 and self.each[0] != self.each[1]
+        return self.each if two else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,19 +121,14 @@ class Fact(StrEnum):
     OTHER_DEVICE = "other_device"  # the run's device is in `detail`
     NO_GROUP = "no_group"  # with three values of the axis in `detail`
     NO_FIT = "no_fit"
-    SINGLE_PROCESSES = "single_processes"  # of the points of a fit
     NO_METRIC = "no_metric"  # `detail` is why, if known
     AT_MOST = "at_most"  # a timeout bounds the metric by `bound`
     AT_LEAST = "at_least"
-    NO_INTERVAL = "no_interval"
-    NOT_FINITE = "not_finite"
-    INTERVAL = "interval"  # on one side of the thresholds, so it decides
-    CLEAR = "clear"  # every process is clear of the thresholds, so they decide
-    ACROSS = "across"  # the interval contains a threshold
-    FEW = "few"  # by one process of `count` cases of a pair: it indicates, but does not decide
+    DECIDED = "decided"  # all that the value can be is on one side of the thresholds
+    LIKELY = "likely"  # by one process, or by several that are on one side but near
+    OPEN = "open"  # processes on both sides of a threshold, or a value that is not finite
     NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why
     LEFT_OUT = "left_out"  # the run lacks all of its cases; `detail` is why, if it ended early
-    EXPECTED = "expected"  # the estimate beside the range from `low` to `high`; `detail` states it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +160,8 @@ class Finding:
     """The detail of the outcome, or why something is unknown."""
     count: int = 0
     asked: int = 0
+    likely: Decision | None = None
+    """If it is not decided: what one process says, or several that are near the limit."""
     may_be_go: bool = True
     """If undecided: whether it may turn out to be GO."""
 

@@ -13,7 +13,6 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     METRICS,
-    WORST_FIRST,
     Decision,
     Fact,
     Finding,
@@ -26,27 +25,29 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
-from harness.report.finding_text import CROSSES, finding_sentence
 from harness.report.tables import NONE, Table, bends, factors_text
-from harness.report.text import case_names, every, listed, sampling_bullet, shared_name
+from harness.report.text import case_names, listed, sampling_bullet, shared_name
 from harness.report.verdict_text import (
-    gap_text,
+    NOT_MEASURED,
+    WORDS,
+    YES,
+    margin_text,
     met_sentence,
     misses,
     needed_text,
-    outside,
     rule_sentence,
     verdict_sentence,
+    word,
 )
 
 MAX_ROWS, MAX_OTHERS = 8, 2
 """Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
 that miss an expectation."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
-NOT_MEASURED, SEE_WHY = "Not measured", "see Why"
-"""Answers to a part without its cases, and to the part that the suspects answer."""
+SEE_WHY = "see Why"
+"""The answer to the part that the suspects answer."""
 _JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
-_ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED, Fact.EXPECTED)
+_ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
 
 
@@ -79,7 +80,12 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
 
 def brief(v: Verdict) -> Verdict:
     """The verdict without the reasons that other sections give; what has no number comes first."""
-    return _each(v, lambda _, f: replace(f, detail="") if f.fact in _ELSEWHERE else f)
+
+    def bare(_: RuleResult, f: Finding) -> Finding:
+        ranged = f.low is not None or f.high is not None
+        return replace(f, detail="") if ranged or f.fact in _ELSEWHERE else f
+
+    return _each(v, bare)
 
 
 def _each(
@@ -116,9 +122,11 @@ class Part:
 
     question: str
     word: str
-    """Yes, No, ..."""
+    """One of WORDS, or SEE_WHY."""
     said: str
-    """The number that decides, and the one that is needed."""
+    """The number that decides."""
+    limit: str = ""
+    """The number that is needed."""
 
 
 def first_lines(
@@ -142,7 +150,7 @@ def first_lines(
 def outcome(found: Sequence[Part], v: Verdict) -> str:
     """For the title: `50,000 steps in 24 hours? Yes`."""
     main = _main(found)
-    said = f"{main.question} {main.word}" if main else v.said
+    said = f"{main.question} {main.word.capitalize()}" if main else v.said
     return f"{said}; {v.not_measured} not measured" if main and v.not_measured else said
 
 
@@ -160,9 +168,10 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     for part in found:
         if part is not main and part.word != SEE_WHY:
             rest.setdefault(part.word, []).append(part.question)
-    yes = len(rest.pop("Yes", []))
-    said = [f"{main.question} {main.word}: {main.said}."]
-    said += [f"{word}: {' '.join(questions)}" for word, questions in rest.items()]
+    yes = len(rest.pop(YES, []))
+    needed = f"; {main.limit} needed" if main.limit else ""
+    said = [f"{main.question} {main.word.capitalize()}: {main.said}{needed}."]
+    said += [f"{name.capitalize()}: {' '.join(questions)}" for name, questions in rest.items()]
     if yes:
         said.append(f"Yes to {f'{yes} more parts' if yes > 1 else 'one more part'}.")
     return " ".join(said)
@@ -176,16 +185,6 @@ def deciding(v: Verdict) -> RuleResult | None:
     worst = [r for r in counted if r.decision is v.rule.decision]
     numbers = [r for r in worst if any(f.estimate for f in r.findings)] or worst
     return next((r for r in numbers if any(misses(f, r.stated) for f in r.findings)), numbers[0])
-
-
-def _surely(f: Finding, stated: Rule | None) -> bool:
-    """Whether all of the interval is worse than is needed."""
-    ends = (f.estimate.low, f.estimate.high) if f.estimate else (None, None)
-    return misses(f, stated) and all(
-        e is not None
-        and (stated is None or (e < stated.go if stated.higher_is_better else e > stated.go))
-        for e in ends
-    )
 
 
 def parts(
@@ -202,8 +201,8 @@ def parts(
 
 def parts_table(found: Sequence[Part]) -> Table | None:
     """One row a part of the question."""
-    rows = tuple((p.question, p.word, p.said) for p in found)
-    return Table(columns=("question", "answer", "because"), rows=rows) if rows else None
+    rows = tuple((p.question, p.word, p.said, p.limit or NONE) for p in found)
+    return Table(columns=("question", "answer", "number", "limit"), rows=rows) if rows else None
 
 
 def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
@@ -213,7 +212,7 @@ def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterat
     others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
     unmet = [r for r in others if r.decision is not Decision.GO]
     for r in unmet[:MAX_OTHERS]:
-        yield f"**{r.said}**: {r.rule}: {rule_sentence(r, 1)}."
+        yield f"**{word(r)}**: {r.rule}: {rule_sentence(r, 1)}{margin_text(r)}."
     if more := [f"“{r.rule}”" for r in unmet[MAX_OTHERS:]]:
         yield f"Not met either: {listed(more)}."
     if left := [f"“{r.rule}”" for r in v.rules if not r.applies and r.stated and not r.asks]:
@@ -222,15 +221,15 @@ def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterat
     if asked:
         missed = [a for a in asked if a.judgement in _MISSED]
         met = [a for a in asked if a.judgement is Judgement.MET]
-        word = "missed" if missed else "met" if len(met) == len(asked) else "not decided"
-        those = missed or (met if word == "met" else asked)
+        said = "missed" if missed else "met" if len(met) == len(asked) else "open"
+        those = missed or (met if said == "met" else asked)
         names = case_names(suite)
         missed.sort(key=lambda a: -a.factors[0])
         far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
         by = f": {listed(far)}" if far else ""
         by = by if len(far) <= MAX_OTHERS else f", farthest {far[0]}"
         count = f"{len(those)} of {units.plural('expectation', len(asked))}"
-        yield f"Noted: {count} {word}{by}."
+        yield f"Noted: {count} {said}{by}."
 
 
 def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
@@ -241,68 +240,24 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         why = f"this is {v.device}" if other else "this run lacks its cases"
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
-    asked = counting or asked
-    worst = min(asked, key=lambda r: WORST_FIRST.index(r.decision))
-    met = [r for r in asked if r.decision is Decision.GO] if asked[1:] else []
-    said = [_short(r) for r in asked if r not in met]
-    if met:
-        rest = f"the other {len(met)} limits are" if met[1:] else "the other limit is"
-        said.append(f"{rest if said else f'{every(len(met))} limits are'} met")
+    worst = min(map(word, counting or asked), key=WORDS.index)
     note = "" if counting else " (noted)"
-    return Part(question=question, word=f"{_word(worst)}{note}", said="; ".join(said))
+    if not asked[1:]:
+        (one,) = asked
+        limit = needed_text(one)
+        return Part(question=question, word=f"{worst}{note}", said=_number(one), limit=limit)
+    met = [r for r in asked if word(r) == YES]
+    unmet = [r for r in asked if r not in met]
+    said = [f"{r.rule}: {_number(r)}; {needed_text(r)} needed" for r in unmet]
+    if met:
+        said.append(f"{'met: ' if unmet else ''}{listed([r.rule for r in met])}")
+    return Part(question=question, word=f"{worst}{note}", said="; ".join(said))
 
 
-def _short(r: RuleResult) -> str:
-    """The reason, and what is needed where that is not in the question."""
-    plain = r.stated and r.stated.against and r.stated.go == 1
-    timed = [f for f in r.findings if f.estimate]
-    gaps = [f for f in r.findings if f not in timed and f.bound is None]
-    if plain and timed and gaps:
-        worst = min(timed, key=lambda f: f.estimate.value if f.estimate else 0.0)
-        some = f"lowest of {units.plural('pair', len(timed))}: {finding_sentence(worst)}"
-        ran = "gave no time" if any(f.outcome is None for f in gaps) else "could not run"
-        return f"{some}; {len(gaps):,} more {ran}"
+def _number(r: RuleResult) -> str:
     met = r.decision is Decision.GO
     said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
-    return f"{said if plain else _crossing(said)}{'' if plain else _needed(r)}{gap_text(r)}"
-
-
-def _word(result: RuleResult) -> str:
-    """The answer to a question of yes or no."""
-    facts = {f.fact for f in result.findings}
-    match result.decision:
-        case Decision.GO:
-            return "Yes"
-        case Decision.INCONCLUSIVE:
-            return "Not decided"
-        case Decision.CONDITIONAL if Fact.EXPECTED in facts and not any(
-            map(outside, result.findings)
-        ):
-            return "Not decided"
-        case Decision.CONDITIONAL if facts <= {Fact.FEW} and not any(
-            misses(f, result.stated) for f in result.findings
-        ):
-            return "Probably"
-        case Decision.CONDITIONAL if facts == {Fact.NO_PARTNER}:
-            every = len(result.findings) == result.judged
-            return "Not measured" if every else "In part"
-        case Decision.CONDITIONAL if Fact.NO_PARTNER in facts:
-            return "In part"
-        case Decision.CONDITIONAL if Fact.FEW in facts or not any(
-            _surely(f, result.stated) for f in result.findings
-        ):
-            return "Not quite"
-        case _:
-            return "No"
-
-
-def _crossing(said: str) -> str:
-    """The sentence without what the limit behind it says as well."""
-    return said.replace(f" {CROSSES}", "")
-
-
-def _needed(result: RuleResult) -> str:
-    return f"; {needed_text(result.stated)}" if result.stated else ""
+    return f"{said}{margin_text(r)}"
 
 
 def explained(

@@ -308,8 +308,11 @@ def _curve(axes: Axes, fit: ScalingFit, colour: str, marker: str) -> None:
     bounds = [p for p in fit.points if p.step_s is None and p.lower_bound_s is not None]
     for p in timed:
         e = p.step_s
+        ends = e.both if e else ()
         if e and e.low is not None and e.high is not None and units.informs("step_s", e):
-            axes.plot([p.x, p.x], [e.low, e.high], color=colour, lw=2, alpha=0.4)
+            ends = e.low, e.high
+        if ends:
+            axes.plot([p.x, p.x], ends, color=colour, lw=2, alpha=0.4)
     xs, ys = [p.x for p in timed], [_time(p) for p in timed]
     axes.plot(xs, ys, marker, color=colour, ms=5, ls="-", lw=1.2)
     for p in bounds:

@@ -255,11 +255,10 @@ def _steps(
         install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
         first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
         yield f"{first}: `{again} {_only(ids, cases)}`"
-    few = [i for f in found if f.fact is Fact.FEW for i in (f.subject, f.partner) if i in cases]
-    if any(cases[i].settings.processes < 2 for i in few):  # a rule compares cases of one run
-        yield f"Measure in three processes: `{again} {_only(few, cases)} -s measure.processes=3`"
-    if loose := [i for f in found if f.fact in LOOSE for i in f.cases if i in cases]:
-        more = 2 * max(cases[i].settings.most for i in loose)
+    loose = [i for f in found if f.fact in LOOSE or f.likely for i in (*f.cases, f.partner)]
+    if loose := [i for i in loose if i in cases]:
+        made = [cases[i].settings.most for i in loose]
+        more = 2 * max(made) if min(made) > 1 else 3
         only = _only(loose, cases)
         yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
 

@@ -17,8 +17,6 @@ from harness.report.text import case_names, listed, outcome_name
 
 MAX_STEPS = 3
 """Slow steps that a row names."""
-NEAR = 0.1
-"""A limit this far from an interval is near it."""
 LOOSE = 1.3
 """Slowest process of a case over its fastest from which its number is not repeatable."""
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}

@@ -9,7 +9,7 @@ from harness import units
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
 from harness.analysis.overhead import by_phase
 from harness.analysis.scaling import ScalingFit, groups_along
-from harness.analysis.statistics import times_better
+from harness.analysis.statistics import settle, times_better
 from harness.analysis.summary import why_absent
 from harness.records import (
     METRICS,
@@ -20,20 +20,21 @@ from harness.records import (
     Estimate,
     Gpu,
     Outcome,
+    RuleResult,
     Run,
     Scalar,
     Verdict,
 )
 from harness.report.text import (
-    JUDGEMENTS,
     Word,
     case_names,
+    judgement_text,
     listed,
     outcome_name,
     shared_name,
     unavailable,
 )
-from harness.report.verdict_text import requirement_text, rule_sentence
+from harness.report.verdict_text import margin_text, requirement_text, rule_sentence, word
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
@@ -162,14 +163,15 @@ def _against(ours: Estimate | None, theirs: Estimate | None) -> str:
 
 
 def _ratio_cell(ratio: Estimate) -> str:
-    """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if the interval contains 1."""
+    """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if it may be as fast."""
     faster = ratio.value >= 1
-    open_ = ratio.low is not None and ratio.high is not None and ratio.low <= 1 <= ratio.high
+    side, sure = settle(ratio, lambda low, high: low > 1 or high < 1 or None, linear=False)
+    open_ = side is None or (ratio.processes > 2 and not sure)
     if not faster and not open_:
         low, high = (None if e is None else 1 / e for e in (ratio.high, ratio.low))
-        ratio = replace(ratio, value=1 / ratio.value, low=low, high=high)
-    single = ratio.processes < 2  # a guard band is no interval
-    text = units.number(ratio.value, 3) + "x" if single else units.times(ratio)
+        each = tuple(1 / one for one in ratio.each)
+        ratio = replace(ratio, value=1 / ratio.value, low=low, high=high, each=each)
+    text = units.times(ratio)
     return f"~ {text} as fast" if open_ else f"{text} {'faster' if faster else 'slower'}"
 
 
@@ -180,13 +182,18 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     rows = [
         (
             parts.get(r.asks, r.rule) + (f" ({r.rule})" if r.asks and count[r.asks] > 1 else ""),
-            *(requirement_text(r), r.said, rule_sentence(r)),
+            *(requirement_text(r), _answer(r), f"{rule_sentence(r)}{margin_text(r)}"),
         )
         for r in ranked
     ]
     head = "part of the question, or rule" if parts else "rule"
-    columns = (head, "requires", "decision", "because")
+    columns = (head, "requires", "answer", "because")
     return Table(columns=columns, rows=tuple(rows))
+
+
+def _answer(r: RuleResult) -> str:
+    """`yes (note)`, or that the rule was not asked."""
+    return f"{word(r)}{'' if r.counts else ' (note)'}" if r.applies else r.said
 
 
 def environment_line(e: Environment) -> str:
@@ -287,7 +294,7 @@ def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) ->
         shared = shared_name([names[a.case_id] for a in of])
         worst = max(of, key=lambda a: (bool(a.factors), a.factors, a.actual is None))
         others = [p for p in names[worst.case_id].split(", ") if p not in shared.split(", ")]
-        counts = Counter(JUDGEMENTS[a.judgement] for a in of)
+        counts = Counter(judgement_text(a) for a in of)
         results = listed([f"{n} {word}" if len(of) > 1 else word for word, n in counts.items()])
         expected = f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}"
         cases = f"{shared or names[worst.case_id]}{f' ({len(of)} cases)' if of[1:] else ''}"
@@ -486,7 +493,7 @@ def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> 
         if e.low is None or e.high is None:
             return f"{shown(e.value * steps)} (one process, no interval)"
         if e.both:
-            return " and ".join(shown(value * steps) for value in e.both)
+            return " and ".join(dict.fromkeys(shown(value * steps) for value in e.both))
         if not units.informs("step_s", e):
             return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
         return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"

@@ -11,7 +11,7 @@ from typing import Any
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Versus
-from harness.analysis.expectation import Judgement
+from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.overhead import TimeUse, cost_of_sampling
 from harness.analysis.suspects import Together
 from harness.machine import requirements
@@ -42,10 +42,16 @@ JUDGEMENTS = {
     Judgement.MET: "met",
     Judgement.BELOW: "missed",
     Judgement.ABOVE: "missed",
-    Judgement.UNDECIDED: "undecided",
+    Judgement.UNDECIDED: "open",
     Judgement.OTHER_GPU: "for another GPU and not judged",
     Judgement.NOT_MEASURED: "not measured",
 }
+
+
+def judgement_text(a: Assessment) -> str:
+    """`met`, `missed`, `likely missed`, `open`, `not measured`."""
+    return f"likely {JUDGEMENTS[a.likely]}" if a.likely else JUDGEMENTS[a.judgement]
+
 
 # --- words -------------------------------------------------------------------------------
 

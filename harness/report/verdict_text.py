@@ -9,6 +9,7 @@ from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN,
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import (
+    FAILURES,
     WORST_FIRST,
     Change,
     Comparison,
@@ -27,9 +28,12 @@ from harness.units import ending_text
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
-SMALL_GAP = 1.1
-"""Factor from a value to its limit below which it is not stated."""
-_NUMBERS = (Fact.INTERVAL, Fact.CLEAR, Fact.ACROSS, Fact.FEW, Fact.NO_INTERVAL)
+LOOSE = 20.0
+"""Factor by which a speed passes its limit from which the limit does not test this GPU."""
+NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
+WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
+"""The answers to a question, worst first."""
+_NUMBERS = (Fact.DECIDED, Fact.OPEN)
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 REQUIREMENTS = {
@@ -78,8 +82,8 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         device = f"for {stated.gpu} only; " if result.findings[0].fact is Fact.OTHER_DEVICE else ""
         return f"{device}{finding_sentence(result.findings[0])}"
     noun = "fits" if stated and stated.axis else "pairs" if stated and stated.against else "cases"
-    if result.rule == EXPECTED and any(f.fact is Fact.EXPECTED for f in result.findings):
-        return _missed(result)
+    if result.rule == EXPECTED and any(f.estimate for f in result.findings):
+        return _farthest(result)
     if stated and (worst := _worst(result, stated)):
         side = "lowest" if stated.higher_is_better else "highest"
         if stated.quantifier == "any":
@@ -112,57 +116,63 @@ def met_sentence(result: RuleResult, stated: Rule) -> str:
         return rule_sentence(result, 1)
     value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
     side = "at least " if stated.higher_is_better else "at most "
-    return f"{side if result.judged > 1 else ''}{value}"
+    return f"{side if result.judged > 1 and not worst.estimate.both else ''}{value}"
 
 
-def _missed(result: RuleResult) -> str:
-    """`8 of 8 missed, by 1.1x to 1.7x, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
-    missed = [f for f in result.findings if outside(f)]
-    rest = [f for f in result.findings if f not in missed]
-    open_ = f"{len(rest)} not decided" if rest else ""
-    if not missed:
-        shown = next(f for f in rest if f.fact is Fact.EXPECTED)
-        return f"{open_} of {result.judged}: {shown.subject}: {finding_sentence(shown)}"
-    far = farthest(missed)
-    ends = list(
-        dict.fromkeys(units.factor(_distance(f)) for f in (min(missed, key=_distance), far))
-    )
-    return (
-        f"{len(missed)} of {result.judged} missed, by {' to '.join(ends)}, farthest: "
-        f"{far.subject}: {finding_sentence(far)}{f'; {open_}' if open_ else ''}"
-    )
+def _farthest(result: RuleResult) -> str:
+    """`8 of 8 missed, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
+    missed = [f for f in result.findings if f.fact is Fact.DECIDED]
+    worst = max(missed or result.findings, key=lambda f: distance(f, None))
+    count = f"{len(missed or result.findings)} of {result.judged}"
+    what = "missed" if missed else "not decided"
+    which = f", farthest: {worst.subject}" if missed[1:] else f": {worst.subject}"
+    return f"{count} {what}{which}: {finding_sentence(worst)}"
 
 
-def outside(f: Finding) -> bool:
-    """Whether the whole interval misses the expected range."""
-    e = f.estimate
-    if e is None or e.low is None or e.high is None:
-        return False
-    return (f.low is not None and e.high < f.low) or (f.high is not None and e.low > f.high)
+def word(r: RuleResult) -> str:
+    """The answer to a question that a rule decides, one of WORDS."""
+    if not r.applies or r.decision is Decision.GO:
+        return YES if r.applies else NOT_MEASURED
+    loose = [f for f in r.findings if f.fact is Fact.OPEN or f.likely]
+    decided = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
+    if r.decision is Decision.NO_GO or any(
+        (f.fact in decided and f not in loose) or (f.fact is Fact.ENDED and _broken(f))
+        for f in r.findings
+    ):
+        return NO
+    if loose and all(f.likely for f in loose):
+        return "likely" if all(f.likely is Decision.GO for f in loose) else "likely not"
+    return OPEN if loose or len(r.findings) < r.judged else NOT_MEASURED
+
+
+def _broken(f: Finding) -> bool:
+    """Whether a case ended in a way that breaks a rule that counts as a condition."""
+    broken = (*FAILURES, Outcome.OUT_OF_MEMORY)
+    return f.decision is Decision.CONDITIONAL and f.outcome in broken
 
 
 def misses(f: Finding, stated: Rule | None) -> bool:
     """Whether the value alone, without its interval, is worse than is needed."""
-    if f.estimate is None or stated is None:
-        return outside(f)
-    value, go = f.estimate.value, stated.go
-    return value < go if stated.higher_is_better else value > go
+    if f.estimate is None:
+        return False
+    low, high = _limits(f, stated)
+    value = f.estimate.value
+    return (low is not None and value < low) or (high is not None and value > high)
 
 
-def farthest(findings: Sequence[Finding]) -> Finding:
-    """The finding that misses its range by the largest factor."""
-    return max(findings, key=_distance)
+def distance(f: Finding, stated: Rule | None) -> float:
+    """The factor from a value to its limit: above 1 if it misses it, 0 if that says nothing."""
+    if f.estimate is None or f.estimate.value <= 0 or (stated and stated.axis):
+        return 0.0
+    low, high = _limits(f, stated)
+    value = f.estimate.value
+    return max((low or 0.0) / value, value / high if high and high > 0 else 0.0)
 
 
-def _distance(f: Finding) -> float:
-    ends = [end / f.estimate.value for end in (f.low, f.high) if f.estimate and end]
-    return max((max(r, 1 / r) for r in ends), default=1.0)
-
-
-def _margin(f: Finding) -> float:
-    """Of a value within its range: how near it is to the end that it has, at most 1."""
-    value = f.estimate.value if f.estimate else 1.0
-    return max((value / f.high if f.high else 0.0), (f.low / value if f.low else 0.0))
+def _limits(f: Finding, stated: Rule | None) -> tuple[float | None, float | None]:
+    if stated is None:
+        return f.low, f.high
+    return (stated.go, None) if stated.higher_is_better else (None, stated.go)
 
 
 def _worst(result: RuleResult, stated: Rule) -> Finding | None:
@@ -185,9 +195,9 @@ def _built_in_met(result: RuleResult) -> str:
     if result.rule == WHAT_RAN:
         return f"confirmed in {units.plural('case', result.judged)}"
     if result.rule == EXPECTED:
-        near = sorted(m for f in result.findings if (m := _margin(f)))
-        by = [*dict.fromkeys(units.factor(1 / m) for m in near)]
-        return f"{every(result.judged)} are met{f', by {by[-1]} to {by[0]}' if by[1:] else ''}"
+        near = max(result.findings, key=lambda f: distance(f, None))
+        count = f"{every(result.judged)} are met, nearest: " if result.judged > 1 else ""
+        return f"{count}{near.subject}: {finding_sentence(near)}"
     if result.slow:
         return _fastest_first(result)
     ran = f"{every(result.judged)} cases ran" if result.judged > 1 else "the case ran"
@@ -244,21 +254,30 @@ def _other(against: Match) -> str:
     return " or ".join(map(str, names)) if names else f"the case{_criteria(against)}"
 
 
-def needed_text(stated: Rule) -> str:
-    """`≥ 500 needed`."""
-    limit = _times(stated.go) if stated.against else units.plain(stated.metric, stated.go)
-    return f"{'≥' if stated.higher_is_better else '≤'} {limit} needed"
-
-
-def gap_text(result: RuleResult) -> str:
-    """`, a gap of 13x`: from the worst value to the limit; empty if there is none to speak of."""
+def needed_text(result: RuleResult) -> str:
+    """`≥ 500`; empty without a limit."""
     stated = result.stated
-    if stated is None or stated.against or stated.metric == "scaling_exponent" or stated.go <= 0:
+    if stated is None:
         return ""
-    values = [f.estimate.value for f in result.findings if f.estimate and f.estimate.value > 0]
-    gaps = [stated.go / v if stated.higher_is_better else v / stated.go for v in values]
-    factor = (min if stated.quantifier == "any" else max)(gaps, default=1.0)
-    return f", a gap of {units.factor(factor)}" if factor >= SMALL_GAP else ""
+    limit = _times(stated.go) if stated.against else units.plain(stated.metric, stated.go)
+    return f"{'≥' if stated.higher_is_better else '≤'} {limit}"
+
+
+def margin_text(result: RuleResult) -> str:
+    """`, missed by 1.12x`, or of a speed far beyond its limit `, met 450x over: this limit does not
+    test this GPU`; else empty."""
+    stated, found = result.stated, result.findings
+    if missed := [d for f in found if (d := distance(f, stated)) > 1]:
+        far = (min if stated and stated.quantifier == "any" else max)(missed)
+        return f", missed by {units.factor(far)}" if word(result) == NO else ""
+    values = [f.estimate.value for f in found if f.estimate and f.estimate.value > 0]
+    speed = stated and not stated.against and stated.metric in ("tokens_per_s", "step_s")
+    if stated is None or not speed or not values or word(result) != YES:
+        return ""
+    over = min(v / stated.go if stated.higher_is_better else stated.go / v for v in values)
+    if over < LOOSE:
+        return ""
+    return f", met {units.factor(over)} over: this limit does not test this GPU"
 
 
 def _times(ratio: float) -> str:

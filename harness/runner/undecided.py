@@ -15,7 +15,6 @@ from harness.records import (
     Case,
     CaseSummary,
     Decision,
-    Fact,
     Finding,
     Outcome,
     RuleResult,
@@ -80,19 +79,16 @@ def _open_rules(
         findings = (*r.findings, *r.perhaps) if r.applies and (r.counts or r.asks) else ()
         for f in findings:
             of = [i for i in (*f.cases, f.partner) if i in summaries]
-            if _may_change(f, [summaries[i] for i in of]):
+            if _may_change(f):
                 yield r.rule, of
 
 
-def _may_change(finding: Finding, cases: Sequence[CaseSummary]) -> bool:
+def _may_change(finding: Finding) -> bool:
     """Whether more processes of the cases may decide what a finding leaves open."""
     metric = METRICS.get(finding.metric)
     if finding.decision in (Decision.GO, Decision.NO_GO) or (metric and metric.counted):
         return False
-    if finding.fact in (Fact.AT_LEAST, Fact.AT_MOST):  # one side timed out
-        return any(e.processes == 1 for s in cases if (e := s.metrics.get(finding.metric)))
-    apart = finding.fact is Fact.NO_METRIC and any(finding.metric in s.apart for s in cases)
-    return apart or finding.fact in (*verdict.LOOSE, Fact.FEW)
+    return finding.fact in verdict.LOOSE or finding.likely is not None
 
 
 def _open_expectations(

@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_290,
+    "harness/analysis": 5_350,
     "harness/bisect": 1_970,
     "harness/cli": 2_410,
     "harness/executor": 370,
@@ -76,8 +76,8 @@ MOST_LINES = {
     "harness/machine": 1_500,
     "harness/measure": 2_370,
     "harness/program": 1_890,
-    "harness/records": 1_880,
-    "harness/report": 4_660,
+    "harness/records": 1_890,
+    "harness/report": 4_630,
     "harness/runner": 2_400,
     "harness/store": 1_110,
     "harness/suite": 2_220,
