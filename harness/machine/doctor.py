@@ -90,11 +90,7 @@ def exit_status(found: Sequence[Check]) -> int:
 
 
 def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Iterator[Check]:
-    """All checks, those of the GPU first.
-
-    Args:
-        use: What the GPU does, or why that is unknown.
-    """
+    """All checks, those of the GPU first; `use` of it, or why that is unknown."""
     yield _device(environment)
     yield from _settings(environment)
     if environment.gpu:

@@ -60,11 +60,7 @@ GpuMeter = Callable[[], GpuUse]
 
 @contextmanager
 def nvml_meter(uuid: str) -> Iterator[GpuMeter]:
-    """A meter of the GPU with this UUID.
-
-    Raises:
-        ProbeError: NVML does not work here, or does not know the GPU.
-    """
+    """A meter of the GPU with this UUID; a ProbeError if NVML cannot read it."""
     with nvml.session():
         yield partial(_use, nvml.handle(uuid))
 

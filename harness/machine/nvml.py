@@ -67,11 +67,7 @@ def throttle_words(mask: int) -> tuple[str, ...]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All GPUs of this machine; at least one.
-
-    Raises:
-        ProbeError: Why there is none.
-    """
+    """All GPUs of this machine; a ProbeError if there is none."""
     with session():
         found = range(pynvml.nvmlDeviceGetCount())
         gpus = tuple(_describe(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in found)
@@ -109,11 +105,7 @@ def session() -> Iterator[None]:
 
 
 def handle(uuid: str) -> object:
-    """NVML's handle of the GPU with this UUID; NVML must be initialised.
-
-    Raises:
-        ProbeError: NVML does not know it.
-    """
+    """NVML's handle of the GPU with this UUID, or a ProbeError; NVML must be initialised."""
     try:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except pynvml.NVMLError as error:
@@ -275,11 +267,8 @@ def throttle_reasons(device: object) -> int:
 
 
 def processes(device: object) -> Sequence[Any]:
-    """Processes that compute on the GPU, as NVML lists them.
-
-    Raises:
-        ProbeError: In a container, where NVML lists process ids of the host, or none.
-    """
+    """Processes that compute on the GPU, as NVML lists them; in a container, where it lists process
+    ids of the host, or none, a ProbeError."""
     if not _sees_host_ids():
         raise ProbeError(
             "NVML lists process ids of the host, but this container has ids of its own"

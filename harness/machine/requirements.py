@@ -41,11 +41,7 @@ def checks(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> tuple[C
 
 
 def require(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> None:
-    """Refuse a machine that lacks something.
-
-    Raises:
-        SuiteError: With every requirement that is not met.
-    """
+    """Raise a SuiteError with every requirement that is not met."""
     found = checks(suite, here, gpu_node)
     if unmet := [f"{c.name}: {c.fact}. {c.remedy}" for c in found if c.grade is Grade.FAIL]:
         problem = f"requirements that are not met: {len(unmet)} of {len(found)}"

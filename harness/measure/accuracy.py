@@ -103,12 +103,7 @@ def require_finite_step(output: object, step: int, *, own: int | None = None) ->
 
 
 def require_finite_output(output: object, *, steps: int = 1) -> None:
-    """Check what the last of `steps` calls of `run()` returned.
-
-    Raises:
-        NonFinite: It contains NaN or Inf.
-        TypeError: It is not a tensor, a mapping of names to tensors, or None.
-    """
+    """Raise NonFinite if what the last of `steps` calls of `run()` returned contains NaN or Inf."""
     for name, value in _named(output) if output is not None else ():
         if not isinstance(value, Tensor):
             raise TypeError(

@@ -22,11 +22,7 @@ WARM_UPS = 3
 
 
 def prepare(workload: Workload, settings: MeasureSettings) -> Run:
-    """The run to time.
-
-    Raises:
-        Unsupported: The run cannot be captured.
-    """
+    """The run to time; Unsupported if it cannot be captured."""
     if not settings.graph:
         return workload.run
     if not workload.capturable:
@@ -39,11 +35,8 @@ def prepare(workload: Workload, settings: MeasureSettings) -> Run:
 
 
 def captured(run: Run) -> Run:
-    """A function that replays a CUDA graph of one run and returns its outputs.
-
-    Raises:
-        Unsupported: The run cannot be captured, or a replay does not write its outputs.
-    """
+    """A function that replays a CUDA graph of one run and returns its outputs; Unsupported if the
+    run cannot be captured, or a replay does not write its outputs."""
     stream: Any = torch.cuda.Stream()  # untyped in torch
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -70,11 +63,8 @@ def captured(run: Run) -> Run:
 
 
 def require_written(replay: Run) -> None:
-    """Overwrite the outputs of a replay (NaN, or the largest integer), replay, and compare.
-
-    Raises:
-        Unsupported: A replay left an output as it was: it does less than the run.
-    """
+    """Overwrite the outputs of a replay (NaN, or the largest integer) and replay; Unsupported if
+    that leaves an output as it was: it does less than the run."""
     returned = replay()
     named = returned if isinstance(returned, Mapping) else {"its output": returned}
     outputs = {

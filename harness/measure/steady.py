@@ -160,11 +160,7 @@ def _short(value: float | None) -> float | None:
 
 
 def steady_start(readings_s: NDArray[np.float64]) -> int | None:
-    """Index of the first steady reading, under N / 2; None without a steady state.
-
-    Args:
-        readings_s: Step times in the order taken, shape [N], seconds.
-    """
+    """Index of the first steady one of N step times, under N / 2; None without a steady state."""
     cuts = len(readings_s) // 2
     if cuts == 0:
         return None

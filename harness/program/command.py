@@ -43,11 +43,7 @@ LEAST_SHARE = 0.8
 
 
 def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurement:
-    """Run the program of a case and measure it.
-
-    Raises:
-        Unsupported: It needs more GPUs than there are.
-    """
+    """Run the program of a case and measure it, unless it needs more GPUs than there are."""
     needed = program.needs_gpus(order.device)
     if needed > max(1, seen := torch.cuda.device_count()):
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -118,12 +114,7 @@ class _Session:
         self.reporter.phase("setup")
 
     def run(self) -> None:
-        """Run the program to its end.
-
-        Raises:
-            MissingMetric: It did not report a metric or a step.
-            NotFinite: It reported NaN or infinity.
-        """
+        """Run the program to its end; a MissingMetric, of a step too, or NotFinite propagates."""
         hook = (str(sitecustomize.HERE),) if self.program.ranks else ()
         env = process.environment(self.order.case, (*hook, *self.order.first))
         env |= {sitecustomize.STEPS_IN: self.steps_in} if hook else {}

@@ -121,11 +121,7 @@ class _HookedRun:
     def __init__(
         self, order: MeasureOrder, program: Program, timed: TimedProgram, must_end_at: float
     ) -> None:
-        """Plan it.
-
-        Raises:
-            _Unknown: A step is too long, or the time left is too short.
-        """
+        """Plan it; _Unknown if a step is too long, or the time left is too short."""
         self.order, self.program, self.timed = order, program, timed
         self.began = time.monotonic()
         self.skip = max(1, timed.setup_steps) + SKIPPED_STEPS

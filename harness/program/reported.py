@@ -55,12 +55,8 @@ class ReportedMetrics:
         self._overflowed = False
 
     def read_line(self, line: str, at: float) -> dict[str, float]:
-        """Read one line of output; returns its values by metric.
-
-        Raises:
-            MissingMetric: Its value is not a number.
-            NotFinite: It is NaN or infinite.
-        """
+        """Read one line of output; returns its values by metric. One that is not a number is a
+        MissingMetric, NaN or infinity NotFinite."""
         values = {}
         for source in self._sources:
             found = _in_line(source, line)
@@ -152,12 +148,8 @@ class StepReader:
         self._alive = re.compile(steps.alive) if steps.alive else None
 
     def read(self, line: str) -> Step | None:
-        """The step that a line finishes.
-
-        Raises:
-            MissingMetric: A group of the pattern does not match a number.
-            NotFinite: The time is NaN or infinite.
-        """
+        """The step that a line finishes. A group of the pattern that matches no number is a
+        MissingMetric, a time that is NaN or infinite NotFinite."""
         found = self._step.search(line)
         if found is None:
             return None

@@ -154,11 +154,7 @@ def _timed(
     deadline: float,
     follow: _Follower,
 ) -> timing.Timing:
-    """Warm-up and samples.
-
-    Raises:
-        StepsMissing: A training run could not take all its steps before the deadline.
-    """
+    """Warm-up and samples; StepsMissing if a training run lacks steps at the deadline."""
 
     workload = follow.workload
 
@@ -195,10 +191,7 @@ def _repeated(
     reporter: WorkerReporter,
 ) -> timing.Timing:
     """The readings without the last output, which is compared with the first one; so are those of
-    a few more steps.
-
-    Raises:
-        Incorrect: Two outputs of the same inputs differ, or two of different inputs do not.
+    a few more steps. Incorrect if two of the same inputs differ, or two of different ones do not.
     """
     step = taken.steps - 1
     # With fresh inputs every step has its own, which are still in place.

@@ -26,12 +26,8 @@ class NoFactory(LookupError):
 
 
 def load_factory(name: str) -> Factory:
-    """Import `package.module:function`.
-
-    Raises:
-        NoFactory: There is no such module or function; the remedy suggests a similar name.
-        PathMismatch: An installed package hides the folder's module of this name.
-    """
+    """Import `package.module:function`; NoFactory if there is no such module or function,
+    PathMismatch if an installed package hides the folder's module of this name."""
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)

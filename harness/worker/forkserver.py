@@ -206,11 +206,8 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
     """Import DYNAMO; then, with these folders first on the path, the factories' modules and what
-    these name in PRELOAD; where torch can use a GPU, hash Triton's files.
-
-    Returns:
-        Why a fork of this process would differ from a fresh one; empty if it would not.
-    """
+    these name in PRELOAD; where torch can use a GPU, hash Triton's files. Why a fork of this
+    process would differ from a fresh one, or nothing."""
     try:
         importlib.import_module(DYNAMO)  # and with it much of the standard library
         if modules:
