@@ -73,21 +73,21 @@ MOST_LINES = {
     "harness/gate": 2_360,
     "harness/git": 540,
     "harness/integrations": 910,
-    "harness/machine": 1_500,
-    "harness/measure": 2_370,
-    "harness/program": 1_890,
+    "harness/machine": 1_480,
+    "harness/measure": 2_350,
+    "harness/program": 1_870,
     "harness/records": 1_890,
     "harness/report": 4_630,
     "harness/runner": 2_400,
     "harness/store": 1_110,
     "harness/suite": 2_220,
-    "harness/worker": 740,
+    "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_050, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 24_000, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -10,10 +10,10 @@ from unittest.mock import Mock
 import pytest
 
 from harness.errors import HarnessError
-from harness.messages import CheckOrder, PhaseBegan, encode_order
+from harness.messages import CheckOrder, encode_order
 from harness.records import Program
 from harness.runner import launcher
-from harness.runner.forkserver import MAX_REPLY_BYTES, Worker
+from harness.runner.forkserver import MAX_REPLY_BYTES
 from harness.tests.workers import make_case
 from harness.worker import forkserver
 
@@ -30,32 +30,6 @@ def test_only_a_measured_workload_needs_the_preparation(
     one.launch(replace(make_case("good"), program=program), 0, Path("log"))
 
     assert handle.preload.called is (program is None)
-
-
-def test_a_worker_that_closed_its_pipe_wakes_the_forkserver_once() -> None:
-    """The worker may have stopped it."""
-    handle = Mock()
-    worker = Worker(forkserver=handle, pid=1, answers=-1, launched_at=0.0, cold=False)
-
-    worker.hung_up()
-    worker.hung_up()
-
-    assert worker.closed_pipe
-    assert handle.wake.call_count == 1
-
-
-def test_a_check_that_failed_names_the_last_thing_that_its_worker_did(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    began = [PhaseBegan(name=name, at=0.0) for name in ("start", "import toys.kernel")]
-    handle = Mock()
-    handle.fork.return_value.converse.return_value = began
-    one = launcher.Launcher()
-    monkeypatch.setattr(one, "_warmed", lambda: handle)
-    monkeypatch.setattr(launcher, "said_last", lambda log: "signal 11")
-
-    with pytest.raises(HarnessError, match=r"'import toys\.kernel'.*\n.*'import toys\.kernel'"):
-        one.describe()
 
 
 def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
