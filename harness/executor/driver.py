@@ -59,10 +59,6 @@ class RayRun:
     ) -> None:
         """`abort`: whether a rule with `abort_early` ends the run."""
         self._writing, self._abort, self._say = writing, abort, say
-        self._recorded, _ = reader.read(writing.folder)
-        self._environments = list(self._recorded.environments)
-        self._known = {(m.case_id, m.process) for m in self._recorded.measurements}
-        self._agenda: Agenda | None = None
 
     def measure(self, how: UnitCommand, address: str | None) -> Stop | None:
         """Measure what is left, and finish the run; why units are left, if any are.
@@ -70,16 +66,16 @@ class RayRun:
         Without the address of a cluster, a Ray of this command has this node's GPUs. At Ctrl-C or
         SIGTERM the units that were not finished are lost.
         """
-        suite, tasks = self._recorded.suite, dict[Any, Sequence[Case]]()
+        before, stop, tasks = self._recorded(), None, dict[Any, Sequence[Case]]()
         with _connected(address) as ray, terminating_like_ctrl_c():
             try:
-                submit = _submitter(ray, suite, how)
-                left = Agenda(suite, recorded=self._recorded.measurements)
-                for members in units(suite):
+                submit = _submitter(ray, before.suite, how)
+                left = Agenda(before.suite, recorded=before.measurements)
+                for members in units(before.suite):
                     if any(left.left_of(case.case_id) for case in members):
                         tasks[submit(members)] = members
                 self._say(f"{self._writing.run_id}: units to measure: {len(tasks)}")
-                while tasks and (self._agenda is None or self._agenda.next()):
+                while tasks and not (stop := self._stop()):
                     (done,), _ = ray.wait([*tasks])
                     unit = tasks.pop(done)
                     try:
@@ -92,20 +88,31 @@ class RayRun:
                     ray.cancel(one)
                 if tasks:
                     ray.wait([*tasks], num_returns=len(tasks), timeout=2 * task.GRACE_S)
-        stop = self._agenda.stop if self._agenda else None
         self._writing.finish(stopped=stop)
         return stop
 
+    def _recorded(self) -> Run:
+        return reader.read(self._writing.folder)[0]
+
+    def _stop(self) -> Stop | None:
+        """Why the rest is not measured, by what is recorded, if a rule says so."""
+        run = self._recorded()
+        if not (self._abort and run.environments):  # a rule may be for a GPU, which a unit names
+            return None
+        device = run.environments[0].device_name
+        agenda = Agenda(run.suite, recorded=run.measurements, device=device, read=lambda: run)
+        agenda.next()
+        return agenda.stop
+
     def _enter(self, unit: Sequence[Case], files: Mapping[str, bytes]) -> None:
         """Append what a node measured, unless it differs from the nodes before."""
-        folder = self._writing.folder
+        folder, before = self._writing.folder, self._recorded()
         run, _ = reader.parse(files[reader.RUN_FILE], folder, folder / reader.RUN_FILE)
         try:
             if run.suite.cases != tuple(unit):
                 raise StoreError("its suite file has other cases")
-            if self._environments:
-                first = replace(self._recorded, environment=self._environments[0])
-                drift.require_alike(first, run.environment)
+            for first in before.environments[:1]:
+                drift.require_alike(replace(before, environment=first), run.environment)
         except StoreError as error:
             raise HarnessError(
                 f"{run.environment.hostname} differs from the nodes before: {error.problem}",
@@ -119,14 +126,15 @@ class RayRun:
         here = replace(
             run.environment,
             variables={name: value for name, value in variables if name not in OF_THE_SLOT},
-            command=self._recorded.environment.command,  # it says which cases were asked for
+            command=before.environment.command,  # it says which cases were asked for
         )
         card: list[MeasuredIn | SelfTest] = []
-        if here.card not in [e.card for e in self._environments]:
+        if here.card not in [e.card for e in before.environments]:
             card = [MeasuredIn(environment=here), *run.self_tests]
-            self._environments.append(here)
-        new = [m for m in run.measurements if (m.case_id, m.process) not in self._known]
-        self._append(*card, *(replace(m, card=here.card) for m in new))
+        known = {(m.case_id, m.process) for m in before.measurements}
+        new = [m for m in run.measurements if (m.case_id, m.process) not in known]
+        # At once, so that all of a unit is in the record, or nothing.
+        self._writing.append(*card, *(replace(m, card=here.card) for m in new))
         self._say(f"{here.hostname}, {here.card}: processes measured: {len(run.measurements)}")
 
     def _lose(self, unit: Sequence[Case], error: BaseException) -> None:
@@ -136,25 +144,9 @@ class RayRun:
         first = str(error).strip().partition("\n")[0]
         why = f"lost after {RETRIES + 1} tries: {type(error).__name__}: {first}"
         lost, ids = Outcome.INVALID_ENVIRONMENT, [c.case_id for c in unit]
-        self._append(*(Measurement(case_id=i, process=0, outcome=lost, detail=why) for i in ids))
+        made = (Measurement(case_id=i, process=0, outcome=lost, detail=why) for i in ids)
+        self._writing.append(*made)
         self._say(f"cases {', '.join(ids)}: {why}")
-
-    def _append(self, *found: Measurement | SelfTest | MeasuredIn) -> None:
-        """At once, so that all of a unit is in the record, or nothing."""
-        self._writing.append(*found)
-        folder = self._writing.folder
-        measured = [m for m in found if isinstance(m, Measurement)]
-        self._known |= {(m.case_id, m.process) for m in measured}
-        if self._agenda is not None:
-            for m in measured:
-                self._agenda.ended(m)
-        elif self._environments:  # rules may be for a GPU, which the first measured unit names
-            self._agenda = Agenda(
-                self._recorded.suite,
-                recorded=reader.read(folder)[0].measurements,
-                device=self._environments[0].device_name,
-                read=(lambda: reader.read(folder)[0]) if self._abort else None,
-            )
 
 
 @contextmanager
