@@ -27,7 +27,16 @@ from harness.gate.records import (
 )
 from harness.gate.unpaired import compare_stored, processes, too_few
 from harness.machine import drift, facts
-from harness.records import Case, Comparison, Decision, Finding, Measurement, Outcome, Run
+from harness.records import (
+    Case,
+    Comparison,
+    Decision,
+    Finding,
+    Measurement,
+    Outcome,
+    Run,
+    equal_pairs,
+)
 from harness.suite.choice import passing
 
 EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)
@@ -145,13 +154,9 @@ def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str
     settings = {
         n for n in names if all(len({c.axes[n] for c in s if n in c.axes}) < 2 for s in sides)
     }
-    first, second = ({c.apart_from(*settings): c.case_id for c in cases} for cases in sides)
     alone = {c.case_id for c in sides[0]} ^ {c.case_id for c in sides[1]}
-    return {
-        case_id: second[key]
-        for key, case_id in first.items()
-        if key in second and {case_id, second[key]} <= alone
-    }
+    pairs = ((a.case_id, b.case_id) for a, b in equal_pairs(*sides, *settings))
+    return {one: other for one, other in pairs if {one, other} <= alone}
 
 
 def _renamed(run: Run, names: Mapping[str, str]) -> Run:

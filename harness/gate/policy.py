@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, PlainValidator, model_validator
 from harness.gate.noise import by_scatter
 from harness.records import Thresholds
 from harness.suite.choice import fits
-from harness.suite.fields import Form, Text, checked, wrong
+from harness.suite.fields import Form, Text, checked, form_of, read_as, wrong
 from harness.suite.load import text_of
 from harness.suite.positions import Document, Problem, read
 
@@ -44,7 +44,6 @@ def _date(text: Any) -> datetime.date:
 
 Inside = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
 Date = Annotated[datetime.date, PlainValidator(_date, json_schema_input_type=str)]
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class ChosenSuite(Form):
@@ -63,25 +62,9 @@ class TimedSuite(ChosenSuite):
     """The stored run that `harness gate` compares with, if it names neither base nor baseline."""
 
 
-class CompareModel(Form):
-    """Thresholds of the comparison that differ from the defaults."""
-
-    screen_pairs: Annotated[int, Field(ge=2)] | None = None
-    """Pairs of processes that screen every case."""
-    screen_ratio: Annotated[float, Field(gt=1)] | None = None
-    """Largest ratio of times that passes the screen."""
-    confirm_pairs: Annotated[int, Field(ge=1)] | None = None
-    """New pairs for a case that the screen left open and no earlier look decides."""
-    most_pairs: Annotated[int, Field(ge=1)] | None = None
-    """Most new pairs of a case whose pairs scatter far; confirm_pairs if only that is set."""
-    alpha: Fraction | None = None
-    """Probability of calling any case of a clean change slower."""
-    practical: Fraction | None = None
-    """Slowdowns below this are ignored."""
-    tolerance: Fraction | None = None
-    """A case passes if its slowdown is proven to be below this."""
-    stored_tolerance: Fraction | None = None
-    """The same against a stored run."""
+CompareForm = form_of(
+    Thresholds, leave=("build_cv",), most_pairs=Annotated[int, Field(ge=1)]
+)  # the record checks the others
 
 
 class Exemption(Form):
@@ -122,7 +105,8 @@ class PolicyForm(Form):
     """Suites that are timed."""
     counters: Annotated[list[ChosenSuite], Field(default_factory=list)]
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""
-    compare: CompareModel = CompareModel()
+    compare: Annotated[Any, read_as(CompareForm)] = CompareForm()
+    """Thresholds of the comparison that differ from the defaults."""
     exempt: Annotated[list[Exemption], Field(default_factory=list)]
     """Cases whose comparison does not decide, each until a date."""
 
