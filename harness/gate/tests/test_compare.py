@@ -92,51 +92,24 @@ def test_two_runs_of_one_commit_are_one_build() -> None:
     assert width("b") > 1.0001 * width("a")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "decision", "state", "said"),
-    [
-        pytest.param(
-            steady(0.1),
-            steady(0.098),
-            GO,
-            State.COMPARED,
-            "% slower: below the tolerance of 5 %",
-            id="not slower",
-        ),
-        pytest.param(
-            steady(0.1),
-            steady(0.15),
-            NO_GO,
-            State.COMPARED,
-            "shown to be 50 % slower (p = ",
-            id="slower",
-        ),
-        pytest.param(
-            steady(0.1),
-            steady(0.05),
-            GO,
-            State.COMPARED,
-            "shown to be 2.0x faster (p = ",
-            id="faster",
-        ),
-        pytest.param(steady(0.1), steady(0.1), OPEN, State.COMPARED, "", id="days vary as much"),
-        pytest.param(steady(0.1), single, OPEN, State.UNCOMPARED, "1 of 6 processes", id="one"),
-        pytest.param(
-            steady(0.1), unsteady, OPEN, State.UNCOMPARED, "1 in the candidate", id="unsteady"
-        ),
-        pytest.param(steady(0.1), ends(Outcome.CRASH), NO_GO, State.FAILED, "crash", id="broken"),
-        pytest.param(
-            ends(Outcome.CRASH), steady(0.1), OPEN, State.UNCOMPARED, "crash", id="repaired"
-        ),
-        pytest.param(
-            ends(Outcome.UNSUPPORTED), steady(0.1), OPEN, State.NEW, "only the cand", id="new"
-        ),
-        pytest.param(steady(0.1), lambda _: [], OPEN, State.FAILED, "did not run", id="absent"),
-    ],
-)
-def test_runs_are_judged_as_a_gate_judges(
-    before: Measure, after: Measure, decision: Decision, state: State, said: str
-) -> None:
+FAST, CRASHED, REFUSED = steady(0.1), ends(Outcome.CRASH), ends(Outcome.UNSUPPORTED)
+SIDES: dict[str, tuple[Measure, Measure, Decision, State, str]] = {
+    "not slower": (FAST, steady(0.098), GO, State.COMPARED, "% slower: below the tolerance of 5 %"),
+    "slower": (FAST, steady(0.15), NO_GO, State.COMPARED, "shown to be 50 % slower (p = "),
+    "faster": (FAST, steady(0.05), GO, State.COMPARED, "shown to be 2.0x faster (p = "),
+    "days vary as much": (FAST, FAST, OPEN, State.COMPARED, ""),
+    "one": (FAST, single, OPEN, State.UNCOMPARED, "1 of 6 processes"),
+    "unsteady": (FAST, unsteady, OPEN, State.UNCOMPARED, "1 in the candidate"),
+    "broken": (FAST, CRASHED, NO_GO, State.FAILED, "crash"),
+    "repaired": (CRASHED, FAST, OPEN, State.UNCOMPARED, "crash"),
+    "new": (REFUSED, FAST, OPEN, State.NEW, "only the cand"),
+    "absent": (FAST, lambda _: [], OPEN, State.FAILED, "did not run"),
+}
+
+
+@pytest.mark.parametrize("what", SIDES)
+def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
+    before, after, decision, state, said = SIDES[what]
     answer = compare(side("a", before), side("b", after))
     case = answer.cases[0]
 
@@ -328,30 +301,24 @@ def two_branches(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param([".", "HEAD"], "must be the candidate", id="order"),
-        pytest.param(["HEAD", "main"], "are both commit", id="same"),
-        pytest.param(["HEAD", "."], "has no changes", id="clean"),
-        pytest.param(["HEAD", "nowhere"], "neither a run", id="neither"),
-        pytest.param(["latest", "latest"], "both are run", id="one run"),
-        pytest.param(
-            ["HEAD", "latest"], r"(?s)HEAD is a commit but .*--commit [0-9a-f]{10};", id="mixed"
-        ),
-        pytest.param(["latest", "."], r"(?s)\. is a commit but .*harness run SUITE", id="tree"),
-        pytest.param(["main", "work", "--across"], "stored runs only", id="across"),
-        pytest.param(["main", "work", "--suite", "no.yaml"], "there is no suite", id="suite"),
-        pytest.param(["main", "work", "-f", "nothing"], "no case of .* matches", id="filter"),
-        pytest.param(["main", "work", "--policy", "no.yaml"], "no.yaml not found", id="policy"),
-        pytest.param(
-            ["main", "work", "--suite", "any.yaml", "--policy", "no.yaml"],
-            "no.yaml: cannot be read",
-            id="policy beside a suite",
-        ),
+        (". HEAD", "must be the candidate"),
+        ("HEAD main", "are both commit"),
+        ("HEAD .", "has no changes"),
+        ("HEAD nowhere", "neither a run"),
+        ("latest latest", "both are run"),
+        ("HEAD latest", r"(?s)HEAD is a commit but .*--commit [0-9a-f]{10};"),
+        ("latest .", r"(?s)\. is a commit but .*harness run SUITE"),
+        ("main work --across", "stored runs only"),
+        ("main work --suite no.yaml", "there is no suite"),
+        ("main work -f nothing", "no case of .* matches"),
+        ("main work --policy no.yaml", "no.yaml not found"),
+        ("main work --suite any.yaml --policy no.yaml", "no.yaml: cannot be read"),
     ],
 )
 def test_an_impossible_comparison_is_refused(
-    two_branches: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    two_branches: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, message: str
 ) -> None:
     monkeypatch.chdir(two_branches)
 
     with pytest.raises(HarnessError, match=message):
-        CliRunner().invoke(cli.app, ["compare", *arguments], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["compare", *arguments.split()], catch_exceptions=False)

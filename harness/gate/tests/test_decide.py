@@ -43,7 +43,7 @@ def exempt(until: str = "2026-12-31") -> Policy:
     return policy_of(f"exempt: [{{cases: ['train/*'], because: known, expires: {until}}}]")
 
 
-POLICY = policy_of()
+POLICY, NO_NEW = policy_of(), policy_of("new_cases: block")
 
 
 def ended(outcome: Outcome) -> list[Measurement]:
@@ -106,23 +106,13 @@ def test_a_failed_candidate_never_passes(
 @pytest.mark.parametrize(
     ("changes", "decision", "state", "message"),
     [
-        (
-            {"summary": None, "no_comparison": "not measured"},
-            OPEN,
-            State.UNCOMPARED,
-            "not measured",
-        ),
+        ({"summary": None, "no_comparison": "unfit"}, OPEN, State.UNCOMPARED, "unfit"),
         ({"base": []}, OPEN, State.UNCOMPARED, "no process of the baseline ran"),
         ({"base": Outcome.CRASH}, OPEN, State.UNCOMPARED, "the baseline failed"),
         ({"base": Outcome.PATH_MISMATCH}, OPEN, State.UNCOMPARED, "path mismatch"),
         ({"base": Outcome.INCORRECT}, GO, State.NEW, "new: the baseline"),
         ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
-        (
-            {"base": [], "refused": "it", "policy": policy_of("new_cases: block")},
-            NO_GO,
-            State.NEW,
-            "the policy blocks new cases",
-        ),
+        ({"base": [], "refused": "it", "policy": NO_NEW}, NO_GO, State.NEW, "blocks new cases"),
         ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
         ({"mode": Mode.BASELINE, "no_comparison": "no baseline"}, OPEN, State.UNCOMPARED, "no b"),
     ],
