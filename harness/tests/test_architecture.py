@@ -70,7 +70,7 @@ MOST_LINES = {
     "harness/bisect": 1_970,
     "harness/cli": 2_410,
     "harness/executor": 360,
-    "harness/gate": 2_360,
+    "harness/gate": 2_350,
     "harness/git": 540,
     "harness/integrations": 910,
     "harness/machine": 1_480,
@@ -87,7 +87,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 24_000, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_900, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

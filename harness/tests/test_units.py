@@ -35,14 +35,6 @@ def test_duration(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(11, "11"), (11.04, "11"), (10_523, "10,500"), (1_234_567, "1.23 M"), (0.0, "0")],
-)
-def test_tokens_per_s(value: float, text: str) -> None:
-    assert units.plain("tokens_per_s", value) == text
-
-
-@pytest.mark.parametrize(
     ("metric", "bound", "said"),
     [
         ("tokens_per_s", 1024.0, "under 1,030"),
@@ -56,12 +48,6 @@ def test_the_bound_of_a_timeout_is_rounded_so_that_it_stays_true(
     metric: str, bound: float, said: str
 ) -> None:
     assert units.bound_text(metric, bound) == said
-
-
-def test_memory_has_binary_units() -> None:
-    assert units.size(80e9) == "74.5 GiB"
-    assert units.size(7 * 2**20) == "7.00 MiB"
-    assert units.size(12) == "12.0 B"
 
 
 def test_other_quantities() -> None:
@@ -91,12 +77,6 @@ def test_the_interval_sets_the_digits(
     value: float, low: float | None, high: float | None, text: str
 ) -> None:
     assert units.cell("tokens_per_s", estimate(value, low, high)) == text
-
-
-def test_an_interval_shares_the_unit_of_its_value() -> None:
-    assert units.cell("step_s", estimate(0.99, 0.9, 1.09)) == "990 ms [900 … 1,090]"
-    assert units.measured("mfu", estimate(0.021, 0.02, 0.022)) == "2.10 % [2.00 … 2.20]"
-    assert units.measured("tokens_per_s", estimate(11, None, None)) == "11.0 tokens/s"
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from harness.errors import SuiteError
-from harness.records import METRICS, Case, Gap, Match, MeasureSettings, Outcome, Weight
+from harness.records import Case, Gap, Match, MeasureSettings, Outcome, Weight
 from harness.suite import load as suites
-from harness.suite.decisions import ExpectationModel
 from harness.suite.schema import json_schema
 from harness.tests.good_suite import GOOD, ids
 
@@ -233,10 +232,6 @@ def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
     ]:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(yaml.load(GOOD.replace(old, new)), schema)
-
-
-def test_the_format_has_every_metric() -> None:
-    assert METRICS.keys() - ExpectationModel.model_fields.keys() == {"scaling_exponent"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

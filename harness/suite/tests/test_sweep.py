@@ -17,23 +17,6 @@ from harness.tests.good_suite import GOOD, error_of, ids, write_suite
 # --- what a sweep expands to -------------------------------------------------------------
 
 
-def test_cases_have_the_order_of_the_file_without_the_excluded() -> None:
-    assert ids(suites.loads(GOOD, "x.yaml")) == [
-        "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0",
-        "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=1",
-        "train/nsa/seq_len=128/gc=on/NSA_USE_FA2=0",
-        "train/nsa/seq_len=128/gc=on/NSA_USE_FA2=1",
-        "train/nsa/seq_len=256/gc=off/NSA_USE_FA2=0",
-        "train/nsa/seq_len=256/gc=off/NSA_USE_FA2=1",
-        "train/nsa/seq_len=512/gc=off/NSA_USE_FA2=0",
-        "train/nsa/seq_len=512/gc=off/NSA_USE_FA2=1",
-        "train/dense/seq_len=128/gc=off/NSA_USE_FA2=0",
-        "train/dense/seq_len=128/gc=on/NSA_USE_FA2=0",
-        "train/dense/seq_len=256/gc=off/NSA_USE_FA2=0",
-        "train/dense/seq_len=512/gc=off/NSA_USE_FA2=0",
-    ]
-
-
 def test_zipped_axes_advance_together() -> None:
     text = GOOD.replace("    env:", "    zip: [[seq_len, batch]]\n    env:").replace(
         "      gc:", "      batch: [4, 2, 2]\n      gc:"
