@@ -313,6 +313,8 @@ class Versus:
     """Ours at the first point: it names the group."""
     points: tuple[tuple[float, Estimate], ...]
     """Value of the axis, ascending, and the ratio."""
+    cases: tuple[str, ...]
+    """Ids of our cases at the points."""
 
     @property
     def crossover(self) -> tuple[float, float] | None:
@@ -349,6 +351,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                         axis=axis,
                         first=ascending[0],
                         points=tuple(points),
+                        cases=tuple(s.case.case_id for s in ascending),
                     )
                 )
     return tuple(found)

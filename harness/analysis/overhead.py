@@ -148,6 +148,8 @@ LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.5
 SLOW, SLOW_S, AROUND, START = 3.0, 0.05, 15, 2
 """A slow step: its factor to the median around it, the least delay that matters, steps around on
 each side, and the first steps, which compile and allocate."""
+JUMP = 0.03
+"""Change of the step time, on logarithms, from which it is a jump."""
 ALIKE, LOSSES = 0.01, ("loss", "bits_per_byte")
 """Difference of two losses that does not matter."""
 
@@ -385,6 +387,34 @@ def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> 
         return 0.0
     even = all(b - a > EVENLY * grown / (BLOCKS - 1) for a, b in pairwise(medians))
     return grown if even else 0.0
+
+
+def jump(times: Sequence[float]) -> int:
+    """Where step times change once and for good: by more than 3 %, and by far more than the steps
+    of each side scatter; 0 if they do not."""
+    y = np.log(times)
+
+    def scatter(at: int) -> float:
+        return float(sum(abs(of - np.median(of)).sum() for of in (y[:at], y[at:]) if len(of)))
+
+    at = min(range(BLOCKS, len(y) - BLOCKS), key=scatter, default=0)
+    moved = at and abs(np.median(y[at:]) - np.median(y[:at])) > JUMP
+    return at if moved and scatter(at) < scatter(0) / 2 else 0
+
+
+def running_mean(values: Sequence[float], part: int) -> list[float]:
+    """The mean of the last tenth, or another part of the length, up to each value."""
+    sums, width = np.cumsum([0.0, *values]), max(1, len(values) // part)
+    return [
+        float(sums[i] - sums[j]) / (i - j) for i in range(1, len(sums)) for j in [max(0, i - width)]
+    ]
+
+
+def mean_loss(measurements: Sequence[Measurement]) -> dict[int, float]:
+    """The mean over the processes at each step that all of them have."""
+    known = [of for m in measurements if (of := _known(m, "loss"))]
+    common = set.intersection(*map(set, known)) if known else set()
+    return {s: float(np.mean([of[s] for of in known])) for s in sorted(common)}
 
 
 def slow_steps(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple[int, float]]:

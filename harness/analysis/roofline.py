@@ -22,13 +22,11 @@ from harness import units
 from harness.analysis.effects import has_a_speed, longest
 from harness.analysis.recorded import WORKS, ClockLimit, clock_limit, launches, readings
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import less
 from harness.records import (
     Breakdown,
     Case,
     CaseSummary,
     Counters,
-    Estimate,
     Measurement,
     Outcome,
     Peaks,
@@ -261,26 +259,18 @@ def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
 # --- where the time of a step goes ---------------------------------------------------------
 
 OTHER, OUTSIDE = "other kernels", "outside kernels"
-WHOLE = "whole"
-"""Value of an axis whose other values are parts of it."""
-REST = "everything else"
 MAX_STACKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Parts of a case's step with their seconds. Those of a profile add up to the step."""
+    """Parts of a case's step with their seconds, by a profile. They add up to the step."""
 
     case: Case
     step_s: float
     parts: Mapping[str, float]
-    alone: bool = False
-    """Whether each part was timed by itself: there is no profile."""
     note: str = ""
     """Where the ranges of a graph's kernels are from."""
-    added: Mapping[str, Estimate] = field(default_factory=dict)
-    """If parts were left out instead: what the step is longer by with each. `parts` has these and
-    the rest."""
 
 
 def stacks(
@@ -305,13 +295,12 @@ def stacks(
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
         found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
-        found += [] if profiled else _alone(cases)
-        found += _left_out(cases)
-    places = {
-        s.case.case_id: (s.case.case_id not in first, s.case.case_id not in judged) for s in found
-    }
-    found.sort(key=lambda stack: (*places[stack.case.case_id], -stack.step_s))
-    kinds = [(s.case.factory, s.case.provider, bool(s.added)) for s in found]
+
+    def place(s: Stack) -> tuple[bool, bool, float]:
+        return s.case.case_id not in first, s.case.case_id not in judged, -s.step_s
+
+    found.sort(key=place)
+    kinds = [(s.case.factory, s.case.provider) for s in found]
     firsts = [stack for i, stack in enumerate(found) if kinds.index(kinds[i]) == i]
     shown = [*firsts, *(stack for stack in found if stack not in firsts)][:MAX_STACKS]
     return tuple(stack for stack in found if stack in shown)
@@ -350,39 +339,3 @@ def _part(where: str) -> str:
     known = {"Optimizer.": "optimiser", "nccl:": "communication"}
     name = next((part for start, part in known.items() if where.startswith(start)), "")
     return name or where.rpartition(".")[2].replace("_", " ") or OTHER
-
-
-def _left_out(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
-    """Cases of an axis that lists the parts that run, joined by +, beside those that lack one."""
-    for whole in cases:
-        for axis, value in whole.case.axes.items():
-            every = str(value).split("+")
-            near = [s for g in groups_along(cases, axis) if whole in g for s in g]
-            lists = [str(s.case.axes[axis]).split("+") for s in near]
-            step, added = whole.metrics["step_s"], dict[str, Estimate]()
-            for part in every:
-                without = [p for p in every if p != part]
-                if without in lists and all({*one} <= {*every} for one in lists):
-                    added[part] = less(step, near[lists.index(without)].metrics["step_s"])
-            most = sum(e.high or e.value for e in added.values())
-            if len(added) > 1 and most < step.value:  # beyond it, nothing is known of the rest
-                parts = {part: e.value for part, e in added.items()}
-                parts[REST] = step.value - sum(parts.values())
-                yield Stack(case=whole.case, step_s=step.value, parts=parts, added=added)
-
-
-def _alone(cases: Sequence[CaseSummary]) -> Iterator[Stack]:
-    """Cases that are whole, with the parts that are equal in all else, or the only one so named."""
-    for whole in cases:
-        for axis in (name for name, value in whole.case.axes.items() if value == WHOLE):
-            like = [s for s in cases if s.case.provider == whole.case.provider]
-            near = [s for g in groups_along(like, axis) if whole in g for s in g]
-            parts: dict[str, float] = {}
-            for value in dict.fromkeys(s.case.get(axis) for s in like if s is not whole):
-                named = [s for s in like if s.case.get(axis) == value]
-                equal = [s for s in near if s in named] or named
-                if len(equal) == 1 and value != WHOLE:
-                    parts[str(value)] = equal[0].metrics["step_s"].value
-            if len(parts) > 1:
-                step_s = whole.metrics["step_s"].value
-                yield Stack(case=whole.case, step_s=step_s, parts=parts, alone=True)

@@ -22,7 +22,8 @@ from harness.executor.task import UnitCommand
 from harness.git.repository import ignore_line
 from harness.machine import drift, environment, nvml, requirements
 from harness.records import Check, Decision, Environment, Run, Stop, Suite
-from harness.report import render, text
+from harness.report import text
+from harness.report.series import render
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite

@@ -12,7 +12,7 @@ from harness import units
 from harness.gate.records import GateCase, GateVerdict, Stage, VerdictSubject
 from harness.records import WORST_FIRST, Decision
 from harness.report.markdown import cell, code
-from harness.report.render import rendered
+from harness.report.series.render import rendered
 from harness.report.verdict_text import (
     case_counts,
     case_reason,

@@ -13,17 +13,9 @@ from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import (
-    Effect,
-    Versus,
-    effects,
-    longest,
-    per_token,
-    versus,
-)
+from harness.analysis.effects import Effect, Versus, effects, longest, versus
 from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
-from harness.analysis.recorded import readings
 from harness.analysis.roofline import Stack, stacks
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import spreads, summarise
@@ -35,22 +27,13 @@ from harness.analysis.suspects import (
     reproduction,
     together,
 )
-from harness.records import (
-    CaseSummary,
-    Measurement,
-    Outcome,
-    Rule,
-    Run,
-    Suite,
-    Verdict,
-    Weight,
-    gpu_matches,
-)
-from harness.report import answer, figures, remedies, steadiness, tables, text
+from harness.records import CaseSummary, Run, Suite, Verdict, Weight
+from harness.report import answer, remedies, steadiness, tables, text
 from harness.report.answer import Part
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
+from harness.report.pictures import draw, is_asked, judged
 from harness.report.profile import profile_section, where_table
 from harness.report.series.since import NO_RUN, Since, since
 
@@ -119,7 +102,7 @@ def study(run: Run, before: Run | None = None) -> Study:
         again=again,
         changed=since(before, run, summaries) if before else None,
         sections={
-            workload: _section(run, workload, members, axis_effects, acting, against)
+            workload: _section(run, workload, members, axis_effects, acting)
             for workload, members in groups.items()
         },
         names=text.case_names(suite),
@@ -136,7 +119,7 @@ def build(
         before: The earlier run that it is compared with.
     """
     of = study(run, before)
-    pictures = _pictures(of.run, of.summaries, of.fits, of.stacks)
+    pictures = draw(of.run, of.summaries, of.fits, of.stacks, of.verdict)
     values: dict[str, object] = {
         "run": of.run,
         "against": before.run_id if before else "",
@@ -229,7 +212,7 @@ def _results(of: Study) -> dict[str, object]:
 def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
     """What the answer rests on."""
     run, names, word = of.run, of.names, of.run.suite.axis
-    fitted = [f for f in of.fits if any(_fits(r, f, run.suite) for r in run.suite.rules)]
+    fitted = [f for f in of.fits if is_asked(f, run.suite)]
     return {
         "verdict": of.verdict,
         "rules": tables.rules(of.shown, run.suite.parts),
@@ -243,7 +226,6 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
-        "judged_pictures": [n for n in pictures if n in {_scaling(f) for f in fitted}],
         "over_steps": steadiness.over_steps(run, names),
         "steadiness": steadiness.table(spreads(run), of.summaries),
         "self_test": steadiness.self_test_sentence(run),
@@ -266,17 +248,10 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "flags": tuple(text.flag_sentences(run)),
         "elapsed": _elapsed(run),
         "time_use": text.time_use_sentence(used) if used else "not available",
-        "timeline": tables.timeline(run),
         "commands": _commands(of, before),
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
-
-
-def judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
-    """The cases that a rule of the suite asks on this GPU."""
-    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
-    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
 
 
 def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
@@ -284,80 +259,6 @@ def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary
     for s in summaries:
         groups.setdefault(s.case.workload, []).append(s)
     return groups
-
-
-def _pictures(
-    run: Run,
-    summaries: Sequence[CaseSummary],
-    fits: Sequence[ScalingFit],
-    parts: Sequence[Stack],
-) -> tuple[Picture, ...]:
-    short = text.case_names(run.suite)
-    drawn = [figures.where(parts, short)]
-    for workload, axis in dict.fromkeys((f.workload, f.axis) for f in fits):
-        group = [f for f in fits if (f.workload, f.axis) == (workload, axis)]
-        group.sort(key=lambda f: not any(_fits(r, f, run.suite) for r in run.suite.rules))
-        drawn.append(figures.scaling(group, _group_labels(group, short), run.suite.axis(axis)))
-    trained = [
-        (short[c.case_id], next((m for m in run.of(c.case_id) if m.over_steps), None))
-        for c in run.suite.cases
-    ]
-    drawn.append(figures.over_steps([(name, m) for name, m in trained if m]))
-    of_rules = judged(run, summaries)
-    counted = [s for s in of_rules or summaries if s.tokens]
-    if slow := max(counted or of_rules or summaries, key=_time_per_token, default=None):
-        label = f"Slowest {'judged ' if of_rules else ''}case a token: {short[slow.case.case_id]}"
-        most = max(run.of(slow.case.case_id), key=_sampled_readings, default=None)
-        drawn.append(figures.telemetry(most, label) if most else None)
-    return tuple(p for p in drawn if p is not None)
-
-
-def _group_names(
-    run: Run, members: Sequence[CaseSummary], found: Sequence[Versus]
-) -> dict[str, str]:
-    """Id of a group's first case -> `panel, curve`: its label, or its axes, without the axis."""
-    firsts = [v.first.case for v in found]
-    moving = [a for a in tables.varying([s.case for s in members]) if a != "provider"]
-    names = {}
-    for v, case in zip(found, firsts, strict=True):
-        own = f"{run.suite.axis(v.axis)}={case.axes.get(v.axis)}"
-        label = [part for part in run.suite.label(case).split(", ") if part not in (own, "")]
-        rest = {run.suite.axis(a): x for a in moving if (x := case.get(a)) and a != v.axis}
-        others = [f"{a}={units.scalar(x)}" for a, x in rest.items()]
-        names[case.case_id] = ", ".join(label or others or [case.workload])
-    return names
-
-
-def _group_labels(fits: Sequence[ScalingFit], names: Mapping[str, str]) -> dict[str, str]:
-    """Group -> what the names of its cases share, without what those of all groups do."""
-    own = {f.group: text.shared_name([names[p.case_id] for p in f.points]) for f in fits}
-    every = text.shared_name([*own.values()]).split(", ")
-    return {
-        group: ", ".join(part for part in name.split(", ") if part not in every) or name
-        for group, name in own.items()
-    }
-
-
-def _fits(rule: Rule, fit: ScalingFit, suite: Suite) -> bool:
-    """Whether a rule asks for the growth of this group."""
-    ids = {p.case_id for p in fit.points}
-    return rule.axis == fit.axis and any(
-        c.case_id in ids and rule.match.accepts(c) for c in suite.cases
-    )
-
-
-def _scaling(fit: ScalingFit) -> str:
-    """The name of the figure that shows a group."""
-    return f"scaling-{figures.slug(fit.workload)}-{figures.slug(fit.axis)}"
-
-
-def _time_per_token(s: CaseSummary) -> float:
-    timed = s.outcome is Outcome.OK and "step_s" in s.metrics
-    return per_token(s).value if timed else -1.0
-
-
-def _sampled_readings(m: Measurement) -> int:
-    return max(len(readings(m, c, ("sampling",))) for c in ("gpu_utilisation", "cpu_utilisation"))
 
 
 def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], tuple[str, str] | None]:
@@ -377,7 +278,6 @@ def _section(
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
     acting: Sequence[Together],
-    against: Sequence[Versus],
 ) -> dict[str, Any]:
     """The results of one workload."""
     cases = [s.case for s in members]
@@ -395,9 +295,6 @@ def _section(
     ids, where = _essential(members)
     page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())
-    compared = [v for v in against if v.workload == workload]
-    along = [v for v in compared if len(v.points) > 1]
-    groups = [[v for v in along if v.theirs == other] for other in {v.theirs: 0 for v in along}]
     full = tables.pivot(members, run) if several else tables.results(members, run)
     shown = full
     if some := len(page) < len(members):
@@ -405,18 +302,12 @@ def _section(
         which = f"Rows with {run.suite.axis(where[0])}={where[1]}" if where else "The first rows"
         said = f"{which}; the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
-    names = _group_names(run, members, compared)
     length = longest(members) if len(members) == 2 else ""  # the table shows how it grows
     return {
         "title": workload,
         "fixed": fixed,
         "table": shown,
         "full": full if some else None,
-        "crossovers": [
-            text.crossover_sentence([_worded(v, run.suite) for v in group], names, run.suite.axis)
-            for group in groups
-            if some or any(v.crossover for v in group)  # else the table shows it
-        ],
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
         "effects": [

@@ -1,13 +1,10 @@
 """The section "Profile": where the time goes, kernels or operators, exact counts."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from harness import units
-from harness.analysis.roofline import OTHER, OUTSIDE, REST, Bottleneck, Limit, Stack, bottleneck
-from harness.analysis.scaling import groups_along
+from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, bottleneck
 from harness.records import (
     COUNTERS,
     SAME_STEP,
@@ -22,12 +19,7 @@ from harness.records import (
 )
 from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table
-from harness.report.text import (
-    case_names,
-    program_lines,
-    shared_name,
-    unavailable,
-)
+from harness.report.text import case_names, own_name, program_lines, shared_name, unavailable
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -35,12 +27,8 @@ LARGE = 0.1
 """Share of the time from which a range is named."""
 SMALL = 0.02
 """Share of the step from which a part has a row."""
-MAX_CASES = 6
-"""Columns of the table of parts."""
 LETTERS = 60
 """Of a name."""
-UNEQUAL = 0.02
-"""Difference of a ratio in time and in cycles from which both are printed."""
 _HEADS = {
     "dispatched_ops": "operators",
     "host_syncs": "host syncs",
@@ -66,26 +54,20 @@ def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any
 
 def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | None:
     """A row a part that reaches 2 % of a step, a column a case: its time, and its share."""
-    found = found[:MAX_CASES]
     share: dict[str, float] = {}
     for stack in found:
         for name, seconds in stack.parts.items():
             share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
-    last = [name for name in (OTHER, OUTSIDE, REST) if share.pop(name, 0.0) >= SMALL]
+    last = [name for name in (OTHER, OUTSIDE) if share.pop(name, 0.0) >= SMALL]
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
     rows = [(part, *(_part_cell(stack, part, shown) for stack in found)) for part in shown]
     rows.append(("**step**", *(units.duration(stack.step_s) for stack in found)))
     shared = shared_name([names[stack.case.case_id] for stack in found]) if found[1:] else ""
-    heads = [", ".join(_apart(names[s.case.case_id], shared)) or shared for s in found]
-    columns = ("part", *(f">{head}" for head in heads))
+    columns = ("part", *(f">{own_name(names[s.case.case_id], shared)}" for s in found))
     remarks = [f"All: {shared}."] if shared else []
-    remarks += [said for stack in found for said in _where_remarks(stack, names)]
+    noted = [stack for stack in found if stack.note and not stack.note.startswith(SAME_STEP)]
+    remarks += [f"{names[stack.case.case_id]}: {stack.note}." for stack in noted]
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
-
-
-def _apart(name: str, shared: str) -> list[str]:
-    """The parts of a case's name that the other cases do not have."""
-    return [part for part in name.split(", ") if part not in shared.split(", ")]
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
@@ -94,38 +76,7 @@ def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
     taken = stack.parts.get(part, 0.0) + small
     if not taken:
         return NONE
-    stack = replace(stack, parts={**stack.parts, part: taken})
-    return f"{_time(stack, part)} ({100 * taken / stack.step_s:.0f} %)"
-
-
-def _where_remarks(stack: Stack, names: Mapping[str, str]) -> Iterator[str]:
-    """What a reader must know of a case to believe its column."""
-    case = names[stack.case.case_id]
-    if stack.alone:
-        over = sum(stack.parts.values()) - stack.step_s
-        yield (
-            f"Parts of {case} were timed alone, without a profile: sum less whole "
-            f"{units.duration(over)} ({units.percent(over / stack.step_s)})."
-        )
-    if stack.note and not stack.note.startswith(SAME_STEP):
-        yield f"{case}: {stack.note}."
-    if stack.added:
-        left = stack.parts[REST]
-        yield (
-            f"{case}: without a part and what only that part needs, the step is shorter by the "
-            f"time in its column. The other {units.duration(left)} "
-            f"({units.percent(left / stack.step_s)}) are the rest of the model, and work that "
-            "parts share or hide behind each other."
-        )
-
-
-def _time(stack: Stack, part: str) -> str:
-    """The time of a part, with its interval if it is a difference of two cases."""
-    added = stack.added.get(part)
-    if added is not None and added.low is not None:
-        zero = added.low <= 0
-        return f"{units.duration(added.value)}, may be 0" if zero else units.cell("step_s", added)
-    return units.duration(stack.parts[part])
+    return f"{units.duration(taken)} ({100 * taken / stack.step_s:.0f} %)"
 
 
 def _bottlenecks(
@@ -150,8 +101,7 @@ def _bottlenecks(
         evidence = f"{names[s.case.case_id]}: {found.evidence}"
         rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest such case")
-    remarks = tuple(_in_cycles(summaries, names)) if any("power" in kind for kind in kinds) else ()
-    return Table(columns=columns, rows=tuple(rows), remarks=remarks) if rows else None
+    return Table(columns=columns, rows=tuple(rows)) if rows else None
 
 
 def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
@@ -182,27 +132,6 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
         columns=("case", *heads, ">SM clock", "ended"), rows=tuple(rows), remarks=tuple(remarks)
     )
     return table if rows else None
-
-
-def _in_cycles(summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Iterator[str]:
-    """The pair of providers that the clocks change most: how it compares without them."""
-    metrics = ("step_s", "step_cycles")
-    timed = [s for s in summaries if all(name in s.metrics for name in metrics)]
-    pairs = []
-    for ours, *others in groups_along(timed, "provider"):
-        for theirs in others:
-            ratios = [theirs.metrics[n].value / ours.metrics[n].value for n in metrics]
-            pairs.append((abs(math.log(ratios[0] / ratios[1])), ours, theirs, ratios))
-    for most, ours, theirs, ratios in sorted(pairs, key=lambda pair: -pair[0])[:1]:
-        if most < UNEQUAL:
-            return
-        time, cycles = (
-            f"{units.factor(max(r, 1 / r))} {'faster' if r > 1 else 'slower'}" for r in ratios
-        )
-        yield (
-            f"The clocks differ: {names[ours.case.case_id]} is {time} than "
-            f"{theirs.case.provider} in time and {cycles} in cycles."
-        )
 
 
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:

@@ -7,7 +7,6 @@ from functools import partial
 
 from harness import units
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
-from harness.analysis.overhead import by_phase
 from harness.analysis.scaling import ScalingFit, groups_along
 from harness.analysis.statistics import settle, times_better
 from harness.analysis.summary import why_absent
@@ -381,22 +380,6 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run) -> str:
     price = plan.usd_per_gpu_hour
     paid = f" ({_dollars(seconds, price)})" if price else ""
     return f" {plan.steps:,} steps take {units.duration(seconds)}{paid} at best."
-
-
-def timeline(run: Run) -> Table:
-    """The wall time of the run by phase; only that of its processes if no more is known."""
-    spent = by_phase(run)
-    live = sum(m.wall_s for m in run.measurements)
-    other = "launch and exit" if spent or not live else "unknown phases"
-    spent[other] = max(0.0, live - sum(spent.values()))
-    if run.wall_s is not None:
-        spent["before and between processes"] = max(0.0, run.wall_s - live)
-    whole = run.wall_s or live
-    rows = [
-        (name, units.duration(s), units.percent(s / whole) if whole else NONE)
-        for name, s in spent.items()
-    ]
-    return Table(columns=("phase", ">time", ">share"), rows=tuple(rows))
 
 
 # --- cells -------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
 DIFFERENT = 1.1
 """Ratio between pairs from which their range is printed."""
-MAX_NAMES = 2
-"""Configurations that a sentence on the crossover names."""
 SAMPLING_MAY_COST = 0.005
 """Largest share of the step time that sampling the probes may cost."""
 TWOFOLD = 2.0
@@ -137,6 +135,12 @@ def shared_name(names: Sequence[str]) -> str:
     """The parts that names of cases share."""
     split = [name.split(", ") for name in names]
     return ", ".join(part for part in split[0] if all(part in own for own in split))
+
+
+def own_name(name: str, shared: str) -> str:
+    """A name without the parts that those of a group share; whole if it has no others."""
+    own = [part for part in name.split(", ") if part not in shared.split(", ")]
+    return ", ".join(own) or name
 
 
 def rest_command(stop: Stop | None, folder: object) -> str:
@@ -274,35 +278,6 @@ def _effect(e: Effect, word: Word) -> str:
         pairs += ", one process a case"
     differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
     return f"{amount}{f', {_span(e)} by pair' if differ else ''} ({pairs})"
-
-
-def crossover_sentence(found: Sequence[Versus], names: Mapping[str, str], word: Word = str) -> str:
-    """Where the first provider gets ahead of another; both ends of each range are measured.
-
-    Args:
-        names: Id of a group's first case -> name of the group.
-    """
-    v = found[0]
-    where: dict[str, list[str]] = {}
-    for one in found:
-        (least, first), (end, last) = one.points[0], one.points[-1]
-        if one.crossover:
-            place = f"gets ahead between {_range(one.crossover)}"
-        elif first.low is not None and first.low > 1:
-            place = f"is ahead already at {least:.10g}"
-        elif last.high is not None and last.high < 1:
-            every_one = all(r.high is not None and r.high < 1 for _, r in one.points)
-            place = f"is behind {'up to' if every_one else 'at'} {end:.10g}"
-        else:
-            place = "is neither ahead nor behind for certain"
-        where.setdefault(place, []).append(names[one.first.case.case_id].replace(", ", " "))
-    parts = [
-        f"{place} ({listed(those) if len(those) <= MAX_NAMES else f'{len(those)} configurations'})"
-        for place, those in where.items()
-    ]
-    if len(parts) == 1 and len(found) > 1:
-        parts = [f"{next(iter(where))}, in {every(len(found))} configurations"]
-    return f"Against {v.theirs}, along `{word(v.axis)}`: {v.ours} {'; '.join(parts)}."
 
 
 def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:

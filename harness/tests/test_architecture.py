@@ -66,7 +66,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_350,
+    "harness/analysis": 5_340,
     "harness/bisect": 1_970,
     "harness/cli": 2_410,
     "harness/executor": 360,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/measure": 2_350,
     "harness/program": 1_870,
     "harness/records": 1_890,
-    "harness/report": 4_630,
+    "harness/report": 4_700,
     "harness/runner": 2_400,
     "harness/store": 1_110,
     "harness/suite": 2_220,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.effects import MAX_LEVELS, effects
-from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, REST, Stack, stacks
+from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, Stack, stacks
 from harness.analysis.summary import summarise
 from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
 from harness.tests.fake_runs import case, ended, run, sweep, timed
@@ -293,21 +293,17 @@ def test_a_case_that_a_rule_asks_is_shown_before_a_longer_one() -> None:
     assert [s.case.workload for s in found] == ["w2", "w0", "w5", "w4"]
 
 
-def test_an_operator_and_parts_left_out_are_shown_beside_many_cases_of_the_model() -> None:
+def test_an_operator_is_shown_beside_many_cases_of_the_model() -> None:
     model = sweep(gc=[str(i) for i in range(MAX_STACKS)])
     operator = case({"branch": "op"}, workload="operator")
     checked = case({"branch": "same"}, workload="checked", factory=model[0].factory)
     profile = seen(0.06, select=0.04, window=0.01)
+    times: dict[str, Any] = {"op": 0.01, "same": 0.02}
 
-    parts = {"a+b": 0.04, "a": 0.03, "b": 0.03}
-    ablation = [case({"branch": p}, workload="less", factory=model[0].factory) for p in parts]
-    times: dict[str, Any] = {"op": 0.01, "same": 0.02, **parts}
-
-    found = stacked(*model, *ablation, operator, checked, profile=profile, **times)
+    found = stacked(*model, operator, checked, profile=profile, **times)
 
     assert len(found) == MAX_STACKS
     assert found[-1].case == operator
-    assert [s.case for s in found if s.added] == ablation[:1]
     assert checked not in [s.case for s in found]
 
 
@@ -329,48 +325,3 @@ def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_count
         {"optimiser": 0.03, "communication": 0.01, "feed forward": 0.02, OTHER: 0, OUTSIDE: 0.04}
     )
     assert found.note == "as without replay"
-
-
-def test_parts_timed_alone_are_a_stack_only_without_a_profile() -> None:
-    times: dict[str, Any] = {"whole": 0.1, "select": 0.09, "window": 0.02, "scores": 0.005}
-    cases = [
-        case({"branch": name, "pass": "forward" if name == "scores" else "both"}) for name in times
-    ]
-
-    (found,) = stacked(*cases, **times)
-
-    assert found.alone
-    assert found.parts == pytest.approx({"select": 0.09, "window": 0.02, "scores": 0.005})
-    assert found.step_s == pytest.approx(0.1)
-    profiled = stacked(*cases, profile=seen(0.06, select=0.04, window=0.01), **times)
-    assert not any(s.alone for s in profiled)
-
-
-def test_parts_left_out_add_what_the_step_is_longer_by_with_them() -> None:
-    planted = {"a+b+c": 0.1, "b+c": 0.07, "a+c": 0.09, "a+b": 0.0999, "b": 0.05, "c": 0.05}
-    cases = sweep(PARTS=[*planted], seq_len=[512, 2048])
-
-    def measure(c: Case) -> list[Measurement]:
-        step = planted[str(c.axes["PARTS"])] * (1 if c.axes["seq_len"] == 512 else 2)
-        return timed(c, step, cv=0.001)
-
-    recorded = run(cases, measure)
-    summaries = summarise(recorded)
-    steps = {str(s.case.axes["PARTS"]): s.metrics["step_s"] for s in summaries[1::2]}
-
-    (found,) = (s for s in stacks(recorded, summaries) if s.case.axes["seq_len"] == 2048)
-
-    assert found.parts == pytest.approx({"a": 0.06, "b": 0.02, "c": 0.0002, REST: 0.1198}, abs=1e-3)
-    assert sum(found.parts.values()) == pytest.approx(found.step_s)
-    for part, without in (("a", "b+c"), ("b", "a+c")):
-        of, whole, less = found.added[part], steps["a+b+c"], steps[without]
-        assert of.value == whole.value - less.value
-        assert of.low is not None
-        assert of.low < of.value
-        halves = [math.log(e.high / e.low) / 2 * e.value for e in (whole, less)]  # type: ignore[operator]
-        assert max(halves) < of.value - of.low < sum(halves)  # as of independent cases
-    assert found.added["c"].low < 0  # type: ignore[operator]
-    few = run(sweep(PARTS=["a+b", "a"]), lambda c: timed(c, 0.1))
-    assert stacks(few, summarise(few)) == ()
-    loose = run(cases, lambda c: timed(c, planted[str(c.axes["PARTS"])], cv=0.2))
-    assert not [s for s in stacks(loose, summarise(loose)) if s.added]

@@ -13,8 +13,8 @@ from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.search import change
 from harness.bisect.session import BisectResult, SearchedHistory
-from harness.report import render
 from harness.report.markdown import cell, clipped, code, fenced, plain
+from harness.report.series import render
 
 TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 

@@ -8,8 +8,9 @@ from pathlib import Path, PurePath
 from urllib.parse import quote
 
 from harness.records import Run
-from harness.report import context, figures, render
+from harness.report import context, figures
 from harness.report.figures import Picture
+from harness.report.series import render
 from harness.store.reader import is_full
 
 GUIDE = "figures/how-to-read.md"
@@ -106,7 +107,6 @@ def _texts(
         "appendix": appendix,
         "guide": GUIDE,
         "figures": {p.name: (p.alt, links[p.name]) for p in pictures},
-        "inside": {p.name: (p.alt, PurePath(links[p.name]).name) for p in pictures},
     }
     pages = {appendix: "appendix.md.j2", name: "report.md.j2"}
     return links, {to: render.rendered(template, printed) for to, template in pages.items()}

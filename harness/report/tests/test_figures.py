@@ -1,21 +1,22 @@
-"""The figures of a report: what they show, and that none is larger than a screen."""
+"""The figures of a report: titles and drawn numbers agree, and none is larger than a screen."""
 
+import re
 import struct
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.colors import to_hex
 
-from harness.analysis.roofline import OUTSIDE, REST, Stack
-from harness.analysis.statistics import less
-from harness.records import SAME_STEP, Case, Estimate, Match, Measurement, Rule, Run
+from harness import records
+from harness.analysis.overhead import jump, running_mean
+from harness.analysis.roofline import OTHER, OUTSIDE, Stack
+from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
-from harness.report.figures import Picture
+from harness.report.figures import PARTS, Picture, Row
 from harness.report.profile import where_table
-from harness.tests.fake_runs import case, run, sweep, timed, trained
-
-SCREEN = 1300, 660
+from harness.tests.fake_runs import case, run, sweep, timed, to, trained
 
 
 def size(picture: Picture) -> tuple[int, ...]:
@@ -23,131 +24,207 @@ def size(picture: Picture) -> tuple[int, ...]:
     return struct.unpack(">II", picture.png()[16:24])
 
 
-def pictures(run: Run) -> dict[str, Picture]:
+def pictures(run: Run, **suite: Any) -> dict[str, Picture]:
+    run = replace(run, suite=replace(run.suite, **suite))
     return {p.name: p for p in context.build(run, Path("reports"))[1]}
 
 
-def measured(cases: Sequence[Case], **channels: float) -> Run:
-    return run(cases, lambda c: timed(c, float(c.axes["seq_len"]) * 1e-4, telemetry=channels))
+def asks(metric: str, go: float = 1, **known: Any) -> tuple[Rule, ...]:
+    return (Rule(name=metric, metric=metric, go=go, **known),)
 
 
-def test_a_figure_fits_on_a_screen() -> None:
-    cases = [
-        case({"shape": f"heads of {h}", "seq_len": n}, provider=provider)
-        for h in range(3)
-        for n in (8192, 32768, 65536)
-        for provider in ("nsa", "dense")
-    ]
-
-    shown = pictures(measured(cases, gpu_utilisation=0.9, cpu_utilisation=1, gpu_power_w=500))
-
-    assert {"scaling-train-seq-len", "utilisation"} <= shown.keys()
-    assert all(a <= b for p in shown.values() for a, b in zip(size(p), SCREEN, strict=True))
+def titles(picture: Picture) -> str:
+    panels = (axes.get_title(loc="left") for axes in picture.figure.axes)
+    return re.sub(r"\s", " ", picture.figure.get_suptitle() or "; ".join(panels))
 
 
-def test_curves_that_do_not_fit_are_left_to_the_table() -> None:
-    few, many = (measured(sweep(seq_len=[512, 1024, 2048], batch=range(n))) for n in (2, 7))
+def values(picture: Picture, panel: int = 0, marker: str = "oD") -> list[float]:
+    """Where the dots of a panel are, from the first row down."""
+    lines = [one for one in picture.figure.axes[panel].lines if str(one.get_marker()) in [*marker]]
+    return [x for one in lines for x in numbers(one.get_xdata())]
 
-    assert "scaling-train-seq-len" in pictures(few)
-    assert "scaling-train-seq-len" not in pictures(many)
+
+def numbers(data: Any) -> list[float]:
+    return [float(x) for x in data]
 
 
-@pytest.mark.parametrize(
-    ("rules", "label"),
-    [
-        ((Rule(name="r", metric="step_s", go=1, match=Match(criteria={"gc": ("off",)})),),
-         "Slowest judged case a token: nsa, seq_len=1024, gc=off"),
-        ((), "Slowest case a token: nsa, seq_len=1024, gc=on"),
-    ],
-)  # fmt: skip
-def test_utilisation_is_that_of_the_slowest_judged_case(
-    rules: tuple[Rule, ...], label: str
-) -> None:
+def test_a_figure_fits_on_a_screen_and_its_curves_have_names_of_their_own() -> None:
+    grid: dict[str, Any] = {"shape": ["a", "b", "c"], "seq_len": [8192, 32768, 65536]}
+    cases = [c for p in ("nsa", "dense") for c in sweep(provider=p, **grid)]
+    seen = {"gpu_utilisation": 0.6, "cpu_utilisation": 1.0}
+    growth = asks("scaling_exponent", 1.5, axis="seq_len")
+    made = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"]), telemetry=seen))
+    labels = tuple((f"T={n}", to(seq_len=n)) for n in (8192, 32768, 65536))
+
+    for shown in (pictures(made, rules=growth), pictures(made, rules=growth, labels=labels)):
+        assert {"scaling-train-seq-len", "utilisation"} <= shown.keys()
+        assert all(
+            a <= b for p in shown.values() for a, b in zip(size(p), (1300, 660), strict=True)
+        )
+        (legend,) = shown["scaling-train-seq-len"].figure.legends
+        names = [text.get_text() for text in legend.get_texts()]
+        assert len({*names}) == len(names) == 4, "the asked one and those that differ least"
+    assert "scaling-train-seq-len" not in pictures(made), "no rule asks for a growth"
+
+
+def test_the_gpu_waits_in_as_many_cases_as_are_drawn_so() -> None:
     def measure(c: Case) -> list[Measurement]:
-        step_s = float(c.axes["seq_len"]) ** 2 * 1e-7 * (2 if c.axes["gc"] == "on" else 1)
-        return timed(c, step_s, telemetry={"gpu_utilisation": 0.6, "cpu_utilisation": 1})
+        busy = {512: 0.3, 1024: 0.74, 2048: 0.76, 4096: 0.5}[int(c.axes["seq_len"])]
+        seen = {"gpu_utilisation": busy, "cpu_utilisation": 0.5 if busy == 0.5 else 1}
+        return timed(c, 1e-3 * float(c.axes["seq_len"]), telemetry=seen)
 
-    recorded = run(sweep(seq_len=[512, 1024], gc=["off", "on"]), measure)
+    made = run(sweep(seq_len=[512, 1024, 2048, 4096]), measure)
 
-    shown = pictures(replace(recorded, suite=replace(recorded.suite, rules=rules)))
+    drawn = pictures(made, rules=asks("tokens_per_s"))["utilisation"]
 
-    assert shown["utilisation"].alt.startswith(f"{label}; Process 0, on average: GPU busy ")
+    assert values(drawn) == pytest.approx([0.3, 0.5, 0.74, 0.76], rel=0.02)
+    assert values(drawn, 1) == pytest.approx([1, 0.5, 1, 1], rel=0.02)
+    assert titles(drawn) == drawn.alt == "GPU waits for Python in 2 of 4 cases"
+    colours = [name.get_color() for name in drawn.figure.axes[0].get_yticklabels()]
+    assert colours.count(figures.VERMILLION) == 1, "the case that decides the first rule"
+    busy = run(made.suite.cases, lambda c: timed(c, 1, telemetry={"gpu_utilisation": 0.9}))
+    assert "utilisation" not in pictures(busy, rules=asks("tokens_per_s"))
 
 
-def test_a_sampling_too_short_for_the_gpus_counter_has_no_figure() -> None:
+def test_speeds_stand_beside_what_was_seen_and_expected() -> None:
     def measure(c: Case) -> list[Measurement]:
-        seen = timed(c, 1e-3, telemetry={"gpu_utilisation": 0.6, "cpu_utilisation": 1})
-        *before, last = seen[0].phases  # sampling lasts two seconds there
-        short = replace(last, end_s=last.start_s + 0.5)
-        return [replace(m, phases=(*before, short)) for m in seen]
+        return timed(c, {"no": 0.01, "token": 20.0, "gc": 0.02}[str(c.axes["WITH"])], cv=0)
 
-    assert "utilisation" not in pictures(run(sweep(seq_len=[512, 1024]), measure))
+    made = run(sweep(seq_len=[512], WITH=["no", "gc", "token"]), measure)
+    sides = [to(WITH=n) for n in ("no", "gc", "token")]
+    tested = tuple(Suspect(name=str(n), without=sides[0], with_=sides[n]) for n in (1, 2))
+    gap = records.Gap(metric="tokens_per_s", expected=500, seen=11, source="a report")
+
+    drawn = pictures(made, suspects=records.Suspects(gap=gap, tested=tested))["speed"]
+
+    assert values(drawn) == pytest.approx([25.6, 25600, 51200], rel=0.02)
+    assert titles(drawn) == "1 of 3 cases below the 500 tokens/s expected: WITH=token"
+    assert [one.get_xdata() for one in drawn.figure.axes[0].lines[-2:]] == [[11, 11], [500, 500]]
+    low = records.Suspects(gap=replace(gap, expected=22), tested=tested)
+    drawn = pictures(made, suspects=low)["speed"]
+    (least,) = re.findall(r"make ([\d.]+) tokens/s or more; 11 tokens/s were seen", drawn.alt)
+    assert float(least) == pytest.approx(values(drawn)[0], rel=0.005)
 
 
-def test_losses_and_speeds_are_curves_over_the_steps() -> None:
-    cases = sweep(prefill=["batched", "token"])
-    made = run(cases, lambda c: [trained(m) for m in timed(c, 0.05)])
-    short = run(cases, lambda c: [trained(m, steps=3) for m in timed(c, 0.05)])
-    smoke = run(cases, lambda c: [trained(m, steps=20) for m in timed(c, 0.05)])
-    first, rest = cases[0].case_id, made.measurements
-    mixed = [m for m in (*smoke.of(first), *rest) if (m in rest) == (m.case_id != first)]
+def test_a_provider_is_compared_with_the_faster_of_its_rivals() -> None:
+    times = {"nsa": 1.0, "dense": 2.0, "split": 3.0}
+    cases = [c for p in times for c in sweep(provider=p, seq_len=[512, 1024, 2048])]
 
-    drawn = pictures(made)["over-steps"]
+    def measure(c: Case) -> list[Measurement]:
+        grows = {512: 0.4, 1024: 1, 2048: 2}[int(c.axes["seq_len"])]
+        return timed(c, 1e-3 * times[c.provider] * (1 if c.provider == "nsa" else grows), cv=0)
 
-    assert size(drawn) <= (1300, 660)
-    assert drawn.alt.endswith("loss 5.314 to 3.585 in 200 steps")
-    of_two = pictures(replace(made, measurements=tuple(mixed)))["over-steps"].alt
-    assert of_two.startswith("nsa, prefill=token"), "only the longest runs are drawn"
-    assert "over-steps" not in pictures(short)
+    rivals = replace(to(), criteria={"provider": ("dense", "split")})
+    ours = to(provider="nsa")
+    peer = records.Expectation(metric="step_s", match=ours, high=0.5e-3, source="a peer, that day")
+    faster = asks("step_s", 3, match=ours, against=rivals)
+    drawn = pictures(run(cases, measure), rules=faster, expectations=(peer,))["speed"]
+
+    assert values(drawn) == pytest.approx([0.8, 2, 4], rel=0.02)
+    who = "nsa is 0.8.*x to 4.*x as fast as the faster of dense and split, ahead in 2 of 3 cases"
+    met = "“needed: step_s” met in 1 of 3; “a peer” met in 0 of 3"
+    assert re.fullmatch(f"{who}; {met}", titles(drawn))
+    assert values(drawn, marker="|") == [3, 3, 3]
+    assert values(drawn, marker="s") == pytest.approx([1.6, 4, 8], rel=0.02)
+
+
+def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> None:
+    found = zip(("bf16", "fp16"), sweep(precision=["bf16", "fp16"]), strict=True)
+    cases = [replace(c, axes={"precision": p}) for p, c in found]
+
+    def measure(c: Case, steps: int = 200) -> list[Measurement]:
+        fp16 = c.axes["precision"] == "fp16"
+        how: dict[str, Any] = {"not_finite": {"grad_norm": (4,)}} if fp16 else {}
+        how["loss"] = lambda n: 5.5 - n / 100 + 0.2 * fp16
+        how["pace"] = lambda n: 1.0 if n < 120 else 0.8
+        return [trained(m, steps=steps, **how) for m in timed(c, 0.05)]
+
+    apart = asks("loss_last", match=to(precision="fp16"), against=to(precision="bf16"))
+
+    drawn = pictures(run(cases, measure), rules=apart)["over-steps"]
+
+    losses, times = drawn.figure.axes
+    assert numbers(losses.lines[1].get_ydata())[-1] == pytest.approx(0.2, abs=0.02)
+    assert "loss against precision=bf16: precision=fp16 +5.3 %" in titles(drawn)
+    assert [t.get_text().strip() for t in losses.texts] == ["step 4: fp16 overflow, update dropped"]
+    (text,) = {t.get_text().strip() for t in times.texts}
+    assert text.endswith(" at step 120")
+    assert text in titles(drawn)
+    mean = numbers(times.lines[1].get_ydata())
+    assert numbers(times.lines[0].get_xdata()) == [*range(3, 201)], "the first steps compile"
+    ends = [float(t) for t in re.findall(r"([\d.]+) ms", text)]
+    assert ends == pytest.approx([mean[58], mean[-1]], abs=0.06)
+
+    single = pictures(run(cases[:1], measure))["over-steps"]
+    first, last = re.findall(r"\d\.\d{3}", single.alt)[:2]
+    curve = numbers(single.figure.axes[0].lines[1].get_ydata())
+    assert [float(first), float(last)] == pytest.approx([curve[0], curve[-1]], abs=6e-4)
+    assert "over-steps" not in pictures(run(cases, lambda c: measure(c, 15)))
     assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
 
 
-def test_where_the_time_goes_has_a_row_a_part_and_a_bar_a_case() -> None:
-    one = case({"seq_len": 512})
+def test_a_jump_is_found_where_it_is_and_not_in_noise() -> None:
+    noise = [1 + 0.01 * ((7 * i) % 5) for i in range(100)]
 
-    def of(value: float, half: float) -> Estimate:
-        low, high = value - half, value + half
-        return Estimate(value=value, low=low, high=high, processes=3, samples=60)
+    assert jump([*noise, *(0.9 * x for x in noise)]) == 100
+    assert jump(noise) == jump([x * (1 + i / 500) for i, x in enumerate(noise)]) == 0
+    assert jump(noise[:10]) == 0
+    assert running_mean([1, 2, 3, 6], 2) == [1, 1.5, 2.5, 4.5]
 
-    parts = {"select": 0.06, "gate": 0.0005, OUTSIDE: 0.0395}
-    found = [
-        Stack(case=one, step_s=0.1, parts=parts, note="as without replay"),
-        Stack(case=one, step_s=0.04, parts={"select": 0.03, "window": 0.012}, alone=True),
-        Stack(case=one, step_s=0.04, parts={"select": 0.004}, note=f"{SAME_STEP}, but for 1"),
-        Stack(case=one, step_s=0.04, parts={"select": 0.004}, note=SAME_STEP),
-        Stack(
-            case=one,
-            step_s=0.1,
-            parts={"select": 0.03, "window": -0.001, REST: 0.071},
-            added={
-                "select": less(of(0.1, 0.002), of(0.07, 0.001)),
-                "window": less(of(0.1, 0.002), of(0.101, 0.003)),
-            },
-        ),
-    ]
-    names = {one.case_id: "paper shape"}
 
-    table, picture = where_table(found, names), figures.where(found, names)
+def where(*found: Stack, asked: tuple[str, ...] = ()) -> Picture:
+    drawn = figures.where(found, {s.case.case_id: "a long name, " * 5 for s in found}, asked)
+    assert drawn is not None
+    return drawn
+
+
+def test_where_the_time_goes_adds_up_and_a_part_has_one_colour_everywhere() -> None:
+    one, two = case({"seq_len": 512}), case({"seq_len": 1024})
+    parts = {"select": 0.06, "gate": 0.0005, "norm": 0.01, OUTSIDE: 0.0295}
+    long = Stack(case=one, step_s=0.1, parts=parts, note="as without replay")
+    short = Stack(case=two, step_s=0.04, parts={"window": 0.03, OUTSIDE: 0.01}, note=SAME_STEP)
+
+    table = where_table([long, short], {one.case_id: "paper shape", two.case_id: "short"})
+    picture = where(long, short)
 
     assert table is not None
-    assert [row[0] for row in table.rows] == ["select", "window", OUTSIDE, REST, "**step**"]
-    assert [row[1] for row in table.rows] == [
-        "60.0 ms (60 %)",
-        "–",
-        "39.5 ms (40 %)",
-        "–",
-        "100 ms",
-    ]
-    assert [row[5] for row in table.rows[:2]] == [
-        "30.0 ms [28.3 … 31.7] (30 %)",
-        "-1.00 ms, may be 0 (-1 %)",
-    ]
-    assert table.remarks[:2] == ("All: paper shape.", "paper shape: as without replay.")
-    assert "sum less whole 2.00 ms (5 %)" in table.remarks[2]
-    assert "The other 71.0 ms (71 %) are the rest of the model" in table.remarks[3]
-    assert table.remarks[4:] == ()
-    assert picture is not None
-    assert picture.alt == "paper shape: 60 % of 100 ms are select"
-    assert figures.where(found[4:], names).alt == "paper shape: 30 % of 100 ms are select"  # type: ignore[union-attr]
-    assert where_table([], {}) is None
-    assert figures.where([], {}) is None
+    assert table.columns == ("part", ">paper shape", ">short")
+    assert table.rows[0] == ("window", "–", "30.0 ms (75 %)")
+    assert table.remarks == ("paper shape: as without replay.",)
+    assert titles(picture).endswith("name, : select runs for 60.0 ms of 100 ms (60 %)")
+    widths = [bar.get_width() for bar in picture.figure.axes[0].patches]  # type: ignore[attr-defined]
+    assert widths == pytest.approx([0.6, 0.0105 / 0.1, 0.295, 0.75, 0.25])
+    (legend,) = picture.figure.legends
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["select", "window", OTHER, OUTSIDE], "only parts that are drawn"
+    looks = [(to_hex(b.get_facecolor()), b.get_hatch()) for b in legend.get_patches()]
+    assert looks == [(to_hex(c), h) for c, h in (PARTS[name] for name in shown)]
+    assert len({*PARTS.values()}) == len(PARTS)
+    assert "window runs for 30.0 ms of 40.0 ms" in where(long, short, asked=(two.case_id,)).alt
+    idle = replace(long, parts={"select": 0.01, OUTSIDE: 0.09})
+    assert "no kernel runs for 90.0 ms" in where(idle).alt
+    assert (where_table([], {}), figures.where([], {})) == (None, None)
+
+
+def test_labels_of_parts_lie_inside_their_bars() -> None:
+    parts = {name: 0.01 * (1 + i) for i, name in enumerate([*PARTS][:8])}
+    figure = where(Stack(case=case({}), step_s=sum(parts.values()), parts=parts)).figure
+
+    figure.draw_without_rendering()
+
+    bars = [bar.get_window_extent() for bar in figure.axes[0].patches]
+    labels = [t.get_window_extent() for t in figure.axes[0].texts if "%" in t.get_text()]
+    assert labels
+    assert all(any(b.x0 <= t.x0 and t.x1 <= b.x1 for b in bars) for t in labels)
+
+
+def test_a_dot_has_its_interval_or_the_range_of_two_processes() -> None:
+    three = Estimate(value=2, low=1.7, high=2.4, processes=3, samples=9, each=(1.9, 2, 2.1))
+    two = replace(three, processes=2, each=(2.1, 1.9))
+    rows = [Row("a", (three,), False, {}), Row("b", (two,), True, {})]
+    panel = figures.Panel("speed", str, {"needed": 3})
+
+    (axes,) = figures.dots("speed", rows, [panel], "a message").figure.axes
+
+    bars = [of for one in axes.lines if len(of := numbers(one.get_xdata())) == 2]
+    assert bars == [[1.7, 2.4], [1.9, 2.1], [3, 3]]

@@ -131,7 +131,7 @@ def test_without_a_gpu_the_time_of_the_host_is_shown() -> None:
     assert section(on_a_cpu)["bottlenecks"] is None
 
 
-def test_a_limited_clock_is_named_and_a_ratio_is_also_in_cycles() -> None:
+def test_a_limited_clock_is_named() -> None:
     def measure(c: Case) -> list[Measurement]:
         dense = c.provider == "dense"
         seen = {"gpu_sm_clock_hz": 1.0e9 if dense else 1.9e9, "gpu_utilisation": 0.99}
@@ -155,7 +155,6 @@ def test_a_limited_clock_is_named_and_a_ratio_is_also_in_cycles() -> None:
     (limited,) = [row for row in table.rows if "power limit" in row[0]]
     assert "dense, seq_len=512" in limited[2]
     assert "of 1,980 MHz, limited by power in " in limited[2]
-    assert "4.0x faster than dense in time and 2.1x faster in cycles" in table.remarks[0]
 
 
 def test_cases_with_equal_counts_share_a_row() -> None:

@@ -11,7 +11,7 @@ from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import context, failures, tables
-from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import ended, environment, run, sweep, timed
 
 
 def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
@@ -70,18 +70,6 @@ def test_a_failed_case_is_not_said_to_have_run_as_the_others() -> None:
     _, table = tables.effective(summarise(run(sweep(gc=["off", "on"]), measure)))
 
     assert [row[1] for row in table.rows] == ["as above", "not available (timeout)"]
-
-
-def test_the_timeline_adds_up_to_the_wall_time() -> None:
-    recorded = run([case({"gc": "off"})], lambda c: timed(c, 0.05, processes=1))
-    live = recorded.measurements[0].wall_s
-
-    of_processes = tables.timeline(recorded).rows
-    whole = tables.timeline(replace(recorded, wall_s=2 * live)).rows
-
-    assert [row[0] for row in whole[:-1]] == [row[0] for row in of_processes]
-    assert of_processes[-1][:2] == ("launch and exit", "400 ms")
-    assert whole[-1][2] == "50 %"
 
 
 def test_what_did_not_run_has_its_reason() -> None:

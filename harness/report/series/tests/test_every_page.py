@@ -7,6 +7,7 @@ import pytest
 
 from harness.cli import report as command
 from harness.errors import HarnessError
+from harness.records import Rule
 from harness.report.series import every_page, pages
 from harness.report.series.pages import Made
 from harness.store import reader
@@ -72,7 +73,9 @@ def test_the_last_line_of_a_page_says_how_it_was_made() -> None:
 
 def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    asked = run(sweep(seq_len=[512, 1024, 2048]), lambda c: timed(c, float(c.axes["seq_len"])))
+    growth = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=2)
+    cases = sweep(seq_len=[512, 1024, 2048])
+    asked = run(cases, lambda c: timed(c, float(c.axes["seq_len"])), rules=(growth,))
     command.written(reader.load(runs, store(runs, asked)), tmp_path)
     (figure,) = (tmp_path / "figures").glob("*.png")
     figure.write_bytes(b"of another version of matplotlib")

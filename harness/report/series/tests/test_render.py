@@ -10,7 +10,8 @@ import jinja2
 import pytest
 
 from harness.errors import ReportError
-from harness.report import markdown, render
+from harness.report import markdown
+from harness.report.series import render
 
 DAY = date(2026, 11, 21)
 NAME = "2026-11-21 Test Engineer Report - Small v{}.md"
