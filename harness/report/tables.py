@@ -35,10 +35,10 @@ from harness.report.text import (
 )
 from harness.report.verdict_text import margin_text, requirement_text, rule_sentence, word
 
-MAX_AXIS_COLUMNS, MAX_ROWS = 4, 12
+MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
-_DETAILS = ("step_cycles", *OVER_STEPS)
-"""Metrics only of the table of details: another one in another unit, or of a table of their own."""
+_SHOWN = ("tokens_per_s", "step_s", "gpu_utilisation", "cpu_utilisation", "peak_memory_bytes")
+"""Metrics on the page; the appendix has all."""
 NONE = "–"
 _TITLES = {m.name: m.title for m in METRICS.values()} | {
     "cpu_utilisation": "CPU cores",
@@ -71,8 +71,8 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     """Speed, utilisation and memory of one workload's cases.
 
     Args:
-        intervals: Every metric with its interval; otherwise only tokens/s and step time have one,
-            which keeps the table narrow.
+        intervals: Every metric with its interval; otherwise some, and only tokens/s and step time
+            have one, which keeps the table narrow.
     """
     cases = [s.case for s in summaries]
     axes = varying(cases)
@@ -86,15 +86,17 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     known = [*timed, *(name for name in free if name not in METRICS)]
     metrics = [m for m in known if any(m in s.metrics or timeout_bound(s, m) for s in summaries)]
     if not intervals:
-        metrics = [m for m in metrics if m not in _DETAILS]
+        metrics = [m for m in metrics if m in _SHOWN or m not in METRICS]
     rows = []
     for s in summaries:
         first = [names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
         if heads[0] == "provider":
             first[0] = run.suite.provider(s.case.workload, s.case.provider)
-        rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), _count(s)))
+        count = (_count(s),) if intervals else ()
+        rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), *count))
     named = titles(cases)
-    columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), ">n")
+    last = (">n",) if intervals else ()
+    columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), *last)
     remarks = () if intervals else (" ".join(_missing(summaries, run)),)
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, remarks)))
 
@@ -354,7 +356,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
     if plan is None:
         return None
     columns = [f">time to {plan.steps:,} steps [95 %]"]
-    units_of: list[Callable[[float], str]] = [units.duration]
+    units_of: list[Callable[[float], str]] = [_hours]
     if (price := plan.usd_per_gpu_hour) is not None:
         columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
         units_of.append(partial(_dollars, usd_per_hour=price))
@@ -379,7 +381,7 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run) -> str:
     seconds = plan.steps * min(steps)
     price = plan.usd_per_gpu_hour
     paid = f" ({_dollars(seconds, price)})" if price else ""
-    return f" {plan.steps:,} steps take {units.duration(seconds)}{paid} at best."
+    return f" {plan.steps:,} steps take {_hours(seconds)}{paid} at best."
 
 
 # --- cells -------------------------------------------------------------------------------
@@ -422,7 +424,7 @@ def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
     """Why metrics are missing from cases that ended ok."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     ranks = {s.case.case_id for s in ok if s.case.program and s.case.program.world_size}
-    named = [m for m in METRICS.values() if m.of_case and not m.counted and m.name not in _DETAILS]
+    named = [m for m in METRICS.values() if m.name in _SHOWN]
     reasons = (
         (_TITLES[m.name], why_absent(s, run.of(i), run.environment, m.name), i)
         for m in named
@@ -487,6 +489,12 @@ def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> 
     return _unknown(outcome_name(s.outcome))
 
 
+def _hours(seconds: float) -> str:
+    """`4.9 h`: one unit, whatever the length; shorter times in minutes."""
+    hours = seconds / units.HOUR_S
+    return f"{units.number(hours)} h" if hours >= 1 else f"{units.number(60 * hours)} min"
+
+
 def _dollars(seconds: float, usd_per_hour: float) -> str:
     usd = seconds / units.HOUR_S * usd_per_hour
-    return f"${usd:,.2f}" if usd < 1000 else f"${usd:,.0f}"
+    return f"${usd:,.2f}" if usd < 10 else f"${units.number(usd, 3)}"

@@ -246,7 +246,7 @@ def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
         together,
         "`A`, 1 against 0: at least 47x faster (2 pairs, B=1).",
     ]
-    assert section["table"].rows[0][3:5] == ("under 11.4 (timeout)", "over 45 s (timeout)")
+    assert section["table"].rows[0][1:3] == ("under 11.4 (timeout)", "over 45 s (timeout)")
 
 
 def test_a_table_in_which_every_case_timed_out_has_their_bounds() -> None:
@@ -254,7 +254,7 @@ def test_a_table_in_which_every_case_timed_out_has_their_bounds() -> None:
 
     table = values(late)["asked"][0]["table"]
 
-    assert table.columns[1:] == (">step time", ">n")
+    assert table.columns[1:] == (">step time",)
     assert {row[1] for row in table.rows} == {"over 45 s (timeout)"}
 
 

@@ -26,7 +26,7 @@ def test_all_pages_are_those_of_their_records_and_the_newest_are_listed(tmp_path
     named = [ids[1], ids[2], ids[2], ids[3], ids[4]]
     paths = [command.written(reader.load(runs, run_id), tmp_path) for run_id in named]
     before = [path.read_text(encoding="utf-8") for path in paths]
-    paths[1].write_text(before[1].replace("measured", "GO"), encoding="utf-8")
+    paths[1].write_text(before[1].replace("Trust", "Doubt"), encoding="utf-8")
     (tmp_path / "README.md").write_text(README)
     (appendix, *_) = sorted((tmp_path / "figures").glob("*.md"))
     appendix.unlink()
