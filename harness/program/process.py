@@ -223,8 +223,7 @@ class Tail:
 class Lines:
     """Cuts one stream into lines."""
 
-    def __init__(self, longest: int = MAX_LINE_BYTES) -> None:
-        self._longest = longest
+    def __init__(self) -> None:
         self._begun = b""
 
     def feed(self, chunk: bytes) -> Iterator[str]:
@@ -245,7 +244,7 @@ class Lines:
 
     def _cut(self, piece: bytes) -> bytes:
         """The line so far and this piece, up to the longest line."""
-        room = self._longest - len(self._begun)
+        room = MAX_LINE_BYTES - len(self._begun)
         return self._begun + piece[:room] if room > 0 else self._begun
 
 

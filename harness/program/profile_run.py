@@ -132,9 +132,14 @@ class _HookedRun:
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
         spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
-        self.more_steps = min(MORE_STEPS, spare)
-        spare_s = (spare - self.more_steps) * timed.step_s
-        self.profile_s = min(PROFILE_S, order.case.settings.sample_s, spare_s)
+        more_steps = min(MORE_STEPS, spare)
+        spare_s = (spare - more_steps) * timed.step_s
+        self.profile: Mapping[str, Any] = {
+            "step_s": timed.step_s,
+            "profile_s": min(PROFILE_S, order.case.settings.sample_s, spare_s),
+            "more_steps": more_steps,
+            "trace": order.trace,
+        }
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -147,15 +152,12 @@ class _HookedRun:
                 step=self.program.steps.step if self.program.steps else "",
                 by_lines=bool(self.timed.by_lines),
                 skip=self.skip,
-                step_s=self.timed.step_s,
-                profile_s=self.profile_s,
-                more_steps=self.more_steps,
+                profile=self.profile,
                 ends_at=self.ends_at,
                 folders=self.order.first,
                 elsewhere=self.order.elsewhere,
                 variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
                 options=tuple(self.program.carried.values()),
-                trace=self.order.trace,
             )
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")

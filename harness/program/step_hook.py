@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,12 +49,8 @@ class HookOrder:
     """Whether each such line is one step; else steps of the first optimizer count."""
     skip: int
     """Steps to skip."""
-    step_s: float
-    """Typical time of a step."""
-    profile_s: float
-    """Time to fill with profiled steps."""
-    more_steps: int = 0
-    """Steps that may be counted beyond two."""
+    profile: Mapping[str, Any]
+    """Fields of a ProfileRequest, without the time left."""
     ends_at: float
     """time.monotonic after which the answer is not used."""
     folders: tuple[str, ...] = ()
@@ -64,8 +60,6 @@ class HookOrder:
     variables: tuple[str, ...] = ()
     """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
     options: tuple[str, ...] = ()
-    trace: str = ""
-    """File for a Chrome trace of the profiled steps; empty if none is wanted."""
 
 
 def watch(order: Path, note: Note) -> None:
@@ -147,13 +141,7 @@ class StepHook:
             return
         if self._profiling is None:
             left_s = self._asked.ends_at - time.monotonic()
-            ask = profile.ProfileRequest(
-                step_s=self._asked.step_s,
-                time_left_s=left_s,
-                profile_s=self._asked.profile_s,
-                more_steps=self._asked.more_steps,
-                trace=self._asked.trace,
-            )
+            ask = profile.ProfileRequest(time_left_s=left_s, **self._asked.profile)
             self._profiling = profile.requests(ask)
         try:
             next(self._profiling)

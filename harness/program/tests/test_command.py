@@ -350,8 +350,9 @@ sys.stdout.write("y" * 5_000_000)
     assert m.telemetry is not None
 
 
-def test_lines_are_cut_at_any_end_and_at_their_longest() -> None:
-    lines = Lines(longest=8)
+def test_lines_are_cut_at_any_end_and_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.program.process.MAX_LINE_BYTES", 8)
+    lines = Lines()
 
     found = [*lines.feed(b"one\r\ntw"), *lines.feed(b"o\rthree\n\n"), *lines.feed(b"x" * 20)]
     found += [*lines.feed(b"yy\nend"), *lines.rest(), *lines.rest()]

@@ -287,7 +287,7 @@ def test_reads_of_variables_and_options_are_noted(
     program: str, known: dict[str, bool], tmp_path: Path
 ) -> None:
     asked = HookOrder(
-        step="", by_lines=True, skip=0, step_s=1.0, profile_s=0.0, ends_at=0.0,
+        step="", by_lines=True, skip=0, profile={}, ends_at=0.0,
         variables=("NSA_X",), options=("--n", "--lr", "-b"),
     )  # fmt: skip
     (tmp_path / sitecustomize.ORDER).write_text(json.dumps(asdict(asked)))

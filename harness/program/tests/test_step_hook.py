@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,14 @@ from harness.records import (
 class HookedSteps:
     """Steps of this process, its hook and the notes of that."""
 
-    def __init__(self, folder: Path, *, by_lines: bool = True, skip: int = 2) -> None:
+    def __init__(self, folder: Path, *, by_lines: bool = True, more_steps: int = 0) -> None:
         self.folder = folder
         self.notes: list[dict[str, Any]] = []
         self.model = nn.Linear(3, 3)
         self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]
         asked = HookOrder(
-            step=r"step (?P<step>\d+)", by_lines=by_lines, skip=skip, step_s=0.05, profile_s=0.1,
+            step=r"step (?P<step>\d+)", by_lines=by_lines, skip=2,
+            profile={"step_s": 0.05, "profile_s": 0.1, "more_steps": more_steps},
             ends_at=time.monotonic() + 60,
         )  # fmt: skip
         self.hook = StepHook(asked, folder, lambda **note: self.notes.append(note))
@@ -79,8 +79,7 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
 def test_steps_that_differ_are_counted_as_far_as_the_program_goes(
     more: int, tmp_path: Path
 ) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.hook._asked = replace(hooked.hook._asked, more_steps=more)
+    hooked = HookedSteps(tmp_path, more_steps=more)
     for number in range(1, 7 + more):
         for _ in range(number):
             torch.zeros(1)
