@@ -71,9 +71,9 @@ def judge(
 ) -> Verdict:
     """Judge a run by its suite's rules and by the built-in rules.
 
-    The worst rule that applies and counts decides, in the order NO-GO, INCONCLUSIVE, CONDITIONAL,
-    GO. If all stated rules are for other GPUs, or the question is about another GPU, the verdict is
-    INCONCLUSIVE or NO-GO.
+    The worst rule that applies, counts and asks for a part that decides is the verdict, in the
+    order NO-GO, INCONCLUSIVE, CONDITIONAL, GO. If all stated rules are for other GPUs, or the
+    question is about another GPU, the verdict is INCONCLUSIVE or NO-GO.
     """
     stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
     by_id = {s.case.case_id: s for s in summaries}
@@ -89,12 +89,12 @@ def judge(
         every_case_ran = replace(every_case_ran, findings=findings)
     there = [s for s in summaries if not s.stop]
     expected = _expected(assess(suite, environment, there), by_id, environment)
-    results = (every_case_ran, *_attested(summaries), *expected, *stated)
-    worst = min(
-        (r for r in results if r.applies and r.counts), key=lambda r: WORST_FIRST.index(r.decision)
-    )
+    found = (every_case_ran, *_attested(summaries), *expected, *stated)
+    parts = ("", *suite.deciding)
+    results = tuple(replace(r, beside=parts[1:] != () and r.asks not in parts) for r in found)
+    worst = min((r for r in results if r.decides), key=lambda r: WORST_FIRST.index(r.decision))
     elsewhere = suite.decides_for and not gpu_matches(suite.decides_for, environment.device_name)
-    unasked = stated and not any(r.applies for r in stated)
+    unasked = stated and not any(r.applies and not r.beside for r in results if r.stated)
     unknown = (elsewhere or unasked) and worst.decision is not Decision.NO_GO
     whole = len(suite.cases) + suite.left_out
     return Verdict(
@@ -212,20 +212,22 @@ def _expected(
     summaries: Mapping[str, CaseSummary],
     environment: Environment,
 ) -> Iterator[RuleResult]:
-    """Whether the expectations that count are met. Those for other GPUs are not asked."""
-    counting = [a for a in assessments if a.expectation.counts is not Weight.NOTE]
-    asked = [a for a in counting if a.judgement is not Judgement.OTHER_GPU]
-    parts = {a.expectation.asks for a in asked or counting}
-    part = parts.pop() if len(parts) == 1 else ""
-    if counting and not asked:
-        device = environment.device_name
-        yield replace(_not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=device), asks=part)
-    elif asked:
-        about = [_as_expected(a, summaries[a.case_id].case) for a in asked]
-        decision, decisive = _settle(about, WORST_FIRST)
-        yield RuleResult(
-            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(about), asks=part
+    """Whether the expectations that count are met, for each part of the question that they ask.
+    Those for other GPUs are not asked."""
+    parts: dict[str, list[Assessment]] = {}
+    for a in assessments:
+        if a.expectation.counts is not Weight.NOTE:
+            parts.setdefault(a.expectation.asks, []).append(a)
+    for part, counting in parts.items():
+        asked = [a for a in counting if a.judgement is not Judgement.OTHER_GPU]
+        found = [_as_expected(a, summaries[a.case_id].case) for a in asked]
+        decision, decisive = _settle(found, WORST_FIRST)
+        result = RuleResult(
+            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(found)
         )
+        if not asked:
+            result = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=environment.device_name)
+        yield replace(result, asks=part)
 
 
 _AS_EXPECTED = {

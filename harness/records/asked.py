@@ -168,6 +168,8 @@ class Rule:
     """What a pair does to the verdict if the other case has no value."""
     counts: Weight = Weight.FAIL
     """What the rule does to the verdict: `condition` makes it CONDITIONAL at worst."""
+    condition: str = ""
+    """What a person must keep to if the verdict is CONDITIONAL by this rule: `train in bf16`."""
     over: str = "all"
     """For scaling_exponent: the whole curve, or its last two lengths. A curve that steepens is
     always judged by its last two."""
@@ -300,6 +302,8 @@ class Suite:
     """The parts of the question, by the name that rules ask; empty if it has none."""
     decides_for: str = ""
     """Pattern of the GPU that the question is about; a run on another one is never GO."""
+    deciding: tuple[str, ...] = ()
+    """The parts of the question that decide; all if empty."""
     peers: tuple[str, ...] = ()
     """Providers that are not the subject: their failure leaves a gap in a comparison."""
     left_out: int = 0

@@ -189,6 +189,12 @@ class RuleResult:
     """False if the suite only notes the answer."""
     asks: str = ""
     """The part of the suite's question that it answers."""
+    beside: bool = False
+    """Whether its part of the question does not decide."""
+
+    @property
+    def decides(self) -> bool:
+        return self.applies and self.counts and not self.beside
 
     @property
     def slow(self) -> tuple[Finding, ...]:
@@ -236,15 +242,15 @@ class Verdict:
     @property
     def asked(self) -> bool:
         """Whether a rule of the suite, not only one that every suite has, was asked."""
-        return any(r.applies and (r.stated or r.asks) for r in self.rules)
+        return any(r.applies and not r.beside and (r.stated or r.asks) for r in self.rules)
 
     @property
     def decided_by(self) -> str:
         if self.rule is None:
             return "no applicable rule"
-        applied = [r for r in self.rules if r.applies and r.counts]
-        if self.rule.decision is Decision.GO and len(applied) > 1:
-            return f"all {len(applied)} rules"
+        decided = sum(r.decides for r in self.rules)
+        if self.rule.decision is Decision.GO and decided > 1:
+            return f"all {decided} rules"
         return self.rule.rule
 
     @property

@@ -179,7 +179,7 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
 
 def deciding(v: Verdict) -> RuleResult | None:
     """The rule of the worst decision: one with a number before one without, a missed one first."""
-    counted = [r for r in v.rules if r.applies and r.counts]
+    counted = [r for r in v.rules if r.decides]
     if not counted or v.rule is None:
         return None
     worst = [r for r in counted if r.decision is v.rule.decision]

@@ -28,7 +28,7 @@ from harness.analysis.suspects import (
     together,
 )
 from harness.records import CaseSummary, Run, Suite, Verdict, Weight
-from harness.report import answer, remedies, steadiness, tables, text
+from harness.report import answer, remedies, steadiness, tables, text, verdict_text
 from harness.report.answer import Part
 from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
@@ -158,7 +158,7 @@ def _screen(of: Study) -> dict[str, object]:
     return {
         "outcome": answer.outcome(of.parts, of.shown),
         "lines": lines,
-        "status": text.status(v, run.environment),
+        "status": verdict_text.status(v, run),
         "parts": answer.parts_table(of.parts),
         "answers": (
             *answer.beside(of.shown, suite, of.assessments),

@@ -31,7 +31,7 @@ Line = tuple[str, str]
 def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
     """The verdict in one sentence, and the rules that are not met."""
     v = named(verdict, run.suite)
-    decided = [r for r in v.rules if r.applies and r.counts]
+    decided = [r for r in v.rules if r.decides]
     unmet = [r for r in decided if r.decision is not Decision.GO]
     said = f"{verdict_sentence(v, 1)}{_checked(run)}" if len(unmet) < 2 else ""
     yield "Verdict", f"{v.said}: {said or f'{len(unmet)} of {len(decided)} rules are not met'}"

@@ -25,7 +25,6 @@ from harness.records import (
     Run,
     Stop,
     Suite,
-    Verdict,
 )
 
 Word = Callable[[str], str]
@@ -157,12 +156,6 @@ def alone_command(run: Run, case_id: str, harness: str = "harness") -> str:
 
 def outcome_name(outcome: Outcome | None) -> str:
     return "not run" if outcome is None else outcome.value.replace("_", " ")
-
-
-def status(v: Verdict, environment: Environment) -> str:
-    """`CONDITIONAL on NVIDIA H200`; the verdict names the device where it is not the one asked."""
-    device = environment.gpu.name if environment.gpu else f"CPU ({environment.cpu})"
-    return v.said if v.not_measured else f"{v.said} on {device}"
 
 
 def _names(names: Iterable[str]) -> str:

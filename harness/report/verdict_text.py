@@ -20,6 +20,7 @@ from harness.records import (
     Outcome,
     Rule,
     RuleResult,
+    Run,
     Verdict,
 )
 from harness.report.finding_text import better, finding_sentence
@@ -30,6 +31,7 @@ MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
 LOOSE = 20.0
 """Factor by which a speed passes its limit from which the limit does not test this GPU."""
+TOOTHLESS = "this limit does not test this GPU"
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
@@ -44,6 +46,23 @@ REQUIREMENTS = {
 }
 
 # --- rules and verdict of a suite --------------------------------------------------------
+
+
+def status(v: Verdict, run: Run) -> str:
+    """`GO on NVIDIA H200; open: Does a step grow in proportion to T?`: the verdict, the condition
+    that it has, and each part, or rule without one, that is no yes."""
+    env = run.environment
+    device = env.gpu.name if env.gpu else f"CPU ({env.cpu})"
+    said = v.said if v.not_measured else f"{v.said} on {device}"
+    limits = [r.stated for r in v.rules if r.decides and r.decision is Decision.CONDITIONAL]
+    conditions = [s.condition for s in limits if s and s.condition]
+    rest: dict[str, dict[str, None]] = {}
+    for r in v.rules:
+        if r.applies and r.counts and word(r) != YES:
+            name = run.suite.parts.get(r.asks, r.rule)
+            rest.setdefault(word(r), {})[name] = None
+    others = (f"{name}: {' '.join(parts)}" for name, parts in rest.items())
+    return "; ".join([": ".join([said, *conditions]), *others])
 
 
 def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:
@@ -277,7 +296,7 @@ def margin_text(result: RuleResult) -> str:
     over = min(v / stated.go if stated.higher_is_better else stated.go / v for v in values)
     if over < LOOSE:
         return ""
-    return f", met {units.factor(over)} over: this limit does not test this GPU"
+    return f", met {units.factor(over)} over: {TOOTHLESS}"
 
 
 def _times(ratio: float) -> str:

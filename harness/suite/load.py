@@ -132,7 +132,8 @@ def loads(
         **model.model_dump(include={"title", "subject", "device"}),
         question=whole,
         parts=parts,
-        decides_for=model.decides_for or "",
+        decides_for=model.deciding.gpu,
+        deciding=tuple(model.deciding.parts),
         peers=tuple(model.peers),
         labels=tuple((one.name, one.match) for one in model.labels),
         axis_names=model.axis_names,
@@ -281,13 +282,13 @@ def _unasked(model: SuiteModel) -> Iterator[Problem]:
         *(("verdict", i, r.asks) for i, r in enumerate(model.verdict) if r.asks),
     ]
     diagnosed = model.suspects.asks if model.suspects else None
-    if diagnosed and diagnosed not in parts:
-        text = f"question has no part {diagnosed!r}"
-        yield Problem(("suspects", "asks"), text, nearest(diagnosed, [*parts]))
-    for key, i, part in asked:
+    named: list[tuple[Loc, str]] = [((key, i, "asks"), part) for key, i, part in asked]
+    named += [(("decides_for", "parts", i), p) for i, p in enumerate(model.deciding.parts)]
+    if diagnosed:
+        named.append((("suspects", "asks"), diagnosed))
+    for place, part in named:
         if part not in parts:
-            text = f"question has no part {part!r}"
-            yield Problem((key, i, "asks"), text, nearest(part, [*parts]))
+            yield Problem(place, f"question has no part {part!r}", nearest(part, [*parts]))
     for part in parts:
         if part not in (diagnosed, *(name for _, _, name in asked)):
             remedy = f"Add `asks: {part}` to the rule or expectation that answers it."

@@ -351,6 +351,15 @@ class RequiresModel(Form):
         return flat
 
 
+class DecidesFor(Form):
+    """What decides; the other answers stand beside the verdict."""
+
+    gpu: Text = ""
+    """Pattern of the GPU that the question is about. A run on another GPU is never GO."""
+    parts: list[Name] = []
+    """The parts of the question that decide; all if absent."""
+
+
 class SuiteModel(Form):
     """What to measure, what is expected, and which rules decide."""
 
@@ -361,8 +370,8 @@ class SuiteModel(Form):
     """Part of the report's file name."""
     question: Text | Annotated[dict[Name, Text], Field(min_length=1)]
     """The question that the suite answers, or its parts by name: some rule asks each of them."""
-    decides_for: Text | None = None
-    """Pattern of the GPU that the question is about. A run on another GPU is never GO."""
+    decides_for: Text | DecidesFor = Field(default_factory=DecidesFor)
+    """Pattern of the GPU that the question is about, or what decides."""
     labels: list[LabelModel] = []
     """Short names for cases in the answer of a report: all that fit a case are joined; of those
     that name the same axis, the first."""
@@ -385,6 +394,11 @@ class SuiteModel(Form):
     cost: Cost | None = None
     suspects: Diagnosis | None = None
     """What could explain a number that somebody saw."""
+
+    @property
+    def deciding(self) -> DecidesFor:
+        given = self.decides_for
+        return DecidesFor(gpu=given) if isinstance(given, str) else given
 
     @property
     def needs(self) -> list[RequiresModel]:

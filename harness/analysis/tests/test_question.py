@@ -69,6 +69,19 @@ def of(verdict: Verdict, name: str = RATIO.name) -> RuleResult:
     return found
 
 
+@pytest.mark.parametrize(
+    ("deciding", "dense_s", "decision"),
+    [("", 2.0, INCONCLUSIVE), ("fast", 2.0, GO), ("fast", 0.5, GO), ("fast slow", 0.5, NO_GO)],
+)
+def test_the_parts_that_decide_are_the_verdict(
+    deciding: str, dense_s: float, decision: Decision
+) -> None:
+    floor = Rule(name="floor", metric="tokens_per_s", go=500, asks="fast", match=RATIO.match)
+    rules = (floor, replace(RATIO, asks="slow"))
+    found = judged({"nsa": 1.0, "dense": dense_s}, rules=rules, deciding=(*deciding.split(),))
+    assert found.decision is decision
+
+
 # --- ratios ------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.analysis import verdict as gate
 from harness.records import Run
-from harness.report import text
+from harness.report import verdict_text
 from harness.report.figures import Picture
 from harness.report.markdown import table_cell
 from harness.report.series import pages
@@ -94,7 +94,7 @@ def _table(every: list[Page]) -> str:
             git = p.run.environment.git
             commit = f"`{git.commit[:10]}`" if git else "unknown"
             link = f"[{p.run.started_at[:10]} {p.made.mark}](<{p.path.name}>)"
-            status = text.status(gate.of_run(p.run)[1], p.run.environment)
+            status = verdict_text.status(gate.of_run(p.run)[1], p.run)
             cells = f"`{suite}`", table_cell(device), link, table_cell(status), commit
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

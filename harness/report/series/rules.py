@@ -19,7 +19,7 @@ def judged_by(rules: str, run: Run) -> Run:
             f"{suite.path} has no case of {run.run_id}, so its rules say nothing about it"
         )
     own = (
-        *("question", "parts", "decides_for", "peers", "labels"),
+        *("question", "parts", "decides_for", "deciding", "peers", "labels"),
         *("axis_names", "provider_names"),
         *("expectations", "rules", "cost", "suspects"),
     )
