@@ -127,12 +127,13 @@ class Expectation:
     metric: str
     match: Match = field(default_factory=Match)
     gpu: str = "*"
-    """Pattern (fnmatch) of the GPU name that the expectation is for; `cpu` for no GPU."""
+    """Pattern of the GPU that the number is for: `A100` means `*A100*`; `cpu` for no GPU."""
     low: float | None = None
     high: float | None = None
     source: str = ""
+    """Where the number comes from."""
     asks: str = ""
-    """The part of the suite's question that it answers."""
+    """The part of the question that it answers."""
     counts: Weight = Weight.NOTE
 
 

@@ -1,14 +1,23 @@
 """The part of a suite file that decides: expectations, rules, suspects, labels and cost."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
 
-from harness.records import METRICS, CostPlan, Gap, Match, Rule, Suspect, Suspects, Weight
+from harness.records import (
+    METRICS,
+    CostPlan,
+    Expectation,
+    Gap,
+    Match,
+    Rule,
+    Suspect,
+    Suspects,
+    Weight,
+)
 from harness.suite.fields import (
     Form,
-    Matching,
     Positive,
     Some,
     SomeMatching,
@@ -36,48 +45,36 @@ class RangeModel(Form):
         return self
 
 
-if TYPE_CHECKING:
-    _Bounds = Form
-else:
-    _Bounds = create_model(
-        "_Bounds",
-        __base__=Form,
-        **{
-            m.name: (RangeModel | None, Field(default=None, description=m.about or None))
-            for m in METRICS.values()
-            if m.of_case
-        },
-    )
-
-
+_BOUNDS: dict[str, Any] = {
+    m.name: (RangeModel | None, Field(default=None, description=m.about or None))
+    for m in METRICS.values()
+    if m.of_case
+}
 WeightOf = Literal["fail", "condition", "note"]
+_ExpectationForm = create_model(
+    "Expectation",
+    __doc__=Expectation.__doc__,
+    __base__=form_of(Expectation, leave=("metric", "low", "high"), counts=WeightOf),
+    counts=(WeightOf, Field(default="condition", description="What a miss does to the verdict.")),
+    source=(Text, Field(description="A report, a data sheet or a runbook, with its date.")),
+    **_BOUNDS,
+)
 
 
-class ExpectationModel(_Bounds):
-    """An expected range of one metric for some cases on a GPU, with its source."""
+def _expectation(form: Any) -> Expectation:
+    """The expectation of a form with one metric."""
+    named = form.model_fields_set & METRICS.keys()
+    if len(named) != 1:
+        raise wrong("must name exactly one metric", remedy=f"Metrics: {', '.join(_BOUNDS)}.")
+    (metric,) = named
+    stated = {name: value for name, value in form if name not in METRICS}
+    stated |= getattr(form, metric).model_dump()
+    return Expectation(**stated | {"metric": metric, "counts": Weight(form.counts)})
 
-    match: Annotated[Matching, Field(default_factory=Match)]
-    counts: WeightOf = "condition"
-    """What a miss does to the verdict: `fail`, `condition` (at worst CONDITIONAL) or `note`."""
-    asks: Text | None = None
-    """The part of the question that it answers."""
-    gpu: Text = "*"
-    """Pattern of the GPU that the number is for: `A100` means `*A100*`; `cpu` for no GPU."""
-    source: Text
-    """Where the number comes from: a report, a data sheet, a runbook, with its date."""
 
-    @model_validator(mode="after")
-    def _one_metric(self) -> "ExpectationModel":
-        if len(self.model_fields_set & METRICS.keys()) != 1:
-            names = ", ".join(_Bounds.model_fields)
-            raise wrong("must name exactly one metric", remedy=f"Metrics: {names}.")
-        return self
-
-    @property
-    def expected(self) -> tuple[str, RangeModel]:
-        """The metric and its bounds."""
-        (metric,) = self.model_fields_set & METRICS.keys()
-        return metric, getattr(self, metric)
+StatedExpectation = Annotated[
+    Expectation, read_as(Annotated[_ExpectationForm, AfterValidator(_expectation)])
+]
 
 
 def metric_name(name: str) -> str:

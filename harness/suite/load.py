@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from harness.errors import SuiteError
-from harness.records import METRICS, Case, Expectation, Match, Metric, Rule, Suite, Weight
+from harness.records import METRICS, Case, Match, Metric, Rule, Suite
 from harness.suite import program, sweep
 from harness.suite.choice import Overrides, filtered, set_error
 from harness.suite.decisions import contrary as wrong_abort
@@ -145,19 +145,7 @@ def loads(
         sha256=sha256(text.encode()).hexdigest(),
         cases=kept,
         left_out=len(cases) - len(kept),
-        expectations=tuple(
-            Expectation(
-                metric=metric,
-                match=e.match,
-                gpu=e.gpu,
-                source=e.source,
-                asks=e.asks or "",
-                counts=Weight(e.counts),
-                **bounds.model_dump(),
-            )
-            for e in model.expectations
-            for metric, bounds in (e.expected,)
-        ),
+        expectations=tuple(model.expectations),
         rules=tuple(_complete(r, free.get(r.metric), cases) for r in model.verdict),
         cost=model.cost,
         suspects=model.suspects,

@@ -14,7 +14,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
 
 from harness.records import Match, MeasureSettings, Scalar
-from harness.suite.decisions import Cost, Diagnosis, ExpectationModel, LabelModel, StatedRule
+from harness.suite.decisions import Cost, Diagnosis, LabelModel, StatedExpectation, StatedRule
 from harness.suite.fields import (
     FACTORY,
     SUBJECT,
@@ -389,7 +389,7 @@ class SuiteModel(Form):
     """What the machine must have, or a list, of which some may say `else: note`."""
     measure: Annotated[MeasureModel, Field(default_factory=MeasureModel)]
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
-    expectations: list[ExpectationModel] = []
+    expectations: list[StatedExpectation] = []
     verdict: list[StatedRule] = []
     cost: Cost | None = None
     suspects: Diagnosis | None = None

@@ -80,14 +80,14 @@ MOST_LINES = {
     "harness/report": 4_730,
     "harness/runner": 2_400,
     "harness/store": 1_110,
-    "harness/suite": 2_230,
+    "harness/suite": 2_220,
     "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_900, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_850, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
