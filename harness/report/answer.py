@@ -28,7 +28,9 @@ from harness.records import (
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import case_names, listed, sampling_bullet, shared_name
 from harness.report.verdict_text import (
+    NO,
     NOT_MEASURED,
+    OPEN,
     WORDS,
     YES,
     margin_text,
@@ -203,6 +205,17 @@ def parts_table(found: Sequence[Part]) -> Table | None:
     """One row a part of the question."""
     rows = tuple((p.question, p.word, p.said, p.limit or NONE) for p in found)
     return Table(columns=("question", "answer", "number", "limit"), rows=rows) if rows else None
+
+
+def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
+    """Where the question is whether to start, which is where the suite names a cost: what is ready,
+    and what is not."""
+    said = {"Ready": (YES,), "Conditional": (OPEN, "likely"), "Not ready": (NO, "likely not")}
+    said["Not known"] = (NOT_MEASURED,)
+    for state, words in said.items() if suite.cost else ():
+        parts = [p.question for p in found if p.word.removesuffix(" (noted)") in words]
+        if parts:
+            yield f"**{state}**: {' '.join(parts)}"
 
 
 def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:

@@ -171,6 +171,7 @@ def _screen(of: Study) -> dict[str, object]:
         "reproduced": answer.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
+        "readiness": [*answer.readiness(of.parts, suite)],
         "cost": tables.cost(of.summaries, run),
     }
 

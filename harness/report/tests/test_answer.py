@@ -12,6 +12,7 @@ from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
     Case,
+    CostPlan,
     Decision,
     Estimate,
     Expectation,
@@ -116,6 +117,14 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
 
     assert said in built["answer"]
     assert built["next"].startswith(step)
+
+
+def test_a_suite_with_a_cost_says_what_is_ready() -> None:
+    fast, faster = PARTS.values()
+    missed = measured(dense_s=1.5, cost=CostPlan(steps=10, match=FLOOR.match))
+
+    assert values(missed)["readiness"] == [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
+    assert values(measured())["readiness"] == []
 
 
 def test_the_best_of_several_cases_has_its_name() -> None:
@@ -256,10 +265,6 @@ def test_a_table_in_which_every_case_timed_out_has_their_bounds() -> None:
 
     assert table.columns[1:] == (">step time",)
     assert {row[1] for row in table.rows} == {"over 45 s (timeout)"}
-
-
-def test_a_go_asks_for_nothing() -> None:
-    assert not steps(measured())
 
 
 def test_labels_name_cases_and_the_partner_is_what_differs() -> None:
