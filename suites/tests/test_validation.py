@@ -29,6 +29,7 @@ SMALL = {
     "seq_len: 2048": "seq_len: 40",
     "seq_len: 512": "seq_len: 40",
     "processes: 2": "processes: 1",
+    "processes: {from: 2, to: 5}": "processes: 1",
     "[10, 200]": "[10, 12]",
     "steps: 200": "steps: 12",
     "go: 200": "go: 12",
