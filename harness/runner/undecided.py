@@ -1,20 +1,23 @@
 """Which cases a suite needs, in the order in which they decide, and which leave something open.
 
 Open or decided is what the verdict and the diagnosis say. A case is measured again only if another
-process of it may change that: if its processes are on both sides of a limit, or too few. A count
-and a case that failed gain nothing by it.
+process of it may change that: if its processes are on both sides of a limit, or too few, or so near
+to it that chance may have put them there. A count and a case that failed gain nothing by it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis import verdict
 from harness.analysis.expectation import Judgement, assess
+from harness.analysis.statistics import RANGES
 from harness.analysis.suspects import diagnose, sides
 from harness.records import (
     METRICS,
     Case,
     CaseSummary,
     Decision,
+    Estimate,
     Finding,
     Outcome,
     RuleResult,
@@ -23,6 +26,10 @@ from harness.records import (
     Weight,
     gpu_matches,
 )
+
+SURE = 3.3
+"""Standard errors by which a limit must be away for a decision of few processes to stand: looking
+once a round makes no more verdicts wrong (reports/studies/README.md, "Looks")."""
 
 
 def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
@@ -77,10 +84,34 @@ def _open_rules(
 ) -> Iterator[tuple[str, Sequence[str]]]:
     for r in results:
         findings = (*r.findings, *r.perhaps) if r.applies and (r.counts or r.asks) else ()
-        for f in findings:
-            of = [i for i in (*f.cases, f.partner) if i in summaries]
-            if _may_change(f):
-                yield r.rule, of
+        open_ = [f for f in findings if _may_change(f)] or _near(r)
+        for f in open_:
+            yield r.rule, [i for i in (*f.cases, f.partner) if i in summaries]
+
+
+def _near(result: RuleResult) -> Sequence[Finding]:
+    """The findings that decide a rule so near to its limits that more processes must confirm it."""
+    rule = result.stated
+    if rule is None or rule.metric == "scaling_exponent" or rule.quantity.counted:
+        return ()
+    if not (result.applies and result.counts):
+        return ()
+    found = [f for f in result.findings if f.estimate and near(f.estimate, rule.go, rule.abort)]
+    one_decides = (result.decision is Decision.GO) == (rule.quantifier == "any")
+    return () if one_decides and len(found) < len(result.findings) else found
+
+
+def near(e: Estimate, *limits: float | None) -> bool:
+    """Whether a limit is so near that the processes may be on its wrong side by chance. Two of
+    which the usual scatter is unknown are near within a factor of two; equal ones are exact."""
+    exact = e.usual is None and len({*e.each}) < 2
+    if e.processes < 2 or exact or e.ends is None or e.ends[0] <= 0:
+        return False
+    own = math.log(e.ends[1] / e.ends[0]) / RANGES[min(e.processes, max(RANGES))]
+    least = SURE * max(own, e.usual or 0.0) / math.sqrt(e.processes)
+    if e.usual is None and e.processes == 2:
+        least = math.log(2)
+    return any(abs(math.log(e.value / at)) < least for at in limits if at and at > 0)
 
 
 def _may_change(finding: Finding) -> bool:

@@ -5,19 +5,28 @@ says. The intervals are those of `harness.analysis.statistics`: the moderated on
 A modelled typical process is the median of fresh processes.
 
     python -m reports.studies.interval_coverage --runs 2000 --seed 1
+
+With --looks: how often a run of 30 rules that are all met ends NO-GO, or open, if each case of an
+open rule gets more processes, and the run is judged after each round.
+
+    python -m reports.studies.interval_coverage --looks --runs 1000 --seed 1
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness import units
-from harness.analysis.statistics import Floats, geometric, variance_prior
-from reports.studies.noise import by_case
+from harness.analysis.statistics import Flags, Floats, geometric, usual_scatter, variance_prior
+from harness.analysis.summary import APART
+from harness.analysis.verdict import judge_case
+from harness.records import Case, CaseSummary, Decision, Outcome, Rule
+from harness.runner.undecided import near
+from reports.studies.noise import NOISY, TYPICAL, by_case
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
 """Logarithms of the processes' step times over the typical one, [cases, processes]."""
@@ -96,6 +105,71 @@ def coverage(noise: str, cases: int, processes: int, *, runs: int, seed: int) ->
     )
 
 
+LOOKED: Mapping[str, Draw] = {
+    "typical": lambda rng, shape: TYPICAL.sequence(rng, *shape),
+    "noisy": lambda rng, shape: NOISY.sequence(rng, *shape),
+    "normal 20 %": _normal(0.2),
+    **{name: NOISES[name] for name in [*NOISES][2:]},
+}
+RULES = 30
+CASE = Case(case_id="a", workload="a", factory="a:a", provider="a", axes={})
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Of all simulated runs."""
+
+    wrong: float
+    """Share of runs in which some rule is NO-GO; every rule is met by the typical process."""
+    open: float
+    """Share of runs in which some rule ends undecided, and none is NO-GO."""
+    processes: float
+    """Per case, mean."""
+
+
+def looks(
+    noise: str, margin: float, *, first: int = 2, most: int = 6, runs: int, seed: int
+) -> Looks:
+    """Simulate runs of rules that are met by a margin; open ones get processes up to `most`."""
+    rng = np.random.default_rng([seed, most, int(1e4 * margin), *noise.encode()])
+    typical = float(np.median(LOOKED[noise](rng, (100_001, 1))))
+    rule = Rule(name="r", metric="step_s", go=1 + margin)
+    wrong, undecided, taken = 0, 0, 0
+    for _ in range(runs):
+        drawn = np.exp(LOOKED[noise](rng, (RULES, most)) - typical)
+        count = np.full(RULES, first)
+        for look in range(first, most + 1):
+            values = [row[:n].tolist() for row, n in zip(drawn, count, strict=True)]
+            decisions, left = _judged(rule, values)
+            count += left & (look < most)
+            if not left.any():
+                break
+        wrong += Decision.NO_GO in decisions
+        undecided += Decision.INCONCLUSIVE in decisions and Decision.NO_GO not in decisions
+        taken += int(count.sum())
+    return Looks(wrong / runs, undecided / runs, taken / runs / RULES)
+
+
+def _judged(rule: Rule, cases: Sequence[Sequence[float]]) -> tuple[list[Decision], Flags]:
+    """The decision of each case, and whether it gets one more process."""
+    apart = [max(values) > APART * min(values) for values in cases]
+    prior = variance_prior([values for values, far in zip(cases, apart, strict=True) if not far])
+    made = [geometric(values, samples=len(values), prior=prior) for values in cases]
+    usual = usual_scatter(made)
+    found = []
+    for e, far in zip(made, apart, strict=True):
+        known = replace(e, usual=usual)
+        summary = CaseSummary(case=CASE, outcome=Outcome.OK, metrics={"step_s": known})
+        if far:
+            known = replace(known, low=None, high=None)
+            summary = replace(summary, metrics={}, apart={"step_s": known})
+        found.append(judge_case(rule, summary))
+    decisions = [f.decision for f in found]
+    doubts = [f.estimate is not None and near(f.estimate, rule.go) for f in found]
+    left = [d is Decision.INCONCLUSIVE for d in decisions]
+    return decisions, np.logical_or(left, doubts)
+
+
 def say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -105,7 +179,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--looks", action="store_true")
     args = parser.parse_args()
+    if args.looks:
+        say(
+            "| noise | margin | 2 wrong | open | 6 wrong | open | 2 to 6 wrong | open | processes |"
+        )
+        say("|:--|--:|--:|--:|--:|--:|--:|--:|--:|")
+        for noise in LOOKED:
+            for margin in (0.02, 0.1, 0.5):
+                two, six, looked = (
+                    looks(noise, margin, first=first, most=most, runs=args.runs, seed=args.seed)
+                    for first, most in ((2, 2), (6, 6), (2, 6))
+                )
+                rates = [s for one in (two, six, looked) for s in (one.wrong, one.open)]
+                cells = " | ".join([*map(units.percent, rates), f"{looked.processes:.1f}"])
+                say(f"| {noise} | {units.percent(margin)} | {cells} |")
+        return
     say("| noise | cases | n | t covers | width | moderated covers | width | one in 20 wider |")
     say("|:--|--:|--:|--:|--:|--:|--:|--:|")
     for noise in NOISES:

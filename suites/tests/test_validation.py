@@ -28,7 +28,6 @@ SMALL = {
     "[1, 17, 65, 1023]": "[1, 17]",
     "seq_len: 2048": "seq_len: 40",
     "seq_len: 512": "seq_len: 40",
-    "processes: 2": "processes: 1",
     "processes: {from: 2, to: 5}": "processes: 1",
     "[10, 200]": "[10, 12]",
     "steps: 200": "steps: 12",

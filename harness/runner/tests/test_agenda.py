@@ -14,7 +14,6 @@ SLOW = (50.0, 50.1, 50.2)
 """tokens/s of three processes."""
 FAST = Stop(rule="fast")
 KNOWN = dict.fromkeys("abcd", 10.0)
-"""Expected time of a process."""
 
 
 def floor(go: float, workload: str, name: str = "", **fields: Any) -> Rule:
@@ -87,9 +86,11 @@ def test_a_ladder_is_judged_rung_by_rung_and_the_first_no_go_ends_the_run() -> N
 
     met = Machine("dcba", *rules).ran()
     broken = Machine("dcba", *rules, b=SLOW, a=SLOW).ran()
+    failed = Machine("dcba", *rules, b=(0,)).ran()
 
     assert met == ("b0 b1 b2 a0 a1 a2 c0 c1 c2 d0 d1 d2", None)
     assert broken == ("b0 b1 b2 a0 a1 a2", Stop(rule="100"))
+    assert failed == ("b0", Stop(rule="10"))
 
 
 @pytest.mark.parametrize(
@@ -104,10 +105,6 @@ def test_only_a_no_go_of_all_processes_ends_a_run(speeds: Sequence[float], why: 
     ran = Machine("ba", floor(100, "a"), a=speeds).ran()
 
     assert ran == ("a0 a1 a2 b0 b1 b2", None), why
-
-
-def test_a_failed_case_needs_no_further_processes_to_decide() -> None:
-    assert Machine("ba", floor(100, "a"), a=(0,)).ran() == ("a0", FAST)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +248,15 @@ def test_a_resumed_run_goes_on_with_its_rounds(killed_after: int, budget_s: floa
     steps, stop = machine.ran(machine.agenda(budget=budget))
 
     assert (sorted(done + steps.split()), stop) == (sorted(whole.ran()[0].split()), None)
+
+
+def test_a_round_is_finished_although_its_first_process_decides() -> None:
+    rule = floor(1.0, "a", abort_early=False, against=Match(criteria={"workload": ("b",)}))
+    machine = Machine("abc", rule, processes=2, most=3, a=OPEN, b=(100.0, 100.1, 100.0))
+    before = machine.steps(machine.agenda())
+    done = [next(before) for _ in range(7)]
+
+    assert (done[6:], machine.ran()) == (["a2"], ("b2", None))
 
 
 def test_a_budget_may_end_between_rounds_and_another_goes_on() -> None:

@@ -9,6 +9,7 @@ from harness.records import (
     COUNTERS,
     Case,
     Counters,
+    Estimate,
     Expectation,
     Gap,
     Measurement,
@@ -19,7 +20,7 @@ from harness.records import (
     Suspects,
     Weight,
 )
-from harness.runner.undecided import undecided
+from harness.runner.undecided import near, undecided
 from harness.tests.fake_runs import ended, run, sweep, timed, to
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024, 2048])]
@@ -28,15 +29,15 @@ GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq
 
 
 def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[str, str]:
-    """NSA takes these step times in each length, or times out; dense takes 1 s in so many
-    processes; the operators of a step vary."""
+    """NSA takes these step times in each length, or times out; dense takes 1 s, and 1.2 s in a
+    second process; the operators of a step vary."""
     steps = {"series": {"dispatched_ops": (9, 12)}, "differing": ("dispatched_ops",), "steps": 2}
     ops = Counters(**dict.fromkeys(COUNTERS, 9), **steps)  # type: ignore[arg-type]
 
     def measure(c: Case) -> list[Measurement]:
         if c.provider == "nsa" and not step_s:
             return ended(c, Outcome.TIMEOUT, lower_bound_s=60.0)
-        steps_s = (1.0,) * dense if c.provider == "dense" else step_s
+        steps_s = (1.0, 1.2)[:dense] if c.provider == "dense" else step_s
         made = timed(c, 1.0, processes=len(steps_s), counters=ops)
         return [replace(m, samples_s=(s,) * 20) for m, s in zip(made, steps_s, strict=True)]
 
@@ -47,6 +48,7 @@ def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[s
 
 
 SHORT: dict[str, Any] = {"metric": "tokens_per_s", "match": to(provider="nsa", seq_len=512)}
+SPEED: dict[str, Any] = {"metric": "tokens_per_s", "match": to(provider="nsa")}
 ALL: dict[str, Any] = {"metric": "step_s", "match": to(provider="nsa")}
 PAIRS: dict[str, Any] = {"against": to(provider="dense"), "go": 10.0, **ALL}
 FIT: dict[str, Any] = {**ALL, "metric": "scaling_exponent", "axis": "seq_len", "go": 1.5}
@@ -59,6 +61,9 @@ FIT: dict[str, Any] = {**ALL, "metric": "scaling_exponent", "axis": "seq_len", "
         ({"go": 450, **SHORT, "gpu": "A100"}, (1.0, 1.3), 2, []),
         ({"go": 450, **SHORT, "counts": Weight.NOTE}, (1.0, 1.3), 2, []),
         ({"go": 450, **SHORT, "counts": Weight.CONDITION}, (1.0, 1.3), 2, NSA[:1]),
+        ({"go": 450, **SPEED}, (1.0, 1.001), 2, NSA[:1]),  # met, but near for processes like dense
+        ({"go": 450, **SPEED}, (1.0, 1.001), 1, []),
+        ({"go": 1100, **SPEED}, (1.0, 1.001), 2, []),  # one of the others is far
         ({"go": 50, **SHORT}, (1.0, 1.3), 2, []),
         ({"go": 5000, **SHORT}, (1.0, 1.3), 2, []),
         ({"go": 1.1, **ALL}, (1.0, 1.3), 2, NSA),
@@ -81,6 +86,15 @@ def test_the_cases_of_an_open_rule_are_named(
     assert sorted(found.items()) == sorted(dict.fromkeys(ids, "r").items())
 
 
+def test_few_processes_near_a_limit_are_confirmed() -> None:
+    two = Estimate(value=1.0, low=None, high=None, processes=2, samples=9, each=(0.99, 1.01))
+
+    found = [near(replace(two, usual=u), None, 1.1) for u in (0.03, 0.05, None)]
+    assert found == [False, True, True]
+    assert not near(replace(two, usual=0.05, processes=6), 1.1)
+    assert not near(replace(two, each=(1.0, 1.0)), 1.1), "an exact metric"
+
+
 @pytest.mark.parametrize(
     ("counts", "low", "ids"),
     [(Weight.FAIL, 450, NSA[:1]), (Weight.NOTE, 450, []), (Weight.CONDITION, 9000, [])],
@@ -93,7 +107,7 @@ def test_an_open_expectation_is_named_if_it_counts(
 
 @pytest.mark.parametrize(
     ("step_s", "of_pair", "of_control"),
-    [((0.9, 0.901), 0, 0), ((20.0, 20.1), 0, 0), ((1.0, 1.9), 2, 1)],
+    [((0.3, 0.301), 0, 0), ((20.0, 20.1), 0, 0), ((1.0, 1.9), 2, 1)],
 )
 def test_an_open_suspect_names_its_pair_and_a_control_its_worst_case(
     step_s: tuple[float, float], of_pair: int, of_control: int

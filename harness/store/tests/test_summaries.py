@@ -6,7 +6,6 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -96,20 +95,6 @@ def test_a_run_that_cannot_be_read_or_summarised_is_listed_and_harms_no_other(
     assert found[damaged].problem.startswith(f"{file}:2: ")
 
 
-def test_notes_say_that_many_runs_are_read_and_that_summaries_cannot_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(summaries, "MANY", 2)
-    made = sorted(record(tmp_path) for _ in range(2))
-    for run_id in made:
-        (tmp_path / run_id / summaries.SUMMARY).mkdir()
-    notes: list[str] = []
-
-    assert ids(tmp_path, say=notes.append) == made
-    assert [note.split()[:2] for note in notes] == [["reading", "2"], ["note:", "cannot"]]
-    assert not [*tmp_path.glob(f"*/.{summaries.SUMMARY}*")]
-
-
 # --- answers -----------------------------------------------------------------------------
 
 
@@ -154,12 +139,6 @@ def test_a_filter_selects_runs(tmp_path: Path) -> None:
 
     for runs, wanted in expected:
         assert set(ids(tmp_path, runs)) == {made[i] for i in wanted}, runs
-
-
-@pytest.mark.parametrize("wrong", [{"outcome": "crashed"}, {"since": "yesterday"}])
-def test_a_wrong_filter_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(HarnessError):
-        RunFilter(**wrong)
 
 
 # --- the commands ------------------------------------------------------------------------
