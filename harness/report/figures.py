@@ -63,7 +63,7 @@ LETTER_IN, TITLE_IN, HANDLE_IN = 0.062, 0.1, 0.55
 """Width of a letter in a legend and in the title of a panel, and of a handle, in inches."""
 BAR_LETTERS = 62
 """Letters that fit into a bar of the whole step."""
-LONG_TITLE = 96
+LONG_TITLE = 92
 LONG_ROW = 50
 """Letters from which the name of a row is folded."""
 
@@ -287,7 +287,7 @@ def _dot(axes: Axes, y: int, row: Row, value: Estimate) -> None:
 
 def _ends(e: Estimate) -> tuple[float, float]:
     """The interval, or the range of two processes."""
-    if e.processes > 2 and e.low and e.high and units.informs("step_s", e):
+    if e.low and e.high and units.informs("step_s", e):
         return e.low, e.high
     return e.ends or (e.value, e.value)
 
