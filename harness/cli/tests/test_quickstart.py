@@ -15,7 +15,6 @@ from harness.suite import load as suites
 from harness.tests.command_line import harness
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-FILES = Path(__file__).resolve().parents[2] / "tests/data" / "quickstart"
 
 QUICK = ("--set", "measure.sample_s=0.1", "--set", "measure.warmup_s=0.1", "--no-self-test")
 """Beside the page's options."""
@@ -58,9 +57,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     return Followed(folder, tuple(said), *pages)
 
 
-def test_the_files_are_those_of_the_page() -> None:
-    assert blocks("python") == [(FILES / "train.py").read_text()]
-    assert blocks("yaml") == [(FILES / "train.yaml").read_text()]
+def test_the_script_of_the_page_is_short() -> None:
     assert len(blocks("python")[0].splitlines()) <= 30
 
 
