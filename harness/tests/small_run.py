@@ -6,20 +6,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import (
-    Case,
-    Clock,
-    CostPlan,
-    Expectation,
-    Match,
-    Measurement,
-    Outcome,
-    Rule,
-    Suite,
-)
+from harness.records import Case, Clock, CostPlan, Expectation, Measurement, Outcome, Rule
 from harness.store import reader
 from harness.store.writer import RunWriter
-from harness.tests.fake_runs import H200, environment, sweep
+from harness.tests.fake_runs import H200, environment, run, sweep, to
 
 GPU = replace(H200, uuid="GPU-6f0c", driver="570.86")
 ENVIRONMENT = environment(gpu=GPU)
@@ -27,19 +17,14 @@ CASES = tuple(
     replace(c, axes={**c.axes, "gc": False, "lr": 1.0}, allow={Outcome.TIMEOUT: "slow by design"})
     for c in sweep(seq_len=[128, 256])
 )
-SUITE = Suite(
-    name="smoke",
-    title="Smoke",
-    subject="Smoke",
-    question="Does it run?",
-    path="suites/smoke.yaml",
-    text="# Does it run?\ntitle: Smoke\n",
-    sha256="0" * 64,
-    cases=CASES,
-    expectations=(Expectation(metric="mfu", low=0.2, match=Match(criteria={"gc": (False,)})),),
-    rules=(Rule(name="floor", metric="tokens_per_s", go=500.0, abort=100.0),),
+_WHOLE = run(
+    CASES,
+    lambda _: [],
+    expectations=[Expectation(metric="mfu", low=0.2, match=to(gc=False))],
+    rules=[Rule(name="floor", metric="tokens_per_s", go=500.0, abort=100.0)],
     cost=CostPlan(steps=1000),
-)
+).suite
+SUITE = replace(_WHOLE, name="smoke", path="suites/smoke.yaml")
 
 
 def measured(process: int, case: Case = CASES[0]) -> Measurement:
