@@ -26,7 +26,8 @@ def finding_sentence(f: Finding) -> str:
         case Fact.AT_LEAST | Fact.AT_MOST:
             return _bounded(f)
         case Fact.DECIDED | Fact.OPEN:
-            return f"{value}{_expected(f)}"
+            after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
+            return f"{value}{_expected(f)}{f', open after {after} processes' if after > 2 else ''}"
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:

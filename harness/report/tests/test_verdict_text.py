@@ -5,7 +5,7 @@ import pytest
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.gate.records import State
-from harness.records import Decision, Fact, Finding, Outcome, Rule
+from harness.records import Decision, Estimate, Fact, Finding, Outcome, Rule
 from harness.report import verdict_text
 from harness.report.finding_text import finding_sentence
 from harness.tests.fake_runs import ended, run, sweep, timed
@@ -59,3 +59,10 @@ def test_a_metric_that_only_a_program_knows_goes_by_its_name() -> None:
     lacking = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.NO_METRIC, metric="loss")
 
     assert finding_sentence(lacking) == "loss not available"
+
+
+def test_what_stays_open_says_after_how_many_processes() -> None:
+    e = Estimate(value=2.0, low=1.0, high=4.0, processes=4, samples=9, each=(1.0, 2.0, 2.0, 4.0))
+    left = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.OPEN, metric="step_s", estimate=e)
+
+    assert finding_sentence(left).endswith(", open after 4 processes")
