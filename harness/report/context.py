@@ -34,7 +34,7 @@ from harness.report.failures import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
-from harness.report.profile import profile_section, where_table
+from harness.report.profile import profile_section, where_sentence, where_table
 from harness.report.series.since import NO_RUN, Since, since
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -151,7 +151,7 @@ def _screen(of: Study) -> dict[str, object]:
         of.shown,
         run,
         cost=tables.cost_sentence(of.summaries, run),
-        why=explained or next(iter(causes_said), ""),
+        why=explained or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
         step=next(iter(steps), ""),
         trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.causes))),
     )
@@ -166,7 +166,7 @@ def _screen(of: Study) -> dict[str, object]:
             *(text.together_sentences(of.acting, suite.axis) if not v.asked else ()),
             *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
         ),
-        "why": causes_said[bool(not explained) :],
+        "why": causes_said,
         "suspects": answer.suspects_table(of.diagnoses, suite),
         "reproduced": answer.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),

@@ -19,7 +19,14 @@ from harness.records import (
 )
 from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, own_name, program_lines, shared_name, unavailable
+from harness.report.text import (
+    case_names,
+    listed,
+    own_name,
+    program_lines,
+    shared_name,
+    unavailable,
+)
 
 TOP = 3
 """Kernels, or operators, that a row names."""
@@ -68,6 +75,18 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
     noted = [stack for stack in found if stack.note and not stack.note.startswith(SAME_STEP)]
     remarks += [f"{names[stack.case.case_id]}: {stack.note}." for stack in noted]
     return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if found else None
+
+
+def where_sentence(found: Sequence[Stack], names: Mapping[str, str]) -> str:
+    """The two largest parts of the first case; empty without a profile."""
+    if not found:
+        return ""
+    stack = found[0]
+    largest = sorted(stack.parts, key=lambda part: -stack.parts[part])[:2]
+    said = listed([f"{part} {_part_cell(stack, part, [*stack.parts])}" for part in largest])
+    name = names[stack.case.case_id]
+    whose = "" if name == stack.case.case_id else f", {name}"
+    return f"of a step of {units.duration(stack.step_s)}{whose}: {said}"
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
