@@ -117,11 +117,10 @@ def _packages(
     return {name: _placed(str(place), root) for name, place in found.items() if place}
 
 
-def _found(name: str, *paths: Sequence[str]) -> Path | None:
-    """The file of a module, or the folder of a package, on the first of these paths that has it,
-    or as this process finds it; without importing it."""
-    specs = (PathFinder.find_spec(name, [*path]) for path in paths)
-    spec = next(filter(None, specs), None) or find_spec(name)
+def _found(name: str, path: Sequence[str]) -> Path | None:
+    """The file of a module, or the folder of a package, on this path, or as this process finds it;
+    without importing it."""
+    spec = PathFinder.find_spec(name, path) or find_spec(name)
     if spec is None:
         return None
     places = list(spec.submodule_search_locations or ())

@@ -269,17 +269,13 @@ def throttle_reasons(device: object) -> int:
 def processes(device: object) -> Sequence[Any]:
     """Processes that compute on the GPU, as NVML lists them; in a container, where it lists process
     ids of the host, or none, a ProbeError."""
-    if not _sees_host_ids():
+    try:
+        ids_are_ours = str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE
+    except OSError:  # /proc is absent or incomplete
+        ids_are_ours = False
+    if not ids_are_ours:
         raise ProbeError(
             "NVML lists process ids of the host, but this container has ids of its own"
         )
     listed: Sequence[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
     return listed
-
-
-def _sees_host_ids() -> bool:
-    """Whether NVML's process ids are also ours."""
-    try:
-        return str(PID_NAMESPACE.readlink()) == HOST_PID_NAMESPACE
-    except OSError:  # /proc is absent or incomplete
-        return False

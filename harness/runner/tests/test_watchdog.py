@@ -357,17 +357,6 @@ def test_a_process_that_answered_has_time_to_exit() -> None:
     assert (ending.outcome, recorded(story, ending).outcome) == (None, Outcome.NON_FINITE)
 
 
-def test_a_failed_search_for_the_cause_keeps_the_outcome() -> None:
-    story = reported(0.5)
-    story.hear(Preliminary(measurement=FAILED), AT + 1.0)
-
-    ending = story.ending(AT + 1.1, -11)
-
-    assert ending is not None
-    assert (ending.outcome, ending.evidence.signal) == (Outcome.CRASH, "SIGSEGV")
-    assert recorded(story, ending).outcome is Outcome.NON_FINITE
-
-
 def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
