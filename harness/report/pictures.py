@@ -265,7 +265,7 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
         cut = overhead.jump(ms)
         mean = [*overhead.running_mean(ms[:cut], 10), *overhead.running_mean(ms[cut:], 10)]
         start = mean[cut // 2 if cut else len(mean) // 10]
-        change = " to ".join(units.duration(t / 1e3) for t in (start, mean[-1]))
+        change = " to ".join(dict.fromkeys(units.duration(t / 1e3) for t in (start, mean[-1])))
         late = [*overhead.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         if cut:

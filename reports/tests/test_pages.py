@@ -61,6 +61,16 @@ def test_the_committed_pages_are_those_of_their_records() -> None:
     assert [p.name for p, now in texts.items() if p.read_text(encoding="utf-8") != now] == []
     learning = folder / "figures/2026-11-21-learning-curve.png"
     assert {*folder.glob("figures/*.png")} == {*figures, learning}
+    for path, picture in figures.items():
+        first, *_ = picture.figure.axes
+        rows = [] if "scaling" in path.stem else first.get_yticklabels()
+        for labels in (rows, *(legend.get_texts() for legend in picture.figure.legends)):
+            names = [label.get_text() for label in labels]
+            assert len({*names}) == len(names), f"{path.name} has two labels that are equal"
+        title = picture.figure.get_suptitle() or "; ".join(
+            axes.get_title(loc="left") for axes in picture.figure.axes
+        )
+        assert re.sub(r"\s", "", title) == re.sub(r"\s", "", picture.alt), path.name
 
 
 def test_the_first_lines_can_be_read_in_thirty_seconds(page: tuple[str, list[str]]) -> None:
