@@ -204,12 +204,11 @@ def show_(
     harness show RUN RUN --cols gpu    # platforms side by side
 
     A pivot table takes any axis, also workload, provider, gpu, commit and run. Axes in which cases
-    differ and that are not columns are rows.
+    differ and that are not columns are rows. --filter or --metric alone make one, too.
     """
-    asked = bool(rows or cols)
-    options.require_pivot(
-        asked, {"--filter": only, "--metric": metric}, {"--rules": rules, "--json": as_json}
-    )
+    asked = bool(rows or cols or only or metric)
+    if asked and (rules or as_json):
+        raise HarnessError("a pivot table has neither a verdict nor JSON", "Remove these options.")
     named = (reader.load(store_root, name) for name in run_ids or ["latest"])
     runs = [*{run.run_id: run for run in named}.values()]
     if not asked:

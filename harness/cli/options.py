@@ -2,14 +2,12 @@
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli.console import console
-from harness.errors import HarnessError
 from harness.store import reader
 
 out = console()
@@ -123,19 +121,6 @@ def command() -> tuple[str, ...]:
 def axes(text: str) -> tuple[str, ...]:
     """The names in the value of --rows or --cols."""
     return tuple(name for part in text.split(",") if (name := part.strip()))
-
-
-def require_pivot(asked: bool, only: Mapping[str, object], never: Mapping[str, object]) -> None:
-    """Raise HarnessError if an option is given that a pivot table alone has, or does not have."""
-    given = [name for name, value in (never if asked else only).items() if value]
-    if given and asked:
-        raise HarnessError(
-            f"a pivot table has no {given[0]}", "Remove it, or remove --rows and --cols."
-        )
-    if given:
-        raise HarnessError(
-            f"{given[0]} applies to a pivot table", "Add its axes, such as --cols provider."
-        )
 
 
 def show(text: str) -> None:

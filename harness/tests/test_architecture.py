@@ -69,7 +69,7 @@ MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
     "harness/analysis": 5_340,
     "harness/bisect": 1_970,
-    "harness/cli": 2_410,
+    "harness/cli": 2_390,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
