@@ -82,10 +82,6 @@ class Oddities:
 
     dead: tuple[DeadAxis, ...] = ()
     still: tuple[Invariance, ...] = ()
-    pairs: int = 0
-    """Pairs of cases that differ in one axis, or in axes that only change together."""
-    compared: int = 0
-    """Pairs with enough data to tell whether they did the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +101,6 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
-    pairs: list[_ComparedPair | None] = []
     for workload in dict.fromkeys(s.case.workload for s in ok):
         ours = [s for s in ok if s.case.workload == workload]
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
@@ -113,9 +108,7 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             members = [s for s in ours if s.case.provider == provider]
             sweeps += [(provider, axes, members) for axes in _sweeps(members)]
         for provider, axes, members in sweeps:
-            found, more = _compared(processes, workload, provider, axes, members)
-            dead += found
-            pairs += more
+            dead += _dead(processes, workload, provider, axes, members)
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
     still = [
         found
@@ -124,12 +117,7 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
         if (group[0].case.workload, group[0].case.provider, axis) not in known
         for found in _still(axis, group, processes)
     ]
-    return Oddities(
-        dead=tuple(dead),
-        still=tuple(still),
-        pairs=len(pairs),
-        compared=sum(pair is not None for pair in pairs),
-    )
+    return Oddities(dead=tuple(dead), still=tuple(still))
 
 
 def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
@@ -172,28 +160,25 @@ def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
     return tuple(summary.case.get(name) for name in axes)
 
 
-def _compared(
+def _dead(
     processes: Processes,
     workload: str,
     provider: str,
     axes: tuple[str, ...],
     members: Sequence[CaseSummary],
-) -> tuple[list[DeadAxis], list[_ComparedPair | None]]:
-    """The dead values of these axes, and every pair of cases; None if too little is known."""
+) -> Iterator[DeadAxis]:
+    """The dead values of these axes."""
     order = list(dict.fromkeys(_at(s, axes) for s in members))
     known: dict[tuple[Values, Values], list[_ComparedPair]] = {}
-    every: list[_ComparedPair | None] = []
     for group in _groups(members, axes):
         by_value = {_at(s, axes): s for s in group}
         for a, b in combinations([v for v in order if v in by_value], 2):
-            every.append(pair := _compare(processes, by_value[a], by_value[b]))
-            if pair is not None:
+            if pair := _compare(processes, by_value[a], by_value[b]):
                 known.setdefault((a, b), []).append(pair)
     same = {values for values, pairs in known.items() if all(p.same for p in pairs)}
-    dead = []
     for alike in _classes(order, same):
         pairs = [p for values in combinations(alike, 2) for p in known[values]]
-        found = DeadAxis(
+        yield DeadAxis(
             workload=workload,
             provider=provider,
             axes=axes,
@@ -205,8 +190,6 @@ def _compared(
             slowest=max(p.ratio for p in pairs),
             time_differs=any(p.time_differs for p in pairs),
         )
-        dead.append(found)
-    return dead, every
 
 
 def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[tuple[Values, ...]]:
@@ -222,6 +205,7 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
 
 
 def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
+    """None if too little is known."""
     if "step_s" in a.apart or "step_s" in b.apart:
         return None
     first, second = processes[a.case.case_id], processes[b.case.case_id]

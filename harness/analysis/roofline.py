@@ -43,8 +43,6 @@ COLD = 1.5
 """First sample over last, without a steady state, from which a case is still starting."""
 HALF = 0.5
 """Share of a wait from which one cause has its name."""
-SLIGHT = 0.01
-"""Share of a wait below which a cause explains nothing."""
 _DATA = re.compile(r"dataloader|\b(data|loader|batch)\b", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"nccl|c10d|gloo|\bcommunication\b", re.IGNORECASE)
 """Ranges, and kernels, of one kind: as PyTorch names them, or by these words."""
@@ -197,14 +195,11 @@ def bottleneck(
 
 
 def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
-    """`GPU works for 17 % of the step; launches explain 23 % of the wait; host in x (41 %)`."""
+    """`GPU works for 17 % of the step; launches explain 63 % of the wait`."""
     by = "" if found.profiled else " by NVML while sampling, no profile"
     yield f"GPU works for {units.percent(found.busy or 0.0)} of the step{by}"
-    if found.limit in (*WAITS, Limit.HOST):
-        for kind, part in found.waits.items():
-            if part < SLIGHT:
-                continue
-            yield f"{kind} explain {units.percent(part)} of the wait"
+    if found.limit in WAITS:
+        yield f"{found.limit} explain {units.percent(found.waits[found.limit])} of the wait"
     if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
         if syncs:
             yield f"{syncs:,} host sync{'s' if syncs > 1 else ''} a step"

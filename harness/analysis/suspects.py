@@ -5,25 +5,20 @@ interval lies beyond the gap. If the case with it does far better than was expec
 another GPU is assumed to explain, it is undecided. "Enough" is no proof: that needs a run in which
 removing it closes the gap on the machine of the gap.
 
-Below: two axes that change the speed only together.
+Below: what else was seen that day. A candidate is a case with a suspect that was not off in that
+run, or one with that day's settings. It agrees with a number within a factor of AGREES. Where a
+slower GPU explains more, such as fewer tokens/s or a GPU that is busy for longer, it agrees within
+FASTER_GPU; with a ratio within ALIKE.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import combinations, product
+from statistics import fmean
 
-from harness.analysis.effects import (
-    axes_of,
-    mean_ratio,
-    per_token,
-    ratio_ends,
-    shared_levels,
-    value_at,
-    values_of,
-)
-from harness.analysis.scaling import groups_along
+from harness.analysis.effects import mean_ratio, per_token
+from harness.analysis.recorded import TIMED, readings
 from harness.records import (
     METRICS,
     Case,
@@ -31,8 +26,9 @@ from harness.records import (
     Estimate,
     Gap,
     Match,
+    Observation,
     Outcome,
-    Scalar,
+    Run,
     Suite,
     Suspect,
     equal_pairs,
@@ -46,8 +42,12 @@ RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
 FASTER_GPU = 4.0
 """Assumed: how many times as fast as the GPU of the gap another one may be."""
-LARGE = 1.2
-"""By more than this a case with two values of axes that act together differs from those without."""
+AGREES, ALIKE = 2.0, 1.5
+"""Factors within which a number, and a ratio of two, are what was seen."""
+MAX_CANDIDATES = 5
+_SLOWER = ("tokens_per_s",)
+_LONGER = ("step_s", "gpu_utilisation")
+"""What falls, and what rises, on a slower GPU."""
 
 
 class Conclusion(StrEnum):
@@ -136,7 +136,7 @@ def reproduction(suite: Suite, summaries: Sequence[CaseSummary]) -> Reproduction
     gap = suite.suspects.gap if suite.suspects else None
     if gap is None or gap.then is None:
         return None
-    cases = [s for s in summaries if gap.then.accepts(s.case) and _there(gap.where, s.case)]
+    cases = [s for s in summaries if gap.then.accepts(s.case) and in_gap(gap.where, s.case)]
     here = {s.case.case_id: e.value for s in cases if (e := s.metrics.get(gap.metric))}
     if not here:
         return None
@@ -148,7 +148,7 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
     """What the subject shares with a case that lacks it is ruled out if that case does as well as
     was expected."""
     assert suspect.control is not None
-    cases = [s for s in summaries if suspect.control.accepts(s.case) and _there(gap.where, s.case)]
+    cases = [s for s in summaries if suspect.control.accepts(s.case) and in_gap(gap.where, s.case)]
     values = [e for s in cases if s.outcome is Outcome.OK and (e := s.metrics.get(gap.metric))]
     higher = METRICS[gap.metric].higher_is_better
     worst = (min if higher else max)(values, key=lambda e: e.value, default=None)
@@ -225,12 +225,12 @@ def _pairs(
 
 def sides(suspect: Suspect, where: Match, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
     """Cases without and with the suspect that are equal in every axis that neither side names."""
-    there = [c for c in cases if _there(where, c)]
+    there = [c for c in cases if in_gap(where, c)]
     without, with_ = (filter(m.accepts, there) for m in (suspect.without, suspect.with_))
     return equal_pairs(without, with_, *suspect.without.criteria, *suspect.with_.criteria)
 
 
-def _there(where: Match, case: Case) -> bool:
+def in_gap(where: Match, case: Case) -> bool:
     """Whether a case is in the configuration of the gap; an axis that it lacks does not count."""
     return all(case.get(name) in (*values, None) for name, values in where.criteria.items())
 
@@ -244,99 +244,96 @@ def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
     return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
 
 
-# --- two axes that act only together ------------------------------------------------------
-
-Square = Mapping[tuple[Scalar | None, ...], CaseSummary]
-"""Four cases by the values of two axes, equal in all others."""
+# --- what was seen that day against what each candidate does here --------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """Step time per token with both values over that with neither: above one is slower."""
+class Candidate:
+    """A case with its value of each observation; None if it was not measured."""
 
-    workload: str
-    values: Mapping[str, Scalar]
-    """The two axes, joined as those of an Effect, and the value of each."""
-    within: Mapping[str, Scalar] = field(default_factory=dict)
-    """The level of other axes in which they act, if they do not act in all."""
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    at_least: bool = False
-    """Whether cases timed out: the ratio is the bound nearest to 1."""
-    squares: int
-    """In how many groups of cases that are equal in all other axes they act."""
-    of: int
-    """Of so many."""
+    case_id: str
+    suspects: tuple[str, ...]
+    """Their names; empty if it only has that day's settings."""
+    here: tuple[float | None, ...]
+    agrees: tuple[bool, ...]
+
+    @property
+    def against(self) -> int:
+        """How many observations it contradicts."""
+        return len(self.here) - self.here.count(None) - sum(self.agrees)
 
 
-def together(summaries: Sequence[CaseSummary]) -> tuple[Together, ...]:
-    """Every two axes with two values each that act only together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """The first observation is the gap itself."""
 
-    The case with both values is faster than each of the three others, and neither value alone is
-    shown to be faster than none; the same for slower. A case that timed out has its bound.
-    """
-    found: list[Together] = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload]
-        values = {axis: values_of(cases, axis) for axis in axes_of(cases)}
-        for axes in combinations([axis for axis, two in values.items() if two], 2):
-            squares = [*_squares(cases, axes)]
-            for both in product(*(values[axis] for axis in axes)):
-                found += _acting(workload, squares, dict(zip(axes, both, strict=True)))
-    return tuple(found)
+    seen: tuple[Observation, ...]
+    candidates: tuple[Candidate, ...]
+    """Those that contradict least come first, then those that agree with most."""
 
 
-def _squares(cases: Sequence[CaseSummary], axes: Sequence[str]) -> Iterator[Square]:
-    for group in groups_along(cases, *"/".join(axes).split("/")):
-        square = {tuple(value_at(s, axis) for axis in axes): s for s in group}
-        if len(square) == 4 and len({bool(s.tokens) for s in group}) == 1:
-            yield square
+def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | None:
+    """None without observations, or without a candidate that was measured."""
+    suspects = run.suite.suspects
+    if suspects is None or not suspects.observed:
+        return None
+    gap = suspects.gap
+    seen = (Observation(metric=gap.metric, seen=gap.seen), *suspects.observed)
+    ok = {s.case.case_id: s for s in summaries if s.outcome is Outcome.OK}
+    again = reproduction(run.suite, summaries)
+    names: dict[str, list[str]] = {again.case_id: []} if again else {}
+    for suspect in suspects.tested:
+        if suspect.control is None and suspect.then != "off":
+            its = [i for i, s in ok.items() if suspect.with_.accepts(s.case)]
+            for first in [i for i in its if in_gap(gap.where, ok[i].case)][:1]:
+                names.setdefault(first, []).append(suspect.name)
+    found = [_candidate(run, ok, ok[i].case, seen, of) for i, of in names.items()]
+    found.sort(key=lambda c: (c.against, -sum(c.agrees)))
+    return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
 
 
-def _acting(
-    workload: str, squares: Sequence[Square], values: Mapping[str, Scalar]
-) -> Iterator[Together]:
-    """What two values do together in the squares in which they act, if they act in any."""
-    both = tuple(values.values())
-    for way in (-1, 1):
-        acting = [square for square in squares if _act(square, both, way)]
-        if not acting:
-            continue
-        pairs = [_opposite(square, both) for square in acting]
-        ends = [ratio_ends(*pair) for pair in pairs]
-        at_least = any(s.outcome is not Outcome.OK for pair in pairs for s in pair)
-        nearest = max(high for _, high in ends) if way < 0 else min(low for low, _ in ends)
-        mean = None if at_least else mean_ratio([(per_token(a), per_token(b)) for a, b in pairs])
-        yield Together(
-            workload=workload,
-            values=values,
-            within=shared_levels([b for _, b in pairs], [_opposite(s, both)[1] for s in squares]),
-            ratio=mean.value if mean else nearest,
-            low=mean.low if mean else None,
-            high=mean.high if mean else None,
-            at_least=at_least,
-            squares=len(acting),
-            of=len(squares),
-        )
+def _candidate(
+    run: Run,
+    ok: Mapping[str, CaseSummary],
+    case: Case,
+    seen: Sequence[Observation],
+    suspects: Sequence[str],
+) -> Candidate:
+    here = tuple(_here(run, ok, case, o) for o in seen)
+    agrees = tuple(x is not None and _agrees(x, o) for x, o in zip(here, seen, strict=True))
+    return Candidate(case_id=case.case_id, suspects=tuple(suspects), here=here, agrees=agrees)
 
 
-def _opposite(square: Square, both: tuple[Scalar, ...]) -> tuple[CaseSummary, CaseSummary]:
-    """The case with neither value and the one with both."""
-    neither = next(at for at in square if at[0] != both[0] and at[1] != both[1])
-    return square[neither], square[both]
+def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:
+    """The number, or for a ratio that in `at` over that in `over`."""
+    top = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.at.criteria.items()})
+    if not o.over.criteria or top is None:
+        return top
+    below = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.over.criteria.items()})
+    return top / below if below else None
 
 
-def _act(square: Square, both: tuple[Scalar, ...], way: int) -> bool:
-    """Whether only the case with both values is faster, or slower with a `way` of 1."""
-    neither, whole = _opposite(square, both)
-    alone = [s for s in square.values() if s is not neither and s is not whole]
-    return all(_differs(s, whole, way, LARGE) for s in (neither, *alone)) and not any(
-        _differs(neither, s, way, 1.0) for s in alone
-    )
+def _value(
+    run: Run, ok: Mapping[str, CaseSummary], case: Case, metric: str, axes: Mapping[str, object]
+) -> float | None:
+    """Of the case that differs from this one only in these axes."""
+    if not axes.keys() <= case.axes.keys():
+        return None
+    wanted = {**case.axes, **axes}
+    same = (s for s in ok.values() if s.case.axes == wanted and s.case.provider == case.provider)
+    s = next((s for s in same if s.case.workload == case.workload), None)
+    if s is None:
+        return None
+    if metric == "gpu_memory_bytes":  # by NVML, as nvidia-smi prints it
+        each = [r for m in run.of(s.case.case_id) if (r := readings(m, metric, TIMED))]
+        return fmean(map(max, each)) if each else None
+    estimate = s.metrics.get(metric)
+    return estimate.value if estimate else None
 
 
-def _differs(base: CaseSummary, value: CaseSummary, way: int, factor: float) -> bool:
-    """Whether a case is shown to be faster than the base by more than a factor, or slower."""
-    low, high = ratio_ends(base, value)
-    return low > factor if way > 0 else high < 1 / factor
+def _agrees(here: float, o: Observation) -> bool:
+    if o.over.criteria:
+        return here / ALIKE <= o.seen <= here * ALIKE
+    least = FASTER_GPU if o.metric in _SLOWER else AGREES
+    most = FASTER_GPU if o.metric in _LONGER else AGREES
+    return here / least <= o.seen <= here * most

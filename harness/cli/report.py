@@ -13,7 +13,7 @@ from harness.analysis import summary
 from harness.analysis import verdict as gate
 from harness.analysis.causes import in_output
 from harness.analysis.dead_axes import oddities
-from harness.analysis.suspects import together
+from harness.analysis.effects import together
 from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError

@@ -224,7 +224,7 @@ class SuiteCase(pytest.Function):
 
 def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
     """How a case ended, as in the failures of a report."""
-    from harness.report.failures import failures
+    from harness.report.endings import failures
     from harness.report.text import outcome_name
 
     yield f"{seen.case.case_id}: {outcome_name(seen.outcome)}"

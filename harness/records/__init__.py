@@ -14,6 +14,7 @@ from harness.records.asked import (
     Gap,
     Match,
     MeasureSettings,
+    Observation,
     Rule,
     Suite,
     Suspect,

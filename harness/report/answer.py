@@ -1,18 +1,15 @@
-"""The first screen of a report: its first five lines, the answers, and the suspects.
+"""The first screen of a report: its first five lines, and the answers.
 
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness import units
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
-    METRICS,
     Decision,
     Fact,
     Finding,
@@ -23,7 +20,6 @@ from harness.records import (
     Suite,
     Verdict,
     Weight,
-    gpu_matches,
 )
 from harness.report.tables import NONE, Table, bends, factors_text
 from harness.report.text import case_names, listed, sampling_bullet, shared_name
@@ -42,9 +38,8 @@ from harness.report.verdict_text import (
     word,
 )
 
-MAX_ROWS, MAX_OTHERS = 8, 2
-"""Of the first screen: rows of its table, and others that it names: rules that no part asks, cases
-that miss an expectation."""
+MAX_OTHERS = 2
+"""Others that the first screen names: rules that no part asks, cases that miss an expectation."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
@@ -189,14 +184,15 @@ def deciding(v: Verdict) -> RuleResult | None:
     return next((r for r in numbers if any(misses(f, r.stated) for f in r.findings)), numbers[0])
 
 
-def parts(
-    v: Verdict, suite: Suite, found: Sequence[Diagnosis], again: Reproduction | None = None
-) -> Iterator[Part]:
-    """Each part of the question with its answer. `v` has the names to show."""
+def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
+    """Each part of the question with its answer. `v` has the names to show.
+
+    Args:
+        why: What explains the gap of the suite's suspects.
+    """
     for name, question in suite.parts.items():
         if suite.suspects and name == suite.suspects.asks:
-            said = explained(found, suite, v.device, again)
-            yield Part(question=question, word=SEE_WHY, said=said)
+            yield Part(question=question, word=SEE_WHY, said=why)
         else:
             yield _part(question, [r for r in v.rules if r.asks == name], v)
 
@@ -271,96 +267,3 @@ def _number(r: RuleResult) -> str:
     met = r.decision is Decision.GO
     said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
     return f"{said}{margin_text(r)}"
-
-
-def explained(
-    found: Sequence[Diagnosis], suite: Suite, device: str, again: Reproduction | None = None
-) -> str:
-    """What explains the gap of the suite's suspects, in one sentence; empty without any."""
-    if suite.suspects is None:
-        return ""
-    gap = suite.suspects.gap
-    tested = [d for d in found if d.conclusion is not Conclusion.NOT_TESTED]
-    if found and not tested:
-        return "not tested in this run"
-    if not found:
-        return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
-    seen = units.quantity(gap.metric, gap.seen)
-    if again and not again.reproduced:
-        return f"not reproduced: {_again(again, suite)}"
-    if all(d.then == "off" or d.is_control for d in tested):
-        return f"not explained: everything tested was off in the run that made {seen}"
-    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not proven: seen on {gap.gpu}"
-    if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
-        nearest = min(enough, key=lambda d: (d.then != "on", _distance(d, gap.seen)))
-        here = ""
-        if nearest.reached is not None and nearest.reached < gap.expected:
-            here = f", {units.quantity(gap.metric, nearest.reached)} here"
-        on = ", which was on," if nearest.then == "on" else ""
-        others = len(enough) - 1
-        more = f"; {units.plural('other suspect', others)} would be too" if others else ""
-        return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
-    if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
-        return f"not explained; in part by {listed(some)}{elsewhere}"
-    return f"not explained: no suspect costs enough here{elsewhere}"
-
-
-def _distance(d: Diagnosis, seen: float) -> float:
-    return abs(math.log((d.reached or math.inf) / seen))
-
-
-def _again(again: Reproduction, suite: Suite) -> str:
-    """`the settings of that day make 4,030 tokens/s here, 149x the 27 tokens/s seen`."""
-    assert suite.suspects
-    gap = suite.suspects.gap
-    here, seen = (units.quantity(gap.metric, x) for x in (again.here, gap.seen))
-    return f"the settings of that day give {here} here, {units.factor(again.times)} the {seen} seen"
-
-
-def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
-    """Whether the settings of that day reproduce the gap; empty without a case of them."""
-    if again is None:
-        return ""
-    said, case = _again(again, suite), case_names(suite)[again.case_id]
-    does = "reproduce it" if again.reproduced else "do not reproduce it, whatever they cost here"
-    return f"{said[0].upper()}{said[1:]} ({case}): they {does}."
-
-
-def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
-    """One row a suspect: its effect, and the conclusion against the gap."""
-    if suite.suspects is None or all(d.conclusion is Conclusion.NOT_TESTED for d in found):
-        return None
-    gap = suite.suspects.gap
-    higher, rows = METRICS[gap.metric].higher_is_better, []
-    tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
-    out = [d for d in tested if d.conclusion is Conclusion.RULED_OUT and not d.is_control]
-    out.sort(key=lambda d: d.effect.value if d.effect else 1.0)
-    over = len(tested) + (len(found) > len(tested)) - MAX_ROWS
-    small = out[: over + 1] if over > 0 else []
-    if small and (most := small[-1].effect):
-        effect = f"at most {units.slowdown(most.value, most.low, most.high)}"
-        then = listed([*dict.fromkeys(d.then for d in small)])
-        rows.append((listed([d.name for d in small]), then, effect, str(Conclusion.RULED_OUT)))
-    for d in tested:
-        if d in small:
-            continue
-        e, text = d.effect, str(d.conclusion)
-        if d.share:
-            text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
-        spared = d.conclusion in (Conclusion.UNDECIDED, Conclusion.APART)
-        if spared and d.reached and (d.reached > gap.expected) == higher:
-            text += f": still {units.quantity(gap.metric, d.reached)} here"
-        effect = NONE
-        if e is not None:
-            control = f"control: {units.measured(gap.metric, e)}"
-            effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
-            effect += "" if e.processes > 2 else f" ({units.plural('process', e.processes)})"
-        rows.append((d.name, NONE if d.is_control else d.then, effect, text))
-    if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
-        rows.append((listed(untested), NONE, NONE, str(Conclusion.NOT_TESTED)))
-    seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
-    side = "below" if higher else "above"
-    title = f"what could explain {seen} ({units.factor(gap.factor)} {side} {expected})"
-    where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
-    effect = f">effect on the step here{f', {where}' if where else ''}"
-    return Table(columns=(title, "in that run", effect, "conclusion"), rows=tuple(rows))

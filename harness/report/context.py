@@ -13,7 +13,7 @@ from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, Versus, effects, longest, versus
+from harness.analysis.effects import Effect, Together, Versus, effects, longest, together, versus
 from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import Stack, stacks
@@ -21,16 +21,16 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import (
     Diagnosis,
+    Fingerprint,
     Reproduction,
-    Together,
     diagnose,
+    fingerprint,
     reproduction,
-    together,
 )
 from harness.records import CaseSummary, Run, Suite, Verdict, Weight
-from harness.report import answer, remedies, steadiness, tables, text, verdict_text
+from harness.report import answer, explained, remedies, steadiness, tables, text, verdict_text
 from harness.report.answer import Part
-from harness.report.failures import failures, not_run
+from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
@@ -61,6 +61,9 @@ class Study:
     causes: Sequence[Cause]
     diagnoses: Sequence[Diagnosis]
     again: Reproduction | None
+    why: str
+    """What explains the gap of the suite's suspects, in one sentence."""
+    fingerprint: Fingerprint | None
     changed: Since | None
     sections: Mapping[str, dict[str, Any]]
     """The results by workload."""
@@ -84,6 +87,7 @@ def study(run: Run, before: Run | None = None) -> Study:
     first = remedies.slowest(verdict)
     asked = [s.case.case_id for s in judged(run, summaries)]
     diagnoses, again = diagnose(suite, summaries), reproduction(suite, summaries)
+    why = explained.line(diagnoses, suite, run.environment.device_name, again)
     shown = answer.brief(answer.named(verdict, suite, fits))
     groups, axis_effects = _by_workload(summaries), effects(summaries)
     return Study(
@@ -92,7 +96,7 @@ def study(run: Run, before: Run | None = None) -> Study:
         fits=fits,
         verdict=verdict,
         shown=shown,
-        parts=[*answer.parts(shown, suite, diagnoses, again)],
+        parts=[*answer.parts(shown, suite, why)],
         stacks=stacks(run, summaries, asked, first=first),
         against=against,
         acting=acting,
@@ -100,6 +104,8 @@ def study(run: Run, before: Run | None = None) -> Study:
         causes=causes(run, summaries),
         diagnoses=diagnoses,
         again=again,
+        why=why,
+        fingerprint=fingerprint(run, summaries),
         changed=since(before, run, summaries) if before else None,
         sections={
             workload: _section(run, workload, members, axis_effects, acting)
@@ -143,7 +149,6 @@ def _screen(of: Study) -> dict[str, object]:
         how = [c for c in of.causes if c.kind is CauseKind.DISPATCH]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    explained = answer.explained(of.diagnoses, suite, run.environment.device_name, of.again)
     worse = [of.changed.regressed] if of.changed and of.changed.regressed else []
     node = [of.changed.node] if of.changed and of.changed.node else []
     lines = answer.first_lines(
@@ -151,7 +156,7 @@ def _screen(of: Study) -> dict[str, object]:
         of.shown,
         run,
         cost=tables.cost_sentence(of.summaries, run),
-        why=explained or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
+        why=of.why or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
         step=next(iter(steps), ""),
         trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.causes))),
     )
@@ -167,8 +172,9 @@ def _screen(of: Study) -> dict[str, object]:
             *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
         ),
         "why": causes_said,
-        "suspects": answer.suspects_table(of.diagnoses, suite),
-        "reproduced": answer.reproduced_sentence(of.again, suite),
+        "suspects": explained.suspects_table(of.diagnoses, suite),
+        "fingerprint": explained.fingerprint_table(of.fingerprint, suite),
+        "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
         "readiness": [*answer.readiness(of.parts, suite)],

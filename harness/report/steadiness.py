@@ -11,12 +11,11 @@ from harness.analysis.recorded import TIMED, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
-from harness.report.answer import MAX_ROWS
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed, outcome_name
 
-MAX_STEPS = 3
-"""Slow steps that a row names."""
+MAX_STEPS, MAX_ROWS = 3, 8
+"""Slow steps that a row names; rows of the table of correctness."""
 LOOSE = 1.3
 """Slowest process of a case over its fastest from which its number is not repeatable."""
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}

@@ -10,10 +10,9 @@ from typing import Any
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
-from harness.analysis.effects import Effect, Versus
+from harness.analysis.effects import Effect, Together, Versus
 from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.overhead import TimeUse, cost_of_sampling
-from harness.analysis.suspects import Together
 from harness.machine import requirements
 from harness.records import (
     INTERPRETER,

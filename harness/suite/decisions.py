@@ -11,6 +11,7 @@ from harness.records import (
     Expectation,
     Gap,
     Match,
+    Observation,
     Rule,
     Suspect,
     Suspects,
@@ -163,6 +164,12 @@ def _one_form(suspect: Suspect) -> Suspect:
     return replace(suspect, without=without, with_=with_)
 
 
+def _observation(o: Observation) -> Observation:
+    if o.metric != "gpu_memory_bytes":
+        metric_name(o.metric)
+    return o
+
+
 def _once(suspects: Suspects) -> Suspects:
     """The same pair the other way round is the same fact."""
     pairs = [(s.without, s.with_) for s in suspects.tested if not s.control]
@@ -179,10 +186,17 @@ Known = Annotated[
     reads(Gap, metric=MetricName, expected=Positive, seen=Positive),
     AfterValidator(_worse),
 ]
+Observed = Annotated[
+    Observation,
+    reads(Observation, metric=Text, seen=Positive),
+    AfterValidator(_observation),
+]
 InThatRun = Literal["on", "off", "unknown"]
 Tested = Annotated[Suspect, reads(Suspect, then=InThatRun), AfterValidator(_one_form)]
 Diagnosis = Annotated[
-    Suspects, reads(Suspects, gap=Known, tested=Some[Tested]), AfterValidator(_once)
+    Suspects,
+    reads(Suspects, gap=Known, tested=Some[Tested], observed=list[Observed]),
+    AfterValidator(_once),
 ]
 
 

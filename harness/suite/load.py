@@ -252,6 +252,9 @@ def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem
     if model.suspects:
         if then := model.suspects.gap.then:
             yield from sweep.check_match(then, ("suspects", "gap", "then"), cases)
+        for i, seen in enumerate(model.suspects.observed):
+            yield from sweep.check_match(seen.at, ("suspects", "observed", i, "at"), cases)
+            yield from sweep.check_match(seen.over, ("suspects", "observed", i, "over"), cases)
         for i, suspect in enumerate(model.suspects.tested):
             place: Loc = ("suspects", "tested", i)
             if suspect.control:

@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_340,
+    "harness/analysis": 5_410,
     "harness/bisect": 1_970,
     "harness/cli": 2_390,
     "harness/executor": 360,
@@ -77,11 +77,11 @@ MOST_LINES = {
     "harness/machine": 1_470,
     "harness/measure": 2_350,
     "harness/program": 1_860,
-    "harness/records": 1_900,
-    "harness/report": 4_760,
+    "harness/records": 1_920,
+    "harness/report": 4_840,
     "harness/runner": 2_430,
     "harness/store": 1_110,
-    "harness/suite": 2_220,
+    "harness/suite": 2_230,
     "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,

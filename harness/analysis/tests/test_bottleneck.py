@@ -76,15 +76,6 @@ def limit(**known: Any) -> Limit | None:
     return made.limit if made else None
 
 
-def test_a_share_of_the_wait_under_one_percent_is_no_evidence() -> None:
-    some, hardly = found(busy=0.3, syncs=20), found(busy=0.3, syncs=1)
-
-    assert some is not None
-    assert "host syncs explain 5.71 % of the wait" in some.evidence
-    assert hardly is not None
-    assert "host syncs explain" not in hardly.evidence
-
-
 @pytest.mark.parametrize(
     ("known", "word"),
     [

@@ -247,22 +247,18 @@ def stacked(*cases: Case, profile: Profile | None = None, **step_s: Any) -> tupl
 @pytest.mark.parametrize(
     ("profile", "parts"),
     [
-        # One after another.
         (
             seen(0.06, select=0.04, window=0.01, none=0.01),
             {"select": 0.04, "window": 0.01, OTHER: 0.01, OUTSIDE: 0.04},
         ),
-        # Side by side, so they share the time.
         (
             seen(0.06, select=0.08, window=0.04),
             {"select": 0.04, "window": 0.02, OTHER: 0, OUTSIDE: 0.04},
         ),
-        # Kernels that the record lacks.
         (
             seen(0.09, select=0.04, window=0.01),
             {"select": 0.04, "window": 0.01, OTHER: 0.04, OUTSIDE: 0.01},
         ),
-        # The profiled step was longer.
         (
             seen(0.11, select=0.04, window=0.07),
             {"select": 0.4 / 11, "window": 0.7 / 11, OTHER: 0, OUTSIDE: 0},

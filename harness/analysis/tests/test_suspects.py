@@ -135,16 +135,15 @@ def test_a_gap_in_time_is_above_what_was_expected() -> None:
 @pytest.mark.parametrize(
     ("by", "seen", "then", "conclusion"),
     [
-        (20.0, 25, "on", ENOUGH),
+        (20.0, 25, "on", ENOUGH),  # the case of that day makes 25.6 tokens/s here
         (20.0, 25, "off", Conclusion.WAS_OFF),
         (20.0, 5, "on", Conclusion.APART),
-        (4.0, 20, "unknown", Conclusion.APART),
+        (4.0, 20, "unknown", Conclusion.APART),  # 6 times
     ],
 )
 def test_what_was_off_or_does_not_reproduce_the_gap_is_no_cause_of_it(
     by: float, seen: float, then: str, conclusion: Conclusion
 ) -> None:
-    """The case of that day makes 25.6 or 128 tokens/s here: 1, 5 or 6 times what was seen."""
     of_that_day = Match(criteria={"provider": ("nsa",), "loop": (1,), "gc": ("off",)})
     gap = replace(HERE, expected=10 * seen, seen=seen, then=of_that_day)
 

@@ -28,7 +28,7 @@ from harness.records import (
     TensorError,
     Weight,
 )
-from harness.report import answer, remedies
+from harness.report import explained, remedies
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, to, variables
@@ -158,8 +158,8 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
     )
     loose = replace(kernels, name="loose", reached=50.0)
 
-    said = answer.explained([kernels, loose], suite, "NVIDIA H200")
-    table = answer.suspects_table([kernels, loose], suite)
+    said = explained.line([kernels, loose], suite, "NVIDIA H200")
+    table = explained.suspects_table([kernels, loose], suite)
 
     assert said == "not explained: no suspect costs enough here"
     assert table is not None
@@ -182,8 +182,8 @@ def test_what_was_off_or_is_not_reproduced_explains_nothing(
     again = Reproduction(case_id=suite.cases[0].case_id, here=33 * times, times=times)
     loop = Diagnosis(name="loop", conclusion=Conclusion.ENOUGH, reached=40.0, then=then)
 
-    assert answer.explained([loop], suite, "NVIDIA H200", again).startswith(said)
-    assert ("do not reproduce" in answer.reproduced_sentence(again, suite)) is (times > 4)
+    assert explained.line([loop], suite, "NVIDIA H200", again).startswith(said)
+    assert ("do not reproduce" in explained.reproduced_sentence(again, suite)) is (times > 4)
 
 
 def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from harness.analysis import summary
 from harness.records import Evidence, EvidenceFile, NonFiniteOrigin, Outcome
-from harness.report.failures import failures
+from harness.report.endings import failures
 from harness.tests.fake_runs import ended, run, sweep
 
 

@@ -85,14 +85,8 @@ def test_an_axis_without_effect_in_words(changes: dict[str, Any], expected: str)
 def test_a_speed_that_does_not_change_in_words(changes: dict[str, Any], expected: str) -> None:
     (sentence,) = oddity_sentences(Oddities(still=(replace(STILL, **changes),)))
     assert expected in sentence
-
-
-def test_equal_findings_of_several_groups_are_one_sentence() -> None:
-    still = (STILL, replace(STILL, group="forward/dense"), replace(STILL, group="forward/x"))
-
-    (sentence,) = oddity_sentences(Oddities(still=still))
-
-    assert sentence.endswith(" 2 more groups.")
+    several = tuple(replace(STILL, group=f"forward/{g}") for g in "abc")
+    assert [s[-15:] for s in oddity_sentences(Oddities(still=several))] == [" 2 more groups."]
 
 
 # --- of a run ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from harness.records import (
 from harness.report.markdown import symbol
 from harness.report.profile import profile_section
 from harness.tests import fake_runs
+from harness.tests import test_planted_causes as planted
 
 GPU = Profile(
     kernels=(
@@ -136,18 +137,7 @@ def test_a_limited_clock_is_named() -> None:
         dense = c.provider == "dense"
         seen = {"gpu_sm_clock_hz": 1.0e9 if dense else 1.9e9, "gpu_utilisation": 0.99}
         made = fake_runs.timed(c, 0.2 if dense else 0.05, telemetry=seen)
-        masks = {m.process: tuple(4 for _ in m.telemetry.t_s) for m in made if m.telemetry}
-        return [
-            replace(
-                m,
-                telemetry=replace(
-                    m.telemetry,
-                    channels={**m.telemetry.channels, "gpu_throttle_reasons": masks[m.process]},
-                ),
-            )
-            for m in made
-            if m.telemetry
-        ]
+        return [planted.channel(m, "gpu_throttle_reasons", lambda _: 4) for m in made]
 
     cases = [c for p in ("nsa", "dense") for c in fake_runs.sweep(provider=p, seq_len=[512])]
     table = section(fake_runs.run(cases, measure))["bottlenecks"]

@@ -43,14 +43,6 @@ def test_a_cause_has_its_command_and_what_it_saves(
     assert built["causes"].rows[0][0] in f"{built['lines']}{built['why']}"
 
 
-def test_the_cases_at_a_limited_clock_are_those_that_the_limit_costs_something() -> None:
-    slow = values(planted.planted(planted.limited(0x4, 0.8), planted.CASES))
-    rarely = values(planted.planted(planted.rarely_limited, planted.CASES))
-
-    assert f"clock limited: {len(planted.CASES)} cases" in slow["trust"]
-    assert "clock limited" not in rarely["trust"], "though its notes count some readings"
-
-
 def test_a_suspect_cell_has_its_name_and_not_its_id() -> None:
     ((_, where, evidence, *_),) = values(planted.planted(planted.odd_cell, planted.GC))[
         "causes"

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
-from harness.report import context, failures, tables
+from harness.report import context, endings, tables
 from harness.tests.fake_runs import ended, environment, run, sweep, timed
 
 
@@ -74,20 +74,20 @@ def test_a_failed_case_is_not_said_to_have_run_as_the_others() -> None:
 
 def test_what_did_not_run_has_its_reason() -> None:
     declined, not_started = sweep(gc=["off", "on"])
-    detail = "x" * (failures.MAX_DETAIL + 1)
+    detail = "x" * (endings.MAX_DETAIL + 1)
 
     def measure(c: Case) -> list[Measurement]:
         return ended(c, Outcome.UNSUPPORTED, detail=detail) if c is declined else []
 
     recorded = run([declined, not_started], measure)
-    table = failures.not_run(summarise(recorded), recorded)
+    table = endings.not_run(summarise(recorded), recorded)
 
     assert table
     assert [row[1] for row in table.rows] == ["unsupported", "not run"]
-    assert len(table.rows[0][2]) == failures.MAX_DETAIL
+    assert len(table.rows[0][2]) == endings.MAX_DETAIL
     assert table.rows[1][2] == "the run ended before this case started"
     stopped = replace(recorded, stopped=Stop(rule="floor"))
-    table = failures.not_run(summarise(stopped), stopped)
+    table = endings.not_run(summarise(stopped), stopped)
     assert table
     assert table.rows[1][2] == "decided by rule “floor”"
 
@@ -102,7 +102,7 @@ def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsew
         return [*measured[:2], *ended(c, Outcome.INVALID_ENVIRONMENT)]
 
     recorded = run([spoilt, failed], measure)
-    table = failures.not_run(summarise(recorded), recorded)
+    table = endings.not_run(summarise(recorded), recorded)
 
     assert table
     assert [row[0] for row in table.rows] == ["nsa, gc=off"]

@@ -302,36 +302,29 @@ def test_a_slow_node_excuses_no_crash_and_no_case_far_slower_than_its_provider(
     assert said.count("nsa,") == bool(regressed), "the others are excused"
 
 
-@pytest.mark.parametrize("commits", [1, 2])
-def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(commits: int) -> None:
-    (case,) = sweep(seq_len=[512])
-    old = environment(git=Git(commit=f"{commits}" * 40, branch="main"))
-    before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=old, run_id="before")
-    now = run(
-        [case],
-        lambda c: timed(c, 0.020, cv=0.001),
-        env=environment(git=Git(commit="1" * 40, branch="main")),
-    )
-
-    values = context.build(now, Path("reports"), before)[0]
-
-    steps: Any = values["next_steps"]
-    (step,) = [s for s in steps if "bisect" in s]
-    ends = f"{now.suite.path} --good 2222222222 --bad 1111111111"
-    sides = ends if commits == 2 else f"--runs before {now.run_id}"
-    assert f"`harness bisect {sides} --case {case.case_id}`" in step
+def searched(old: Git | None, new: Git | None) -> str:
+    """What a page asks for if a step takes twice as long since."""
+    cases, envs = sweep(seq_len=[512]), [environment(git=g) for g in (old, new)]
+    before = run(cases, lambda c: timed(c, 0.01, cv=0.001), env=envs[0], run_id="before")
+    now = run(cases, lambda c: timed(c, 0.02, cv=0.001), env=envs[1], run_id="now")
+    assert "Regressed since" in compared(now, before).regressed
+    return str(context.build(now, Path("reports"), before)[0]["next_steps"])
 
 
-@pytest.mark.parametrize("git", [None, Git(commit="2" * 40, branch="main", dirty_sha256="3" * 64)])
+GIT = Git(commit="1" * 40, branch="main")
+
+
+@pytest.mark.parametrize(
+    ("old", "ends"),
+    [("1", "--runs before now"), ("2", "suites/retest.yaml --good 2222222222 --bad 1111111111")],
+)
+def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(old: str, ends: str) -> None:
+    said = searched(replace(GIT, commit=old * 40), GIT)
+
+    assert f"`harness bisect {ends} --case train/nsa/seq_len=512`" in said
+
+
+@pytest.mark.parametrize("git", [None, replace(GIT, commit="2" * 40, dirty_sha256="3" * 64)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_code_that_is_not_that_of_a_commit_has_no_bisection(git: Git | None, turned: bool) -> None:
-    (case,) = sweep(seq_len=[512])
-    clean = environment(git=Git(commit="1" * 40, branch="main"))
-    first, second = (clean, environment(git=git))[:: -1 if turned else 1]
-    before = run([case], lambda c: timed(c, 0.010, cv=0.001), env=first, run_id="before")
-    now = run([case], lambda c: timed(c, 0.020, cv=0.001), env=second)
-
-    values = context.build(now, Path("reports"), before)[0]
-
-    assert "Regressed since" in compared(now, before).regressed
-    assert "bisect" not in str(values["next_steps"])
+    assert "bisect" not in searched(*(GIT, git)[:: -1 if turned else 1])

@@ -1,0 +1,168 @@
+"""What explains a gap: the Why line, the suspects, and what was seen against each candidate."""
+
+import math
+from collections.abc import Sequence
+
+from harness import units
+from harness.analysis.suspects import (
+    Candidate,
+    Conclusion,
+    Diagnosis,
+    Fingerprint,
+    Reproduction,
+)
+from harness.records import METRICS, Observation, Suite, gpu_matches
+from harness.report.tables import NONE, Table
+from harness.report.text import case_names, listed
+
+MAX_ROWS = 8
+"""Suspects with a row of their own, and one row of others."""
+
+
+def line(
+    found: Sequence[Diagnosis], suite: Suite, device: str, again: Reproduction | None = None
+) -> str:
+    """What explains the gap of the suite's suspects, in one sentence; empty without any."""
+    if suite.suspects is None:
+        return ""
+    gap = suite.suspects.gap
+    tested = [d for d in found if d.conclusion is not Conclusion.NOT_TESTED]
+    if found and not tested:
+        return "not tested in this run"
+    if not found:
+        return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
+    seen = units.quantity(gap.metric, gap.seen)
+    if again and not again.reproduced:
+        return f"not reproduced: {_again(again, suite)}"
+    if all(d.then == "off" or d.is_control for d in tested):
+        return f"not explained: everything tested was off in the run that made {seen}"
+    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not proven: seen on {gap.gpu}"
+    if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
+        nearest = min(enough, key=lambda d: (d.then != "on", _distance(d, gap.seen)))
+        here = ""
+        if nearest.reached is not None and nearest.reached < gap.expected:
+            here = f", {units.quantity(gap.metric, nearest.reached)} here"
+        on = ", which was on," if nearest.then == "on" else ""
+        others = len(enough) - 1
+        more = f"; {units.plural('other suspect', others)} would be too" if others else ""
+        return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
+    if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
+        return f"not explained; in part by {listed(some)}{elsewhere}"
+    return f"not explained: no suspect costs enough here{elsewhere}"
+
+
+def _distance(d: Diagnosis, seen: float) -> float:
+    return abs(math.log((d.reached or math.inf) / seen))
+
+
+def _again(again: Reproduction, suite: Suite) -> str:
+    """`the settings of that day make 4,030 tokens/s here, 149x the 27 tokens/s seen`."""
+    assert suite.suspects
+    gap = suite.suspects.gap
+    here, seen = (units.quantity(gap.metric, x) for x in (again.here, gap.seen))
+    return f"the settings of that day give {here} here, {units.factor(again.times)} the {seen} seen"
+
+
+def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
+    """Whether the settings of that day reproduce the gap; empty without a case of them."""
+    if again is None:
+        return ""
+    said, case = _again(again, suite), case_names(suite)[again.case_id]
+    does = "reproduce it" if again.reproduced else "do not reproduce it, whatever they cost here"
+    return f"{said[0].upper()}{said[1:]} ({case}): they {does}."
+
+
+def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
+    """One row a suspect: its effect, and the conclusion against the gap."""
+    if suite.suspects is None or all(d.conclusion is Conclusion.NOT_TESTED for d in found):
+        return None
+    gap = suite.suspects.gap
+    higher, rows = METRICS[gap.metric].higher_is_better, []
+    tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
+    out = [d for d in tested if d.conclusion is Conclusion.RULED_OUT and not d.is_control]
+    out.sort(key=lambda d: d.effect.value if d.effect else 1.0)
+    over = len(tested) + (len(found) > len(tested)) - MAX_ROWS
+    small = out[: over + 1] if over > 0 else []
+    if small and (most := small[-1].effect):
+        effect = f"at most {units.slowdown(most.value, most.low, most.high)}"
+        then = listed([*dict.fromkeys(d.then for d in small)])
+        rows.append((listed([d.name for d in small]), then, effect, str(Conclusion.RULED_OUT)))
+    for d in tested:
+        if d in small:
+            continue
+        e, text = d.effect, str(d.conclusion)
+        if d.share:
+            text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
+        spared = d.conclusion in (Conclusion.UNDECIDED, Conclusion.APART)
+        if spared and d.reached and (d.reached > gap.expected) == higher:
+            text += f": still {units.quantity(gap.metric, d.reached)} here"
+        effect = NONE
+        if e is not None:
+            control = f"control: {units.measured(gap.metric, e)}"
+            effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
+            effect += "" if e.processes > 2 else f" ({units.plural('process', e.processes)})"
+        rows.append((d.name, NONE if d.is_control else d.then, effect, text))
+    if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
+        rows.append((listed(untested), NONE, NONE, str(Conclusion.NOT_TESTED)))
+    seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
+    side = "below" if higher else "above"
+    title = f"what could explain {seen} ({units.factor(gap.factor)} {side} {expected})"
+    where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
+    effect = f">effect on the step here{f', {where}' if where else ''}"
+    return Table(columns=(title, "in that run", effect, "conclusion"), rows=tuple(rows))
+
+
+# --- what was seen that day against what each candidate does here ------------------------------
+
+
+def fingerprint_table(found: Fingerprint | None, suite: Suite) -> Table | None:
+    """A row an observation, a column a candidate; a mark where they agree."""
+    if found is None:
+        return None
+    rows = []
+    for i, o in enumerate(found.seen):
+        cells = (_cell(o, c.here[i], c.agrees[i]) for c in found.candidates)
+        rows.append((_observed(o, suite), _number(o, o.seen), *cells))
+    names = [f">{_name(c, suite)}" for c in found.candidates]
+    columns = ("seen in that run", ">then", *names)
+    return Table(columns=columns, rows=tuple(rows), remarks=(fingerprint_sentence(found, suite),))
+
+
+def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
+    """Which candidates contradict least of what was seen."""
+    least = found.candidates[0].against
+    best = [c for c in found.candidates if c.against == least]
+    only = "Only " if len(best) < len(found.candidates) else ""
+    names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
+    counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
+    of = units.plural("observation", len(found.seen))
+    all_ = "with all that was measured there, " if not least else "with most, " if only else "with "
+    said = f"{only}{names} {agree} {all_}{counts} of {of}"
+    if not any(c.agrees[0] for c in found.candidates):
+        said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _name(c: Candidate, suite: Suite) -> str:
+    """Of its suspects, or of its case if that is shorter."""
+    case = case_names(suite)[c.case_id]
+    return min(case, listed(c.suspects) or case, key=len)
+
+
+def _cell(o: Observation, here: float | None, agrees: bool) -> str:
+    return NONE if here is None else f"{_number(o, here)}{' ✓' if agrees else ''}"
+
+
+def _number(o: Observation, value: float) -> str:
+    if o.over.criteria:
+        return units.factor(value)
+    return units.size(value) if o.metric.endswith("_bytes") else units.quantity(o.metric, value)
+
+
+def _observed(o: Observation, suite: Suite) -> str:
+    """`tokens/s, T=2048 over T=512`."""
+    title = METRICS[o.metric].title if o.metric in METRICS else "GPU memory"
+    at, over = (
+        ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in m.criteria.items()) for m in (o.at, o.over)
+    )
+    return f"{title}{f', {at}' if at else ''}{f' over {over}' if over else ''}"
