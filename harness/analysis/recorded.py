@@ -320,6 +320,17 @@ def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
     }
 
 
+def error_of_bound(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
+    """The largest error of each process as a share of its bound, if every one was compared."""
+    tensors = [m.accuracy.tensors if m.accuracy else () for m in ok]
+    if not tensors or not all(tensors):
+        return {}
+    shares = [max((t.error / t.bound for t in of if t.bound > 0), default=0.0) for of in tensors]
+    low, high = min(shares), max(shares)
+    of = Estimate(value=high, low=low, high=high, processes=len(ok), samples=len(ok))
+    return {"error_of_bound": of}
+
+
 def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
     """One sentence for each counter whose values differ."""
     notes = []

@@ -400,7 +400,8 @@ def _metrics(
             metrics[name] = statistics.arithmetic(values, samples=count)
         else:
             metrics[name] = rates[name].estimate(count)
-    return {**recorded.estimates(ok), **metrics, **course_metrics(ok)}
+    compared = recorded.error_of_bound(ok)
+    return {**recorded.estimates(ok), **metrics, **course_metrics(ok), **compared}
 
 
 def _bounded(estimate: Estimate, most: float | None = None) -> Estimate:

@@ -45,6 +45,10 @@ _TABLE = (  # name, title, unit, whether higher is better, and what the name doe
     ("peak_memory_bytes", "peak memory", "B", False, ""),
     ("gpu_utilisation", "GPU", "ratio", True, "0 to 1."),
     ("cpu_utilisation", "CPU", "cores", False, "In cores: 1.0 is one busy core."),
+    (
+        *("error_of_bound", "largest error as a share of its bound", "ratio", False),
+        "Of the comparison with the reference, before timing.",
+    ),
     ("scaling_exponent", "scaling exponent", "1", False, ""),
 )
 _LAST = "Mean of the last tenth of the steps"

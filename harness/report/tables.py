@@ -102,9 +102,10 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
 
 
 def shows(metric: str) -> bool:
-    """Whether `results` has a column for a metric; exact counts and what a training run records
-    over its steps have tables of their own."""
-    return metric not in OVER_STEPS and not (metric in METRICS and METRICS[metric].counted)
+    """Whether `results` has a column for a metric; exact counts, errors and what a training run
+    records over its steps have tables of their own."""
+    own = metric in ("error_of_bound", *OVER_STEPS)
+    return not own and not (metric in METRICS and METRICS[metric].counted)
 
 
 def titles(cases: Sequence[Case]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis import verdict
-from harness.analysis.expectation import Judgement, assess
 from harness.analysis.statistics import RANGES
 from harness.analysis.suspects import diagnose, sides
 from harness.records import (
@@ -68,7 +67,6 @@ def undecided(run: Run) -> dict[str, str]:
     left: dict[str, list[str]] = {name: [] for name in needed(run.suite, judged.device)}
     for name, ids in (
         *_open_rules(judged.rules, by_id),
-        *_open_expectations(run, cases),
         *((d.name, d.undecided) for d in diagnose(run.suite, cases)),
     ):
         left.setdefault(name, []).extend(i for i in ids if by_id[i].outcome is Outcome.OK)
@@ -120,16 +118,6 @@ def _may_change(finding: Finding) -> bool:
     if finding.decision in (Decision.GO, Decision.NO_GO) or (metric and metric.counted):
         return False
     return finding.fact in verdict.LOOSE or finding.likely is not None
-
-
-def _open_expectations(
-    run: Run, cases: Sequence[CaseSummary]
-) -> Iterator[tuple[str, Sequence[str]]]:
-    for a in assess(run.suite, run.environment, cases):
-        counts = a.expectation.counts is not Weight.NOTE
-        exact = METRICS[a.expectation.metric].counted
-        if counts and not exact and a.judgement is Judgement.UNDECIDED and a.actual:
-            yield verdict.EXPECTED, [a.case_id]
 
 
 def _spread(summary: CaseSummary) -> float:

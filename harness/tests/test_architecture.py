@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_000,  # the modules beside the rooms
-    "harness/analysis": 5_410,
+    "harness/analysis": 5_430,
     "harness/bisect": 1_970,
     "harness/cli": 2_390,
     "harness/executor": 360,
@@ -79,7 +79,7 @@ MOST_LINES = {
     "harness/program": 1_860,
     "harness/records": 1_920,
     "harness/report": 4_840,
-    "harness/runner": 2_430,
+    "harness/runner": 2_420,
     "harness/store": 1_110,
     "harness/suite": 2_230,
     "harness/worker": 720,
