@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import psutil
 import pynvml
 
 from harness.errors import ProbeError
+from harness.processes import family
 from harness.records import Gpu, of_rank
 
 Value = TypeVar("Value")
@@ -131,15 +131,6 @@ def _describe(device: object) -> Gpu:
             lambda: pynvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1e3
         ),
     )
-
-
-def family(pid: int) -> list[psutil.Process]:
-    """A process and its descendants, oldest first; empty if it is gone."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def optional(read: Callable[[], Value]) -> Value | None:

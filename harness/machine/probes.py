@@ -8,7 +8,8 @@ from typing import Protocol
 
 import psutil
 
-from harness.machine.nvml import NvmlProbe, family
+from harness.machine.nvml import NvmlProbe
+from harness.processes import family
 from harness.records import Gpu
 
 REFRESH_S = 0.5

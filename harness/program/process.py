@@ -21,6 +21,7 @@ import psutil
 
 from harness.git.repository import top, try_git
 from harness.messages import ASK_FOR_STACKS, rank_mark
+from harness.processes import family
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
@@ -123,13 +124,13 @@ def environment(case: Case, first: Sequence[str]) -> dict[str, str]:
 
 def kill(processes: Processes) -> None:
     """Kill a program and its descendants."""
-    families = [_process_tree(one)[1:] for one in processes]
+    families = [family(one.pid)[1:] for one in processes]
     for process in processes:
         if process.returncode is None:
             process.kill()
-    for process, family in zip(processes, families, strict=True):
+    for process, below in zip(processes, families, strict=True):
         process.wait()
-        for one in family:
+        for one in below:
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         for stream in (process.stdout, process.stderr):
@@ -325,18 +326,9 @@ def abort_when_asked(processes: Processes) -> None:
     faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:
-        for one in [one for process in processes for one in _process_tree(process)]:
+        for one in [one for process in processes for one in family(process.pid)]:
             with suppress(psutil.Error):  # it has ended, or is another user's
                 one.rlimit(psutil.RLIMIT_CORE, (0, 0))
                 one.send_signal(signal.SIGABRT)
 
     signal.signal(ASK_FOR_STACKS, abort)
-
-
-def _process_tree(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    """A program and its descendants; empty if it is gone."""
-    try:
-        root = psutil.Process(process.pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []

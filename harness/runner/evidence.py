@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.machine.nvml import family
+from harness.processes import family
 from harness.records import Case, Evidence, EvidenceFile
 from harness.runner import ranks, stacks
 from harness.runner.forkserver import Worker, end_of

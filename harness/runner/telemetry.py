@@ -9,8 +9,9 @@ from contextlib import suppress
 import psutil
 
 from harness.analysis.recorded import LAG_S
-from harness.machine.nvml import NvmlProbe, family
+from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
+from harness.processes import family
 from harness.records import ActivitySample, Case, Telemetry
 from harness.runner import stacks
 from harness.runner.forkserver import Worker

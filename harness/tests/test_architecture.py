@@ -23,12 +23,12 @@ PARENT = (
     {"runner"},
     {"machine", "store"},
     {"suite", "git", "analysis"},
-    {"units", "messages", "workload"},
+    {"units", "messages", "processes", "workload"},
     {"records", "errors"},
 )
 CHILD = ({"worker"}, {"program"}, {"measure"})
 # What a room of the child may import beside lower rooms of the child.
-SHARED = {"git", "messages", "workload", "records", "errors"}
+SHARED = {"git", "messages", "processes", "workload", "records", "errors"}
 
 # Importer -> all it may import, the standard library aside.
 ALLOWED = {
@@ -66,7 +66,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 1_000,  # the modules beside the rooms
+    "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_430,
     "harness/bisect": 1_970,
     "harness/cli": 2_390,
@@ -74,9 +74,9 @@ MOST_LINES = {
     "harness/gate": 2_350,
     "harness/git": 540,
     "harness/integrations": 910,
-    "harness/machine": 1_470,
+    "harness/machine": 1_460,
     "harness/measure": 2_350,
-    "harness/program": 1_860,
+    "harness/program": 1_850,
     "harness/records": 1_920,
     "harness/report": 4_840,
     "harness/runner": 2_420,
