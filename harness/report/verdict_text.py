@@ -36,6 +36,8 @@ NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
+_DECIDED = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
+_BROKEN = (*FAILURES, Outcome.OUT_OF_MEMORY)
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 REQUIREMENTS = {
@@ -153,21 +155,13 @@ def word(r: RuleResult) -> str:
     if not r.applies or r.decision is Decision.GO:
         return YES if r.applies else NOT_MEASURED
     loose = [f for f in r.findings if f.fact is Fact.OPEN or f.likely]
-    decided = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
-    if r.decision is Decision.NO_GO or any(
-        (f.fact in decided and f not in loose) or (f.fact is Fact.ENDED and _broken(f))
-        for f in r.findings
-    ):
+    decided = [f for f in r.findings if f.fact in _DECIDED and f not in loose]
+    failed = [f for f in r.findings if f.decision is Decision.CONDITIONAL and f.outcome in _BROKEN]
+    if r.decision is Decision.NO_GO or decided or any(f.fact is Fact.ENDED for f in failed):
         return NO
     if loose and all(f.likely for f in loose):
         return "likely" if all(f.likely is Decision.GO for f in loose) else "likely not"
     return OPEN if loose or len(r.findings) < r.judged else NOT_MEASURED
-
-
-def _broken(f: Finding) -> bool:
-    """Whether a case ended in a way that breaks a rule that counts as a condition."""
-    broken = (*FAILURES, Outcome.OUT_OF_MEMORY)
-    return f.decision is Decision.CONDITIONAL and f.outcome in broken
 
 
 def misses(f: Finding, stated: Rule | None) -> bool:

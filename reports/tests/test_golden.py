@@ -103,7 +103,6 @@ def of_one(run: Run) -> dict[str, Values]:
             [i.group, i.axis, i.low, i.high, i.metric, i.value, i.spread, i.growth, i.reached]
             for i in odd.still
         ],
-        "pairs of cases": [odd.pairs, odd.compared],
         "expectations": [
             [
                 *(a.expectation.metric, a.case_id, a.judgement),
