@@ -1,8 +1,7 @@
 """Numbers in SI units, formatted for people. No number is computed here.
 
-Inside the harness every quantity is in an SI base unit; only this module turns it into "1.23 ms" or
-"7.21 GiB". A number without an interval gets three significant digits; a number with an interval
-gets as many as the interval justifies.
+Only this module turns an SI base unit into "1.23 ms" or "7.21 GiB". A number has three significant
+digits, one with an interval as many as that justifies.
 """
 
 import datetime
