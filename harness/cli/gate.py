@@ -98,10 +98,8 @@ def gate(
 def _require_writable(file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        existed = file.exists()
-        file.open("a", encoding="utf-8").close()
-        if not existed:
-            file.unlink()  # an empty file must not be read as a verdict
+        file.write_bytes(b"")
+        file.unlink()  # neither an earlier verdict nor an empty file may be read as this one
     except OSError as error:
         raise HarnessError(
             f"cannot write {file}: {error.strerror}", "Choose another file."

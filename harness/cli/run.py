@@ -4,9 +4,8 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -35,12 +34,6 @@ from harness.suite import load as suites
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 MOST_RUNS = 3
 """Runs of a suite that are read for the expected times of its cases."""
-
-
-class ExecutorName(StrEnum):
-    """What places the units of a suite on several GPUs."""
-
-    RAY = "ray"
 
 
 ResumeOption = Annotated[
@@ -80,7 +73,7 @@ TraceOption = Annotated[
     ),
 ]
 ExecutorOption = Annotated[
-    ExecutorName | None,
+    Literal["ray"] | None,
     typer.Option(help="Measure on several GPUs at once: all of this node, or those of a cluster."),
 ]
 AddressOption = Annotated[

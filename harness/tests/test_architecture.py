@@ -69,7 +69,7 @@ MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_430,
     "harness/bisect": 1_970,
-    "harness/cli": 2_390,
+    "harness/cli": 2_380,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
@@ -81,7 +81,7 @@ MOST_LINES = {
     "harness/report": 4_840,
     "harness/runner": 2_420,
     "harness/store": 1_110,
-    "harness/suite": 2_230,
+    "harness/suite": 2_240,
     "harness/worker": 720,
     "nsa": 13_290,
     "suites": 2_100,
