@@ -37,6 +37,8 @@ MOST = 3
 """Cases that one sentence names."""
 MAX_ROWS = 10
 """Decided cases that the page shows; the appendix has all."""
+FAR = 2.0
+"""A change that is not excluded beyond this factor is not known."""
 ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
 NODE_MOVED, ALIKE = 1.02, 2.0
@@ -126,13 +128,14 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary]) -> Since:
 
 def _others(both: Sequence[GateCase], excused: int) -> str:
     """What is excluded for the cases that are neither slower nor faster."""
-    still = [g.comparison for g in both if g.change in (Change.SAME, Change.UNDECIDED)]
-    ends = [abs(math.log(end)) for c in still if c for end in (c.low, c.high) if end]
+    still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
+    ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
+    near = [end for end in ends if end < math.log(FAR)]
     said = [f"{units.plural('case', len(both))} in both runs"]
     said += [f"{excused} slower by no more than the host explains"] if excused else []
-    if ends:
-        most = units.percent(math.expm1(max(ends)))
-        said.append(f"{len(still)} moved by no more than {most}")
+    if near:
+        said.append(f"{len(near)} moved by no more than {units.percent(math.expm1(max(near)))}")
+    said += [f"{len(still) - len(near)} not known within {FAR:g}x"] if near != ends else []
     lacking = sum(g.change is None for g in both)
     said += [f"{lacking} not compared"] if lacking else []
     return f"{'; '.join(said)}."
