@@ -1,9 +1,8 @@
 """The command `export`: runs and verdicts for other tools."""
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,26 +17,15 @@ from harness.integrations.page import comment, step_summary
 from harness.report.markdown import plain
 from harness.store import reader
 
-
-class Format(StrEnum):
-    """What `harness export` writes."""
-
-    CSV = "csv"
-    PARQUET = "parquet"
-    JUNIT = "junit"
-    STEP_SUMMARY = "step-summary"
-    ANNOTATIONS = "annotations"
-    COMMENT = "comment"
-
-
-_TABLES = frozenset({Format.CSV, Format.PARQUET})
+Format = Literal["csv", "parquet", "junit", "step-summary", "annotations", "comment"]
+_TABLES = ("csv", "parquet")
 """Formats of several runs."""
 
-_RENDERERS: Mapping[Format, Callable[[GateVerdict], str]] = {
-    Format.JUNIT: junit,
-    Format.STEP_SUMMARY: step_summary,
-    Format.ANNOTATIONS: annotations,
-    Format.COMMENT: comment,
+_RENDERERS: Mapping[str, Callable[[GateVerdict], str]] = {
+    "junit": junit,
+    "step-summary": step_summary,
+    "annotations": annotations,
+    "comment": comment,
 }
 
 
@@ -70,7 +58,7 @@ def export(
         )
     if form not in _TABLES and len(sources) > 1:
         raise HarnessError(f"--format {form} takes one run, not {len(sources)}", "Name one.")
-    if form is Format.PARQUET:
+    if form == "parquet":
         if output is None:
             raise HarnessError("Parquet cannot be printed", "Name a file: --output runs.parquet")
         from harness.store import frames  # pandas is slow to import
@@ -81,7 +69,7 @@ def export(
 
 
 def _exported(form: Format, sources: Sequence[str], is_verdict: bool, root: Path) -> bytes:
-    if form is Format.CSV:
+    if form == "csv":
         from harness.store import frames  # pandas is slow to import
 
         return plain(frames.to_csv(reader.load(root, s) for s in sources)).encode()

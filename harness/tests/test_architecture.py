@@ -69,7 +69,7 @@ MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_430,
     "harness/bisect": 1_970,
-    "harness/cli": 2_380,
+    "harness/cli": 2_370,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
