@@ -74,7 +74,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
         "500 steps",
         *["as on 2025-08-28"] * 4,
     ]
-    assert " and " in cost.rows[0][1]
+    assert " h" in cost.rows[0][1]
     assert len(cost.columns) == 3
 
 
