@@ -116,8 +116,9 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
 
 
 def fingerprint_table(found: Fingerprint | None, suite: Suite) -> Table | None:
-    """A row an observation, a column a candidate; a mark where they agree."""
-    if found is None:
+    """A row an observation, a column a candidate; a mark where they agree. None for only one, of
+    which `reproduced_sentence` says enough."""
+    if found is None or not found.candidates[1:]:
         return None
     rows = []
     for i, o in enumerate(found.seen):

@@ -121,7 +121,7 @@ def since(before: Run, now: Run, summaries: Sequence[CaseSummary]) -> Since:
         regressed=regressed,
         node=low,
         step=_bisection(before, now, theirs, name),
-        decided=_table(changed[:MAX_ROWS], name),
+        decided=_table([g for g in changed if g in faster or g in own][:MAX_ROWS], name),
         details=_table(both, name),
     )
 
