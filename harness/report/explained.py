@@ -42,10 +42,10 @@ def line(
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
             here = f", {units.quantity(gap.metric, nearest.reached)} here"
-        on = ", which was on," if nearest.then == "on" else ""
+        on = " (on then)" if nearest.then == "on" else ""
         others = len(enough) - 1
         more = f"; {units.plural('other suspect', others)} would be too" if others else ""
-        return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
+        return f"{nearest.name}{on} is enough{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
     return f"not explained: no suspect costs enough here{elsewhere}"

@@ -170,7 +170,7 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
     ("times", "then", "said"),
     [
         (149.0, "on", "not reproduced: the settings of that day give 4,920 tokens/s here, 150x"),
-        (1.2, "on", "loop, which was on, is enough by itself, 40 tokens/s here; not proven: seen"),
+        (1.2, "on", "loop (on then) is enough, 40 tokens/s here; not proven: seen"),
         (1.2, "off", "not explained: everything tested was off in the run that made 33 tokens/s"),
     ],
 )
