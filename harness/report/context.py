@@ -348,7 +348,7 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
     there = [c.case_id for c in run.suite.cases]
-    decides = of.verdict.rule.evidence if of.verdict.rule else ()
+    decides = [i for r in of.verdict.rules if r.stated and r.applies for i in r.evidence]
     only = shlex.quote(next((i for i in decides if i in there), there[0]))
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
     return tuple(lines)

@@ -249,7 +249,8 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     several = len({(s.case.workload, s.case.provider) for s in summaries}) <= MAX_ROWS
     for s in summaries:
         provider = run.suite.provider(s.case.workload, s.case.provider)
-        key = f"{s.case.workload} {provider}" if several else s.case.workload
+        said = provider if s.case.workload in provider else f"{s.case.workload} {provider}"
+        key = said if several else s.case.workload
         groups.setdefault(key, []).extend(run.of(s.case.case_id))
     whole = [name for name, measured in groups.items() if all(map(_compared, measured))]
     if whole[2:]:  # they have nothing of their own to say

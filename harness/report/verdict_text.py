@@ -31,7 +31,6 @@ MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
 LOOSE = 20.0
 """Factor by which a speed passes its limit from which the limit does not test this GPU."""
-TOOTHLESS = "this limit does not test this GPU"
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
@@ -277,8 +276,7 @@ def needed_text(result: RuleResult) -> str:
 
 
 def margin_text(result: RuleResult) -> str:
-    """`, missed by 1.12x`, or of a speed far beyond its limit `, met 450x over: this limit does not
-    test this GPU`; else empty."""
+    """`, missed by 1.12x`, or of a speed far beyond its limit `, met 450x over`; else empty."""
     stated, found = result.stated, result.findings
     if missed := [d for f in found if (d := distance(f, stated)) > 1]:
         far = (min if stated and stated.quantifier == "any" else max)(missed)
@@ -290,7 +288,7 @@ def margin_text(result: RuleResult) -> str:
     over = min(v / stated.go if stated.higher_is_better else stated.go / v for v in values)
     if over < LOOSE:
         return ""
-    return f", met {units.factor(over)} over: {TOOTHLESS}"
+    return f", met {units.factor(over)} over"
 
 
 def _times(ratio: float) -> str:

@@ -33,7 +33,7 @@ def test_cases_that_ended_alike_share_a_sentence() -> None:
         (Rule(name="r", metric="tokens_per_s", go=26.0), ", missed by 1.04x"),
         (Rule(name="r", metric="host_syncs", go=0.0), ""),
         (Rule(name="r", metric="tokens_per_s", go=20.0), ""),
-        (Rule(name="r", metric="tokens_per_s", go=1), f", met 25x over: {verdict_text.TOOTHLESS}"),
+        (Rule(name="r", metric="tokens_per_s", go=1), ", met 25x over"),
     ],
 )
 def test_a_missed_limit_and_one_without_teeth_have_their_factor(rule: Rule, gap: str) -> None:
