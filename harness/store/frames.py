@@ -1,29 +1,18 @@
-"""A stored run as tables: pandas frames for a notebook, CSV and Parquet with one row per sample.
+"""A stored run as pandas frames, for a notebook."""
 
-A process without samples and a case without processes have one row each. Telemetry, counters, the
-profile, rules and the self-test are in run.jsonl only.
-"""
-
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from harness import units
 from harness.analysis import overhead
 from harness.analysis.summary import summarise
-from harness.errors import HarnessError
 from harness.records import COUNTERS, METRICS, CaseSummary, Measurement, Run
 from harness.store import reader
 from harness.store.summaries import NOT_RUN
 
-_OF_RUN = "run_id suite started_at host device device_id driver torch commit branch uncommitted"
-_RUN = dict.fromkeys(_OF_RUN.split(), "string")
-_CASE = dict.fromkeys(["case_id", "workload", "provider", "axes"], "string")
-_CASE |= {"min_samples": "Int64"}
 _PROCESS = {"process": "Int64", "outcome": "string", "detail": "string", "clock": "string"}
 _PROCESS |= {"steady": "boolean"}
 _PROCESS |= dict.fromkeys(["tokens", "flops", "bytes", "peak_memory_bytes"], "Int64")
@@ -31,12 +20,9 @@ _PROCESS |= {"lower_bound_s": "float64", "wall_s": "float64"}
 _SAMPLE = {"sample": "Int64"}
 _SAMPLE |= dict.fromkeys(["sample_s", "host_sample_s", "sample_at_s"], "float64")
 _SAMPLE |= {"discarded": "string"}
-COLUMNS: Mapping[str, str] = {**_RUN, **_CASE, **_PROCESS, **_SAMPLE}
-"""Name and type, in the order of the file; README.md here says what each means."""
+_COLUMNS = {"case_id": "string", **_PROCESS, **_SAMPLE}
 _UNITS = {"_s": "s", "bytes": "B", "flops": "FLOP", "tokens": "tokens"}
 """End of a column's name -> its unit."""
-_FORMULA = r"^(?=[=+\-@\t\r])"
-"""Text that a spreadsheet would compute; after an apostrophe it shows it."""
 
 _NO_STEPS = pd.DataFrame(
     {"case_id": "", "process": 0, "step": 0, "step_s": 0.0, "end_s": 0.0}, index=[]
@@ -45,67 +31,11 @@ _NO_STEPS = pd.DataFrame(
 Row = Mapping[str, object]
 
 
-# --- one table ---------------------------------------------------------------------------
-
-
-def table(run: Run) -> pd.DataFrame:
-    """The rows of a run, in the order of its cases, with the types of COLUMNS."""
-    return pd.DataFrame(_rows(run), columns=[*COLUMNS]).astype(dict(COLUMNS))
-
-
-def to_csv(runs: Iterable[Run]) -> str:
-    """Runs as CSV with a header; numbers keep every digit."""
-    rows = pd.concat(map(table, runs))
-    for name, kind in COLUMNS.items():
-        if kind == "string":
-            rows[name] = rows[name].str.replace(_FORMULA, "'", regex=True)
-        elif kind == "boolean":
-            rows[name] = rows[name].map({True: "true", False: "false"})
-    text: str = rows.to_csv(index=False, lineterminator="\n")
-    return text
-
-
-def to_parquet(runs: Iterable[Run], file: Path) -> None:
-    """Write runs as Parquet, with null for absent values.
-
-    Raises:
-        HarnessError: pyarrow is not installed, or the file cannot be written.
-    """
-    try:
-        pd.concat(map(table, runs)).to_parquet(file, engine="pyarrow", index=False)
-    except ImportError as error:
-        raise HarnessError(
-            f"{file}: Parquet needs the package pyarrow, which cannot be imported ({error})",
-            "pip install 'nsa-harness[parquet]', or use --format csv.",
-        ) from None
-    except OSError as error:
-        raise HarnessError(f"{file}: cannot be written: {error}") from None
-
-
 def _rows(run: Run) -> Iterator[Row]:
-    here, git, header = run.environment, run.environment.git, reader.header_of(run)
-    own = {
-        "driver": here.gpu.driver if here.gpu else "",
-        "torch": here.versions.get("torch") or "",
-        "uncommitted": git.dirty_sha256 if git else "",
-    }
-    whole = {name: own[name] if name in own else getattr(header, name) for name in _RUN}
-    for case in run.suite.cases:
-        of_case = {
-            **whole,
-            "case_id": case.case_id,
-            "workload": case.workload,
-            "provider": case.provider,
-            "axes": json.dumps(dict(case.axes), ensure_ascii=False),
-            "min_samples": case.settings.min_samples,
-        }
-        measured = run.of(case.case_id)
-        if not measured:
-            why = units.stop_text(run.stopped) if run.stopped else ""
-            yield {**of_case, "outcome": NOT_RUN, "detail": why}
-        for m in measured:
-            process = {**of_case, **{name: getattr(m, name) for name in _PROCESS}}
-            yield from ({**process, **sample} for sample in _samples(m) or ({},))
+    """One a sample; a process without samples has one."""
+    for m in run.measurements:
+        process = {"case_id": m.case_id, **{name: getattr(m, name) for name in _PROCESS}}
+        yield from ({**process, **sample} for sample in _samples(m) or ({},))
 
 
 def _samples(m: Measurement) -> list[Row]:
@@ -120,9 +50,6 @@ def _samples(m: Measurement) -> list[Row]:
         }
         for i, sample_s in enumerate(m.samples_s)
     ]
-
-
-# --- five frames -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,11 +85,11 @@ def load(run: str | Path, store: str | Path) -> RunFrames:
     whole = reader.load(Path(store), run)
     own = (r for c in whole.suite.cases if c.program for r in c.program.readings)
     units = {r.metric: r.unit for r in own} | {m.name: m.unit for m in METRICS.values()}
-    units |= {name: unit for name in COLUMNS for end, unit in _UNITS.items() if name.endswith(end)}
+    units |= {name: unit for name in _COLUMNS for end, unit in _UNITS.items() if name.endswith(end)}
     summaries = summarise(whole)
     metrics = [name for name in units if any(name in s.metrics for s in summaries)]
     units |= {f"{name}_{end}": units[name] for name in metrics for end in ("lo", "hi")}
-    taken = {*COLUMNS, *units, "exact"}
+    taken = {*_COLUMNS, *units, "exact"}
     cases = pd.DataFrame(
         {
             "run_id": whole.run_id,
@@ -171,7 +98,7 @@ def load(run: str | Path, store: str | Path) -> RunFrames:
         }
         for s in summaries
     ).convert_dtypes()
-    rows = table(whole)
+    rows = pd.DataFrame(_rows(whole), columns=[*_COLUMNS]).astype(_COLUMNS)
     counted = pd.DataFrame(
         (
             (m.case_id, m.process, *(getattr(m.counters, n) for n in (*COUNTERS, "exact")))
@@ -188,7 +115,7 @@ def load(run: str | Path, store: str | Path) -> RunFrames:
         joined.attrs["units"] = {name: units[name] for name in frame.columns if name in units}
         return joined
 
-    processes = rows[rows["sample"].fillna(0) == 0].dropna(subset="process")
+    processes = rows[rows["sample"].fillna(0) == 0]
     return RunFrames(
         run=whole,
         cases=framed(summed.astype({"case_id": "string", "outcome": "string"})),

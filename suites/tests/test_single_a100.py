@@ -132,7 +132,7 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
     run = run_of(lambda case: 39.0)
     shown = answer.brief(answer.named(judged(run), run.suite))
 
-    first = next(iter(answer.parts(shown, run.suite, [])))
+    first = next(iter(answer.parts(shown, run.suite, "")))
 
     assert (first.word, first.limit, "missed by 13x" in first.said) == ("no", "≥ 500", True)
     trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
