@@ -27,16 +27,16 @@ def _flops(bf16: float, tf32: float, fp32: float) -> Mapping[str, float]:
 # or a "Ti" gets none). Data sheets give tensor-core numbers with 2:4 sparsity; these are half.
 # NVIDIA data sheets: A100 (2021), H100 (2022, 2024), H200 (2024), L40S (2023); RTX 3090 from the
 # GA102 whitepaper, table 3, "FP16 with FP32 accumulate" and TF32, both dense.
-_PEAKS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
-    ("NVIDIA A100-*GB", "A100", _flops(312e12, 156e12, 19.5e12)),
-    ("NVIDIA A100 80GB PCIe", "A100", _flops(312e12, 156e12, 19.5e12)),
-    ("NVIDIA H100 PCIe", "H100 PCIe", _flops(756e12, 378e12, 51e12)),
-    ("NVIDIA H100 NVL", "H100 NVL", _flops(835e12, 417e12, 60e12)),
-    ("NVIDIA H100 80GB HBM3", "H100 SXM", _flops(989e12, 494e12, 67e12)),
-    ("NVIDIA H200 NVL", "H200 NVL", _flops(835e12, 417e12, 60e12)),
-    ("NVIDIA H200", "H200 SXM", _flops(989e12, 494e12, 67e12)),
-    ("NVIDIA L40S", "L40S", _flops(362e12, 183e12, 91.6e12)),
-    ("NVIDIA GeForce RTX 3090", "RTX 3090", _flops(71e12, 35.6e12, 35.6e12)),
+_PEAKS: tuple[tuple[str, Mapping[str, float]], ...] = (
+    ("NVIDIA A100-*GB", _flops(312e12, 156e12, 19.5e12)),
+    ("NVIDIA A100 80GB PCIe", _flops(312e12, 156e12, 19.5e12)),
+    ("NVIDIA H100 PCIe", _flops(756e12, 378e12, 51e12)),
+    ("NVIDIA H100 NVL", _flops(835e12, 417e12, 60e12)),
+    ("NVIDIA H100 80GB HBM3", _flops(989e12, 494e12, 67e12)),
+    ("NVIDIA H200 NVL", _flops(835e12, 417e12, 60e12)),
+    ("NVIDIA H200", _flops(989e12, 494e12, 67e12)),
+    ("NVIDIA L40S", _flops(362e12, 183e12, 91.6e12)),
+    ("NVIDIA GeForce RTX 3090", _flops(71e12, 35.6e12, 35.6e12)),
 )
 
 _DTYPES = ("bf16", "fp16", "fp32", "fp64")
@@ -49,27 +49,12 @@ _ALIASES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """The dense peak FLOP/s of a card at one precision."""
-
-    gpu: str
-    precision: str
-    flops_per_s: float
-
-
-def peak(gpu_name: str, precision: str | None) -> Peak | None:
-    """Peak of the card with this NVML name; None without a data sheet for it."""
-    for pattern, label, flops in _PEAKS:
+def peak(gpu_name: str, precision: str | None) -> float | None:
+    """Dense peak FLOP/s of the card with this NVML name; None without a data sheet for it."""
+    for pattern, flops in _PEAKS:
         if fnmatchcase(gpu_name, pattern):
-            return _peak(label, flops, precision)
+            return flops.get(precision or "")
     return None
-
-
-def _peak(label: str, flops: Mapping[str, float], precision: str | None) -> Peak | None:
-    if precision is None or precision not in flops:
-        return None
-    return Peak(gpu=label, precision=precision, flops_per_s=flops[precision])
 
 
 def precision_of(

@@ -65,8 +65,6 @@ class ScalingFit:
     """In the order of the axis."""
     exponent: Estimate | None = None
     """None if there is no fit; then `reason` says why."""
-    coefficient: float | None = None
-    """c in step_s = c * axis^exponent, in seconds."""
     slope: Estimate | None = None
     """The least-squares exponent without an interval, with that of each round of processes. None if
     a case has no time."""
@@ -103,16 +101,6 @@ class ScalingFit:
     @property
     def censored(self) -> int:
         return sum(p.step_s is None and p.lower_bound_s is not None for p in self.points)
-
-    def at(self, x: float) -> float:
-        """Fitted step time in seconds.
-
-        Raises:
-            ValueError: Without a fit.
-        """
-        if self.exponent is None or self.coefficient is None:
-            raise ValueError(f"{self.group}: {self.reason}")
-        return float(self.coefficient * x**self.exponent.value)
 
 
 def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
@@ -179,9 +167,9 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     x, y = (np.log(np.array(column)) for column in zip(*timed, strict=True))
     if bounds:
         x_c, y_c = (np.log(np.array(column)) for column in zip(*bounds, strict=True))
-        slope, low, high, intercept = _tobit(x, y, x_c, y_c)
+        slope, low, high = _tobit(x, y, x_c, y_c)
     else:
-        slope, low, high, intercept = _least_squares(x, y)
+        slope, low, high = _least_squares(x, y)
     if high - low > UNKNOWN:
         end = found.last.low if found.last else None
         return replace(
@@ -202,9 +190,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
     steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
     note = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
-    return replace(
-        found, exponent=exponent, coefficient=math.exp(intercept), note=note, steepens=steepens
-    )
+    return replace(found, exponent=exponent, note=note, steepens=steepens)
 
 
 def _any_slope(axis: str, members: Sequence[CaseSummary]) -> Estimate | None:
@@ -262,19 +248,18 @@ def _note(axis: str, members: Sequence[CaseSummary], exponent: Estimate) -> str:
     return ""
 
 
-def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float, float]:
-    """Slope, its 95 % t-interval, and intercept of y on x, for at least three points."""
+def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float]:
+    """Slope of y on x and its 95 % t-interval, for at least three points."""
     dx = x - x.mean()
     slope = float(dx @ y / (dx @ dx))
-    intercept = float(y.mean() - slope * x.mean())
-    residual = y - intercept - slope * x
+    residual = y - y.mean() - slope * dx
     variance = float(residual @ residual) / (len(x) - 2)
     half = t_factor(len(x) - 2) * math.sqrt(variance / float(dx @ dx))
-    return slope, slope - half, slope + half, intercept
+    return slope, slope - half, slope + half
 
 
-def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float, float, float]:
-    """Slope, its 95 % interval, and intercept if y_c are lower bounds at x_c.
+def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float, float]:
+    """Slope and its 95 % interval if y_c are lower bounds at x_c.
 
     Maximum likelihood with a profile-likelihood interval. The cut of the profile,
     n * log(1 + t^2 / (n - 2)), gives the t-interval if no point is censored. For the few points of
@@ -282,15 +267,14 @@ def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float
     """
     ones, ones_c = np.ones_like(x), np.ones_like(x_c)
     beta, best = _maximise(np.column_stack([ones, x]), y, np.column_stack([ones_c, x_c]), y_c)
-    intercept, slope = map(float, beta)
-    n = len(x)
+    slope, n = float(beta[1]), len(x)
     cut = best - 0.5 * n * math.log1p(t_factor(n - 2) ** 2 / (n - 2))
 
     def excess(b: float) -> float:
         """The profile likelihood at slope b, above the cut."""
         return _maximise(ones[:, None], y - b * x, ones_c[:, None], y_c - b * x_c)[1] - cut
 
-    return slope, _crossing(excess, slope, -1.0), _crossing(excess, slope, 1.0), intercept
+    return slope, _crossing(excess, slope, -1.0), _crossing(excess, slope, 1.0)
 
 
 def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> tuple[Floats, float]:

@@ -344,29 +344,14 @@ def times_beyond(ours: Estimate, bound: float, *, higher_is_better: bool) -> flo
     return max(ratio.low or 0.0, least[0] if least else 0.0)
 
 
-def less(first: Estimate, second: Estimate) -> Estimate:
-    """The first minus the second, with an interval if both have one that informs."""
-    bare = any(e.both and e.freedom is None for e in (first, second))
-    half = None if bare else half_width((first, second), 1, linear=True)
-    value = first.value - second.value
-    return Estimate(
-        value=value,
-        low=None if half is None else value - half,
-        high=None if half is None else value + half,
-        processes=min(first.processes, second.processes),
-        samples=min(first.samples, second.samples),
-    )
-
-
-def half_width(estimates: Sequence[Estimate], pairs: int, *, linear: bool = False) -> float | None:
-    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite), or, if
-    `linear`, of the mean difference in the unit of the values."""
+def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
+    """Half-width of the mean log ratio, from those of the cases (Welch, Satterthwaite)."""
     variances, freedoms = [], []
     for e in estimates:
         if e.low is None or e.high is None:
             return None
         freedoms.append(e.freedom or e.processes - 1)
-        error = math.log(e.high / e.low) / 2 / factor_of(e) * (e.value if linear else 1)
+        error = math.log(e.high / e.low) / 2 / factor_of(e)
         variances.append((error / pairs) ** 2)
     total = sum(variances)
     if total == 0:

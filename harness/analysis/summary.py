@@ -378,7 +378,7 @@ def _metrics(
         "roofline_share": [limit.seconds / s for s in steps] if limit else [],
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "tokens_per_s_per_gpu": [m.tokens / s / size for m, s in timed if m.tokens and size],
-        "mfu": [m.flops / s / card.flops_per_s for m, s in timed if card and m.flops],
+        "mfu": [m.flops / s / card for m, s in timed if card and m.flops],
     }
     metrics |= {
         name: rates["step_s"].estimate(samples, values)

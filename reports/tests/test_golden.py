@@ -80,7 +80,7 @@ def of_one(run: Run) -> dict[str, Values]:
             [
                 *(f.axis, f.group, f.workload, f.censored),
                 [[p.case_id, p.x, p.lower_bound_s] for p in f.points],
-                *(_estimate(f.exponent), f.coefficient, bool(f.reason), bool(f.note)),
+                *(_estimate(f.exponent), bool(f.reason), bool(f.note)),
             ]
             for f in fits
         ],

@@ -53,7 +53,6 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
     assert found.high is not None
     assert found.value == pytest.approx(exponent, abs=0.02)
     assert found.low < exponent < found.high
-    assert fit.at(512) == pytest.approx(0.01 * 4**exponent, rel=0.02)
     assert (fit.group, fit.note) == ("forward/nsa", "")
 
 
@@ -89,8 +88,7 @@ def test_two_measured_points_give_no_fit() -> None:
     fit = fitted(steps, outcome=Outcome.TIMEOUT, lower_bound_s=0.05)
 
     assert fit.exponent is None
-    with pytest.raises(ValueError, match="2 measured values of seq_len"):
-        fit.at(512)
+    assert fit.reason.startswith("2 measured values of seq_len")
 
 
 def test_a_hang_is_not_a_slow_point() -> None:
