@@ -33,7 +33,7 @@ MAX_LISTED = 8
 MIN_READINGS = 5
 """Fewer telemetry readings do not make a reliable mean utilisation."""
 TIMED = ("warmup", "sampling")
-"""Phases in which the workload runs as in production; utilisation is averaged over them."""
+"""Phases in which the worker only runs the workload; utilisation is averaged over them."""
 LAG_S = {"gpu_utilisation": 0.4}
 """Time after which a channel no longer describes what came before a phase. NVML's utilisation is
 the mean of a past window: 0.2 s on an H200, renewed every 0.2 s."""

@@ -358,7 +358,7 @@ def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Findin
         if timed.outcome is not Outcome.OK or estimate is None or not bound:
             continue
         least = times_beyond(estimate, bound, higher_is_better=higher)
-        go, abort = rule.go, rule.go if rule.abort is None else rule.abort
+        go, abort = rule.go, rule.no_go
         if timed is ours and least >= max(go, abort):
             decision, fact = Decision.GO, Fact.AT_LEAST
         elif timed is theirs and least > 0 and 1 / least < abort:
@@ -440,10 +440,9 @@ def _is_no_go(outcome: Outcome | None) -> bool:
 
 def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
     """A timeout can show that a rule is broken, but not that it is met."""
-    abort = rule.go if rule.abort is None else rule.abort
     bound = timeout_bound(summary, rule.metric)
     higher = rule.quantity.higher_is_better
-    if bound is None or (bound >= abort if higher else bound <= abort):
+    if bound is None or (bound >= rule.no_go if higher else bound <= rule.no_go):
         return _ended(summary, Decision.INCONCLUSIVE)
     fact = Fact.AT_MOST if higher else Fact.AT_LEAST
     return _of(summary.case, Decision.NO_GO, fact, metric=rule.metric, bound=bound)
@@ -463,7 +462,7 @@ def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
 
 def _side(rule: Rule, low: float, high: float) -> Decision | None:
     """The decision if everything from `low` to `high` is on one side of the thresholds."""
-    go, abort = rule.go, rule.go if rule.abort is None else rule.abort
+    go, abort = rule.go, rule.no_go
     if not rule.higher_is_better:
         low, high, go, abort = -high, -low, -go, -abort
     if high < abort:

@@ -182,6 +182,11 @@ class Rule:
         return self.free or METRICS[self.metric]
 
     @property
+    def no_go(self) -> float:
+        """The value beyond which it is NO-GO."""
+        return self.go if self.abort is None else self.abort
+
+    @property
     def higher_is_better(self) -> bool:
         return self.against is not None or self.quantity.higher_is_better
 

@@ -125,7 +125,6 @@ class Fact(StrEnum):
     AT_MOST = "at_most"  # a timeout bounds the metric by `bound`
     AT_LEAST = "at_least"
     DECIDED = "decided"  # all that the value can be is on one side of the thresholds
-    LIKELY = "likely"  # by one process, or by several that are on one side but near
     OPEN = "open"  # processes on both sides of a threshold, or a value that is not finite
     NO_PARTNER = "no_partner"  # the case in `partner` has no value; `detail` is why
     LEFT_OUT = "left_out"  # the run lacks all of its cases; `detail` is why, if it ended early

@@ -29,7 +29,7 @@ from harness.report.tables import growth
 
 # Okabe & Ito 2008, "Color universal design": distinct under the common colour deficiencies.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-VERMILLION, SKY, YELLOW, BLACK = "#D55E00", "#56B4E9", "#F0E442", "#000000"
+VERMILLION, SKY, YELLOW = "#D55E00", "#56B4E9", "#F0E442"
 LINES = ((BLUE, "o"), (VERMILLION, "s"), (ORANGE, "^"), (PURPLE, "D"))
 """Colour and marker of each curve."""
 PARTS = {

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.analysis.recorded import TIMED
 from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
 from harness.messages import (
@@ -36,9 +37,7 @@ EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
 UNREPORTED_S = 0.1
 """A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
-TIMED_PHASES = ("warmup", "sampling")
-"""Phases in which the worker only runs the computation."""
-PHASES = ("setup", "accuracy", *TIMED_PHASES, "repeat", "profile", "diagnosis")
+PHASES = ("setup", "accuracy", *TIMED, "repeat", "profile", "diagnosis")
 """All that a worker reports when it measures a case."""
 MAX_PHASES = 100
 
@@ -290,7 +289,7 @@ class Story:
     def _timed_out(self, now: float) -> tuple[str, str]:
         """Why the time did not suffice, and what to set."""
         timeout_s = self._settings.timeout_s
-        timed_at = next((at for name, at in self._phases if name in TIMED_PHASES), now)
+        timed_at = next((at for name, at in self._phases if name in TIMED), now)
         step_s = max(self._pace.mean_s or 0.0, now - max(timed_at, self._stepped_at))
         fewest_s = (1 + self._settings.min_samples) * step_s
         needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
@@ -320,7 +319,7 @@ class Story:
 
     @property
     def _timed(self) -> bool:
-        return self._phases[-1][0] in TIMED_PHASES
+        return self._phases[-1][0] in TIMED
 
     def where(self) -> str:
         """Its progress, in words."""
