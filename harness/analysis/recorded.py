@@ -320,12 +320,17 @@ def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
     }
 
 
+def largest_error(m: Measurement) -> tuple[float, str]:
+    """Of the outputs of a process that have a bound: error over bound, and the output's name."""
+    tensors = m.accuracy.tensors if m.accuracy else ()
+    return max(((t.error / t.bound, t.name) for t in tensors if t.bound > 0), default=(0.0, ""))
+
+
 def error_of_bound(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
     """The largest error of each process as a share of its bound, if every one was compared."""
-    tensors = [m.accuracy.tensors if m.accuracy else () for m in ok]
-    if not tensors or not all(tensors):
+    if not ok or not all(m.accuracy and m.accuracy.tensors for m in ok):
         return {}
-    shares = [max((t.error / t.bound for t in of if t.bound > 0), default=0.0) for of in tensors]
+    shares = [largest_error(m)[0] for m in ok]
     low, high = min(shares), max(shares)
     of = Estimate(value=high, low=low, high=high, processes=len(ok), samples=len(ok))
     return {"error_of_bound": of}

@@ -154,12 +154,16 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
 def usual_scatter(cases: Iterable[Estimate]) -> float | None:
     """The standard deviation of a process by the median case, on logarithms; None with too few
     cases that scatter."""
-    ranges = [
-        math.log(e.ends[1] / e.ends[0]) / RANGES[min(len(e.each), max(RANGES))]
-        for e in cases
-        if e.ends and 0 < e.ends[0] < e.ends[1]
-    ]
-    return float(np.median(ranges)) if len(ranges) >= MIN_ALIKE else None
+    found = [*filter(None, map(scatter, cases))]
+    return float(np.median(found)) if len(found) >= MIN_ALIKE else None
+
+
+def scatter(estimate: Estimate) -> float:
+    """The standard deviation of a process by the range of all, on logarithms; 0 if unknown."""
+    if estimate.ends is None or estimate.ends[0] <= 0 or estimate.processes < 2:
+        return 0.0
+    low, high = estimate.ends
+    return math.log(high / low) / RANGES[min(estimate.processes, max(RANGES))]
 
 
 def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:

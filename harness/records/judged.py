@@ -86,6 +86,12 @@ class CaseSummary:
     card: str = ""
     """Of its measurements, see Measurement: cases of two cards are not compared."""
 
+    @property
+    def spread(self) -> float:
+        """The slowest process over the fastest; 1 if that is unknown."""
+        step = self.metrics.get("step_s") or self.apart.get("step_s")
+        return step.ends[1] / step.ends[0] if step and step.ends else 1.0
+
 
 class Decision(StrEnum):
     GO = "GO"

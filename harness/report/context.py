@@ -18,7 +18,7 @@ from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import Stack, stacks
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.summary import spreads, summarise
+from harness.analysis.summary import Spread, spreads, summarise
 from harness.analysis.suspects import (
     Diagnosis,
     Fingerprint,
@@ -65,6 +65,7 @@ class Study:
     """What explains the gap of the suite's suspects, in one sentence."""
     fingerprint: Fingerprint | None
     changed: Since | None
+    spreads: Sequence[Spread]
     sections: Mapping[str, dict[str, Any]]
     """The results by workload."""
     names: Mapping[str, str]
@@ -107,6 +108,7 @@ def study(run: Run, before: Run | None = None) -> Study:
         why=why,
         fingerprint=fingerprint(run, summaries),
         changed=since(before, run, summaries) if before else None,
+        spreads=spreads(run),
         sections={
             workload: _section(run, workload, members, axis_effects, acting)
             for workload, members in groups.items()
@@ -158,7 +160,7 @@ def _screen(of: Study) -> dict[str, object]:
         cost=tables.cost_sentence(of.summaries, run),
         why=of.why or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
         step=next(iter(steps), ""),
-        trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.causes))),
+        trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.spreads, of.causes))),
     )
     return {
         "outcome": answer.outcome(of.parts, of.shown),
@@ -234,7 +236,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
         "over_steps": steadiness.over_steps(run, names),
-        "steadiness": steadiness.table(spreads(run), of.summaries),
+        "steadiness": steadiness.table(of.spreads, of.summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
     }

@@ -1,13 +1,12 @@
 """How far to trust the numbers of a run, and how its training runs went over their steps."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
-from harness.analysis.recorded import TIMED, readings
+from harness.analysis.recorded import TIMED, largest_error, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
@@ -143,7 +142,11 @@ def _peaks(peaks: Peaks) -> str:
 
 
 def trust(
-    run: Run, summaries: Sequence[CaseSummary], v: Verdict, found: Sequence[Cause] = ()
+    run: Run,
+    summaries: Sequence[CaseSummary],
+    v: Verdict,
+    spread: Sequence[Spread],
+    found: Sequence[Cause] = (),
 ) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
@@ -163,19 +166,20 @@ def trust(
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
         none = done and behind and not any(m.case_id in behind for m in done)
-        share, _ = _largest_error(done)
+        share, _ = max(map(largest_error, done), default=(0.0, ""))
         beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {units.plural('process', len(run.measurements))}"
         more = f"{beyond}{', none deciding' if none else ''}"
         yield f"{counted} compared with the reference{more}"
-    loose = [s for s in ok if "step_s" not in s.apart and _spread(run, s.case.case_id) > LOOSE]
+    loose = [s for s in ok if "step_s" not in s.apart and s.spread > LOOSE]
     for what, those in (
         ("not repeatable, so without a speed", [s for s in summaries if "step_s" in s.apart]),
         (f"processes {LOOSE:g}x or more apart", loose),
-        ("no steady state", [s for s in summaries if _unsteady(run, s)]),
     ):
         if those:
             yield f"{what}: {_roles({s.case.case_id for s in those}, v, run)}"
+    if unsteady := {x.case_id for x in spread if x.unsteady}:
+        yield f"no steady state: {_roles(unsteady, v, run)}"
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     if limited := {i for c in found if c.kind in clocks for i in c.cases}:
         yield f"clock limited: {_roles(limited, v, run)}"
@@ -211,23 +215,6 @@ def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
     return ", ".join([*parts, *([units.plural("baseline", len(theirs))] if theirs else [])])
 
 
-def _spread(run: Run, case_id: str) -> float:
-    """The slowest process of a case over its fastest."""
-    steps = [median(m.kept_s) for m in run.of(case_id) if m.outcome is Outcome.OK and m.kept_s]
-    return max(steps) / min(steps) if steps else 1.0
-
-
-def _unsteady(run: Run, s: CaseSummary) -> bool:
-    ok = (m for m in run.of(s.case.case_id) if m.outcome is Outcome.OK)
-    return any(m.steady is False for m in ok)
-
-
-def _largest_error(measured: Iterable[Measurement]) -> tuple[float, str]:
-    """Of all outputs that have a bound: error over bound, and the output's name."""
-    tensors = [t for m in measured if m.accuracy for t in m.accuracy.tensors if t.bound > 0]
-    return max(((t.error / t.bound, t.name) for t in tensors), default=(0.0, ""))
-
-
 def _sampled(compared: Sequence[Measurement]) -> str:
     """`; 6 by 90 of 8,192 to 92 of 65,536 rows`, if not all compared every row."""
     rows = [m.accuracy.sampled for m in compared if m.accuracy and m.accuracy.sampled]
@@ -259,7 +246,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     rows = []
     for name, measured in groups.items():
         done = [m for m in measured if _compared(m)]
-        share, tensor = _largest_error(done)
+        share, tensor = max(map(largest_error, done), default=(0.0, ""))
         why = Counter(
             m.accuracy.skipped if m.accuracy else f"no answer ({outcome_name(m.outcome)})"
             for m in measured

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis import verdict
-from harness.analysis.statistics import RANGES
+from harness.analysis.statistics import scatter
 from harness.analysis.suspects import diagnose, sides
 from harness.records import (
     METRICS,
@@ -72,7 +72,7 @@ def undecided(run: Run) -> dict[str, str]:
         left.setdefault(name, []).extend(i for i in ids if by_id[i].outcome is Outcome.OK)
     found: dict[str, str] = {}
     for name, ids in left.items():
-        for case_id in sorted(ids, key=lambda i: -_spread(by_id[i])):
+        for case_id in sorted(ids, key=lambda i: -by_id[i].spread):
             found.setdefault(case_id, name)
     return found
 
@@ -105,8 +105,7 @@ def near(e: Estimate, *limits: float | None) -> bool:
     exact = e.usual is None and len({*e.each}) < 2
     if e.processes < 2 or exact or e.ends is None or e.ends[0] <= 0:
         return False
-    own = math.log(e.ends[1] / e.ends[0]) / RANGES[min(e.processes, max(RANGES))]
-    least = SURE * max(own, e.usual or 0.0) / math.sqrt(e.processes)
+    least = SURE * max(scatter(e), e.usual or 0.0) / math.sqrt(e.processes)
     if e.usual is None and e.processes == 2:
         least = math.log(2)
     return any(abs(math.log(e.value / at)) < least for at in limits if at and at > 0)
@@ -118,9 +117,3 @@ def _may_change(finding: Finding) -> bool:
     if finding.decision in (Decision.GO, Decision.NO_GO) or (metric and metric.counted):
         return False
     return finding.fact in verdict.LOOSE or finding.likely is not None
-
-
-def _spread(summary: CaseSummary) -> float:
-    """The slowest process over the fastest."""
-    step = summary.metrics.get("step_s") or summary.apart.get("step_s")
-    return step.ends[1] / step.ends[0] if step and step.ends else 1.0

@@ -58,7 +58,9 @@ def test_stolen_time_is_named_with_its_share_of_the_time_wanted(stolen: float, s
     summaries = summarise(made)
 
     line = "; ".join(
-        steadiness.trust(made, summaries, judge(made.suite, made.environment, summaries, ()))
+        steadiness.trust(
+            made, summaries, judge(made.suite, made.environment, summaries, ()), spreads(made)
+        )
     )
 
     assert said in line
