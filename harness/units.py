@@ -393,8 +393,12 @@ def stop_text(stop: Stop) -> str:
     return f"the budget of {number(stop.budget_s / MINUTE_S)} min left no more time"
 
 
+def outcome_name(outcome: Outcome | None) -> str:
+    return "not run" if outcome is None else outcome.replace("_", " ")
+
+
 def ending_text(outcome: Outcome | None, detail: str) -> str:
     """`crash: illegal memory access`."""
-    word = str(outcome or "did not run").replace("_", " ")
+    word = outcome_name(outcome) if outcome else "did not run"
     first_line = detail.strip().partition("\n")[0]
     return f"{word}: {first_line}" if first_line else word

@@ -14,7 +14,7 @@ from itertools import combinations, pairwise
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.overhead import slow_steps
 from harness.analysis.recorded import by_step, exact_counters
-from harness.analysis.scaling import MIN_POINTS, group_of, groups_along, positive
+from harness.analysis.scaling import MIN_POINTS, by_workload, group_of, groups_along, positive
 from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
 
 TIMES = 2.0
@@ -101,8 +101,7 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
-    for workload in dict.fromkeys(s.case.workload for s in ok):
-        ours = [s for s in ok if s.case.workload == workload]
+    for workload, ours in by_workload(ok).items():
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
         for provider in dict.fromkeys(s.case.provider for s in ours):
             members = [s for s in ours if s.case.provider == provider]

@@ -13,7 +13,7 @@ from statistics import pvariance
 from typing import Any
 
 from harness.analysis.expectation import timeout_bound
-from harness.analysis.scaling import groups_along, positive
+from harness.analysis.scaling import by_workload, groups_along, positive
 from harness.analysis.statistics import half_width, times_better, times_beyond
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
@@ -74,20 +74,18 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
     unless the other case is slower than its bound.
     """
     found: list[Effect] = []
-    by_workload: dict[str, list[CaseSummary]] = {}
-    for s in summaries:
-        by_workload.setdefault(s.case.workload, []).append(s)
-    for workload, cases in by_workload.items():
+    groups = by_workload(summaries)
+    for workload, cases in groups.items():
         for axis in ["provider", *axes_of(cases)]:
             base, *others = values_of(cases, axis) or [""]
             for value in others:
                 pairs = _pairs(cases, axis, base, value)
                 found += _effects(pairs, workload=workload, axis=axis, base=base, value=value)
                 found += _bounds(cases, axis, base, value) if axis != "provider" else ()
-    for first, second in combinations(by_workload, 2):
-        cases = by_workload[first] + by_workload[second]
+    for first, second in combinations(groups, 2):
+        cases = groups[first] + groups[second]
         for axis in dict.fromkeys(name for s in cases for name in s.case.axes):
-            ends = [{s.case.axes.get(axis) for s in by_workload[w]} for w in (first, second)]
+            ends = [{s.case.axes.get(axis) for s in groups[w]} for w in (first, second)]
             (start, *more), (end, *rest) = ends
             if more or rest or start == end or start is None or end is None:
                 continue
@@ -332,8 +330,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
     """The first provider of each workload against its others along the numeric axis with the most
     values, where cases are equal otherwise."""
     found = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload]
+    for workload, cases in by_workload(summaries).items():
         ours, *others = dict.fromkeys(s.case.provider for s in cases)
         axis = longest(cases)
         for theirs in others:
@@ -400,8 +397,7 @@ def together(summaries: Sequence[CaseSummary]) -> tuple[Together, ...]:
     shown to be faster than none; the same for slower. A case that timed out has its bound.
     """
     found: list[Together] = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload]
+    for workload, cases in by_workload(summaries).items():
         values = {axis: values_of(cases, axis) for axis in axes_of(cases)}
         for axes in combinations([axis for axis, two in values.items() if two], 2):
             squares = [*_squares(cases, axes)]

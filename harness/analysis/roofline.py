@@ -21,7 +21,7 @@ from statistics import fmean
 from harness import units
 from harness.analysis.effects import has_a_speed, longest
 from harness.analysis.recorded import WORKS, ClockLimit, clock_limit, launches, readings
-from harness.analysis.scaling import groups_along, positive
+from harness.analysis.scaling import by_workload, groups_along, positive
 from harness.records import (
     Breakdown,
     Case,
@@ -284,8 +284,7 @@ def stacks(
         first: Ids of cases that are shown whatever their length.
     """
     found: list[Stack] = []
-    for workload in dict.fromkeys(s.case.workload for s in summaries):
-        cases = [s for s in summaries if s.case.workload == workload and has_a_speed(s)]
+    for cases in by_workload(filter(has_a_speed, summaries)).values():
         axis = longest(cases)
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
         last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]

@@ -9,7 +9,7 @@ of the maximum likelihood estimator for the Tobit model", whose parameters make 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -116,6 +116,14 @@ def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
         for members in groups_along([s for s in summaries if positive(s, axis)], axis)
         if len({s.case.axes[axis] for s in members}) >= MIN_POINTS
     )
+
+
+def by_workload(summaries: Iterable[CaseSummary]) -> dict[str, list[CaseSummary]]:
+    """The cases of each workload, in the suite's order."""
+    groups: dict[str, list[CaseSummary]] = {}
+    for s in summaries:
+        groups.setdefault(s.case.workload, []).append(s)
+    return groups
 
 
 def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[CaseSummary]]:

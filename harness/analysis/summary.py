@@ -172,7 +172,7 @@ def why_absent(
         return "did not run"
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     if not ok:
-        return summary.outcome.value.replace("_", " ")
+        return units.outcome_name(summary.outcome)
     if metric in summary.apart:
         return "its processes differ by more than 2x"
     if metric in COUNTERS:

@@ -40,7 +40,7 @@ from harness.records import (
 from harness.report import endings
 from harness.report.markdown import plain
 from harness.report.tables import NONE, environment_rows
-from harness.report.text import command_text, outcome_name, rest_command
+from harness.report.text import command_text, rest_command
 from harness.report.verdict_text import (
     case_reason,
     change_text,
@@ -212,7 +212,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
     for c in cases:
         rows.add_row(
             escape(c.case.case_id),
-            outcome(c.outcome or outcome_name(None)),
+            outcome(c.outcome or units.outcome_name(None)),
             *(_cell(c, name) for name in ("tokens_per_s", "step_s", *reported)),
         )
         if c.outcome is Outcome.OK:

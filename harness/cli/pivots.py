@@ -8,7 +8,6 @@ from harness.analysis.summary import summarise
 from harness.errors import HarnessError
 from harness.records import Outcome, Run
 from harness.report.tables import NONE, metric_cell
-from harness.report.text import outcome_name
 from harness.suite.choice import passing
 
 _CELL = " "  # no axis has this name
@@ -71,7 +70,7 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
                 yield {
                     **{name: units.scalar(value) for name, value in of_case.items()},
                     **dict(zip(_OF_RUN, of_run, strict=True)),
-                    _CELL: outcome_name(s.outcome) if ended else text,
+                    _CELL: units.outcome_name(s.outcome) if ended else text,
                 }
 
 

@@ -224,10 +224,10 @@ class SuiteCase(pytest.Function):
 
 def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
     """How a case ended, as in the failures of a report."""
+    from harness import units
     from harness.report.endings import failures
-    from harness.report.text import outcome_name
 
-    yield f"{seen.case.case_id}: {outcome_name(seen.outcome)}"
+    yield f"{seen.case.case_id}: {units.outcome_name(seen.outcome)}"
     yield seen.detail.rstrip()
     for failure in failures([seen], run):
         yield from failure.facts

@@ -83,6 +83,7 @@ def study(run: Run, before: Run | None = None) -> Study:
     known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
     run = replace(run, measurements=tuple(known))
     suite, fits = run.suite, scaling.fit(summaries)
+    names = text.case_names(suite)
     verdict = gate.judge(suite, run.environment, summaries, fits)
     against, acting = versus(summaries), together(summaries)
     first = remedies.slowest(verdict)
@@ -90,7 +91,7 @@ def study(run: Run, before: Run | None = None) -> Study:
     diagnoses, again = diagnose(suite, summaries), reproduction(suite, summaries)
     why = explained.line(diagnoses, suite, run.environment.device_name, again)
     shown = answer.brief(answer.named(verdict, suite, fits))
-    groups, axis_effects = _by_workload(summaries), effects(summaries)
+    groups, axis_effects = scaling.by_workload(summaries), effects(summaries)
     return Study(
         run=run,
         summaries=summaries,
@@ -107,13 +108,13 @@ def study(run: Run, before: Run | None = None) -> Study:
         again=again,
         why=why,
         fingerprint=fingerprint(run, summaries),
-        changed=since(before, run, summaries) if before else None,
+        changed=since(before, run, summaries, names) if before else None,
         spreads=spreads(run),
         sections={
             workload: _section(run, workload, members, axis_effects, acting)
             for workload, members in groups.items()
         },
-        names=text.case_names(suite),
+        names=names,
     )
 
 
@@ -180,7 +181,7 @@ def _screen(of: Study) -> dict[str, object]:
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
         "readiness": [*answer.readiness(of.parts, suite)],
-        "cost": tables.cost(of.summaries, run),
+        "cost": tables.cost(of.summaries, run, of.names),
     }
 
 
@@ -226,11 +227,11 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "verdict": of.verdict,
         "rules": tables.rules(of.shown, run.suite.parts),
         "correctness": steadiness.correctness(run, of.summaries),
-        "profile": profile_section(run, of.summaries),
+        "profile": profile_section(run, of.summaries, names),
         "causes": remedies.table(of.causes, names),
         "oddities": text.oddity_sentences(oddities(run, of.summaries), word),
         "failures": failures(of.summaries, run),
-        "not_run": not_run(of.summaries, run),
+        "not_run": not_run(of.summaries, run, names),
         "expectations": tables.expectations(of.assessments, names),
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
@@ -261,13 +262,6 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
     }
-
-
-def _by_workload(summaries: Sequence[CaseSummary]) -> dict[str, list[CaseSummary]]:
-    groups: dict[str, list[CaseSummary]] = {}
-    for s in summaries:
-        groups.setdefault(s.case.workload, []).append(s)
-    return groups
 
 
 def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], tuple[str, str] | None]:

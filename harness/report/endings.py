@@ -3,7 +3,7 @@ lines on the screen, for a person who has never seen the harness: the verdict, t
 the report is, what to try next."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from harness.report.text import (
     case_names,
     command_text,
     listed,
-    outcome_name,
     together_sentences,
 )
 from harness.report.verdict_text import rule_reason, verdict_sentence
@@ -88,7 +87,7 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     log = m.log if m.log and Path(run.folder, m.log).is_file() else ""
     return Failure(
         case_id=s.case.case_id,
-        outcome=outcome_name(m.outcome),
+        outcome=units.outcome_name(m.outcome),
         detail=m.detail.partition("\n")[0],
         allowed=allowed,
         facts=tuple(_facts(evidence)),
@@ -121,11 +120,10 @@ def _files(files: Sequence[EvidenceFile], log: str) -> str:
     return ", ".join([*parts, *([f"log `{log}`"] if log else [])])
 
 
-def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
     """Cases that a provider declined, that the machine was not fit for, or that did not start; one
     row a reason. Failures have a section of their own."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    names = case_names(run.suite)
     for s in summaries:
         outcome, measured = s.outcome, run.of(s.case.case_id)
         declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
@@ -140,7 +138,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
         allowed = s.case.allow.get(outcome) if outcome else None
         reason = clipped(why.strip(), MAX_DETAIL) or NONE
         peer = "yes, a peer" if s.case.provider in run.suite.peers else NONE if s.stop else "no"
-        key = outcome_name(outcome), reason, allowed or peer
+        key = units.outcome_name(outcome), reason, allowed or peer
         rows.setdefault(key, []).append(names[s.case.case_id])
     if not rows:
         return None

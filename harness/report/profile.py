@@ -20,7 +20,6 @@ from harness.records import (
 from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table
 from harness.report.text import (
-    case_names,
     listed,
     own_name,
     program_lines,
@@ -46,9 +45,11 @@ _HEADS = {
 }
 
 
-def profile_section(run: Run, summaries: Sequence[CaseSummary]) -> dict[str, Any]:
+def profile_section(
+    run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
+) -> dict[str, Any]:
     """What the section shows, by name: tables or None, and sentences."""
-    first, names = {s.case.case_id: _first(run, s) for s in summaries}, case_names(run.suite)
+    first = {s.case.case_id: _first(run, s) for s in summaries}
     return {
         "programs": tuple(program_lines([s.case for s in summaries], run.measurements)),
         "bottlenecks": _bottlenecks(run, summaries, names),

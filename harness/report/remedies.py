@@ -28,7 +28,6 @@ from harness.report.text import (
     alone_command,
     case_names,
     listed,
-    outcome_name,
     rest_command,
 )
 from harness.report.verdict_text import misses
@@ -247,7 +246,7 @@ def _steps(
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
         alone = alone_command(run, f.subject)
-        yield f"Reproduce {short.get(f.subject)} ({outcome_name(f.outcome)}): `{alone}`"
+        yield f"Reproduce {short.get(f.subject)} ({units.outcome_name(f.outcome)}): `{alone}`"
     if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
         ids = [f.partner for f in lacking]
         providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]

@@ -11,7 +11,7 @@ from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name
+from harness.report.text import case_names, listed
 
 MAX_STEPS, MAX_ROWS = 3, 8
 """Slow steps that a row names; rows of the table of correctness."""
@@ -248,7 +248,7 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
         done = [m for m in measured if _compared(m)]
         share, tensor = max(map(largest_error, done), default=(0.0, ""))
         why = Counter(
-            m.accuracy.skipped if m.accuracy else f"no answer ({outcome_name(m.outcome)})"
+            m.accuracy.skipped if m.accuracy else f"no answer ({units.outcome_name(m.outcome)})"
             for m in measured
             if m not in done
         )

@@ -29,7 +29,6 @@ from harness.report.text import (
     case_names,
     judgement_text,
     listed,
-    outcome_name,
     shared_name,
     unavailable,
 )
@@ -276,7 +275,7 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
         if s.outcome is Outcome.OK:
             seen = own or "as above"
         else:
-            seen = "; ".join(filter(None, (_unknown(outcome_name(s.outcome)), own)))
+            seen = "; ".join(filter(None, (_unknown(units.outcome_name(s.outcome)), own)))
         env = f"; environment: {_pairs(s.case.env)}" if s.case.env else ""
         rows.append((f"`{s.case.case_id}`", seen + env))
     return _pairs(common), Table(columns=("case", "observed"), rows=tuple(rows))
@@ -351,7 +350,7 @@ def bends(f: ScalingFit) -> list[str]:
     ]
 
 
-def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
     """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
     plan = run.suite.cost
     if plan is None:
@@ -361,7 +360,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
     if (price := plan.usd_per_gpu_hour) is not None:
         columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
         units_of.append(partial(_dollars, usd_per_hour=price))
-    rows, names = [], case_names(run.suite)
+    rows = []
     for s in summaries:
         if plan.match.accepts(s.case):
             cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
@@ -403,14 +402,14 @@ def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
         text = units.cell(metric, estimate) if whole else units.plain(metric, estimate.value, 3)
         if metric == "roofline_share" and s.roofline_by:
             text = f"{text} ({s.roofline_by})"
-        return text if s.outcome is Outcome.OK else f"{text} ({outcome_name(s.outcome)})"
+        return text if s.outcome is Outcome.OK else f"{text} ({units.outcome_name(s.outcome)})"
     bound = timeout_bound(s, metric)
     if bound is not None:
         return f"{units.bound_text(metric, bound)} (timeout)"
     if metric == "tokens_per_s" and s.tokens and s.untimed_s:
         return f"{units.bound_text(metric, s.tokens / s.untimed_s)} with start-up (timeout)"
     if metric == "step_s":
-        return "not repeatable" if "step_s" in s.apart else outcome_name(s.outcome)
+        return "not repeatable" if "step_s" in s.apart else units.outcome_name(s.outcome)
     return NONE
 
 
@@ -487,7 +486,7 @@ def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> 
         return _unknown("not repeatable")
     if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
         return f"more than {shown(s.lower_bound_s * steps)}"
-    return _unknown(outcome_name(s.outcome))
+    return _unknown(units.outcome_name(s.outcome))
 
 
 def _hours(seconds: float) -> str:

@@ -20,7 +20,6 @@ from harness.records import (
     Environment,
     Grade,
     Measurement,
-    Outcome,
     Run,
     Stop,
     Suite,
@@ -151,10 +150,6 @@ def alone_command(run: Run, case_id: str, harness: str = "harness") -> str:
     """The command that runs one case again; `harness` is how the shell starts the harness."""
     suite, case = shlex.quote(run.suite.path), shlex.quote(case_id)
     return f"{harness} run {suite} --filter {case} --set measure.processes=1"
-
-
-def outcome_name(outcome: Outcome | None) -> str:
-    return "not run" if outcome is None else outcome.value.replace("_", " ")
 
 
 def _names(names: Iterable[str]) -> str:

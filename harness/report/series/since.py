@@ -26,7 +26,7 @@ from harness.records import (
     Run,
 )
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed, outcome_name
+from harness.report.text import listed
 from harness.store import summaries
 from harness.store.reader import RunHeader
 from harness.store.summaries import RunFilter
@@ -75,14 +75,17 @@ def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
     return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
 
 
-def since(before: Run, now: Run, summaries: Sequence[CaseSummary]) -> Since:
+def since(
+    before: Run, now: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
+) -> Since:
     """How a run differs from an earlier one.
 
     Args:
         summaries: Of the later run.
+        names: Case id -> its short name.
     """
     found = compare.runs(before, now, across=True)
-    name = {i: f"`{i}`" if name == i else name for i, name in case_names(now.suite).items()}
+    name = {i: f"`{i}`" if name == i else name for i, name in names.items()}
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
     changed = sorted(
         (g for g in both if g.change in (Change.SLOWER, Change.FASTER)),
@@ -202,7 +205,7 @@ def _failed(before: Run, now: Run, cases: Sequence[GateCase], name: Mapping[str,
         ran = all(m.outcome is Outcome.OK for m in before.of(g.case_id))
         if g.state is State.FAILED and g.decision is Decision.NO_GO and g.case_id not in theirs:
             ended = next(m.outcome for m in now.of(g.case_id) if m.outcome is not Outcome.OK)
-            texts += [f"{name[g.case_id]} ({outcome_name(ended)}, ok before)"] if ran else []
+            texts += [f"{name[g.case_id]} ({units.outcome_name(ended)}, ok before)"] if ran else []
     return texts
 
 

@@ -27,6 +27,7 @@ from harness.records import (
 )
 from harness.report.markdown import symbol
 from harness.report.profile import profile_section
+from harness.report.text import case_names
 from harness.tests import fake_runs
 from harness.tests import test_planted_causes as planted
 
@@ -68,7 +69,7 @@ def recorded(
 
 
 def section(run: Run) -> dict[str, Any]:
-    return profile_section(run, summarise(run))
+    return profile_section(run, summarise(run), case_names(run.suite))
 
 
 def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> None:

@@ -11,6 +11,7 @@ from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import context, endings, tables
+from harness.report.text import case_names
 from harness.tests.fake_runs import ended, environment, run, sweep, timed
 
 
@@ -80,14 +81,14 @@ def test_what_did_not_run_has_its_reason() -> None:
         return ended(c, Outcome.UNSUPPORTED, detail=detail) if c is declined else []
 
     recorded = run([declined, not_started], measure)
-    table = endings.not_run(summarise(recorded), recorded)
+    table = endings.not_run(summarise(recorded), recorded, case_names(recorded.suite))
 
     assert table
     assert [row[1] for row in table.rows] == ["unsupported", "not run"]
     assert len(table.rows[0][2]) == endings.MAX_DETAIL
     assert table.rows[1][2] == "the run ended before this case started"
     stopped = replace(recorded, stopped=Stop(rule="floor"))
-    table = endings.not_run(summarise(stopped), stopped)
+    table = endings.not_run(summarise(stopped), stopped, case_names(stopped.suite))
     assert table
     assert table.rows[1][2] == "decided by rule “floor”"
 
@@ -102,7 +103,7 @@ def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsew
         return [*measured[:2], *ended(c, Outcome.INVALID_ENVIRONMENT)]
 
     recorded = run([spoilt, failed], measure)
-    table = endings.not_run(summarise(recorded), recorded)
+    table = endings.not_run(summarise(recorded), recorded, case_names(recorded.suite))
 
     assert table
     assert [row[0] for row in table.rows] == ["nsa, gc=off"]
@@ -120,7 +121,7 @@ def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval(
     plan = CostPlan(steps=1800, usd_per_gpu_hour=3.0)
     recorded = replace(recorded, suite=replace(recorded.suite, cost=plan))
 
-    table = tables.cost(summarise(recorded), recorded)
+    table = tables.cost(summarise(recorded), recorded, case_names(recorded.suite))
 
     assert table
     assert table.rows[0][1].endswith(" min (one process, no interval)")
