@@ -175,7 +175,9 @@ def ending(
     add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    program = "harness" if shutil.which("harness") else f"{sys.executable} -m harness"
+    script = Path(sys.argv[0]).absolute()
+    program = str(script) if script.name == "harness" else f"{sys.executable} -m harness"
+    program = "harness" if shutil.which("harness") else program
     for line in endings.next_lines(run, cases, program):
         add(*line)
     return rows
