@@ -92,6 +92,11 @@ class Cause:
     each: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     """Case id -> its own evidence and share, where they differ."""
 
+    def of(self, case_id: str) -> "Cause":
+        """The cause in one of its cases."""
+        text, share = self.each.get(case_id, (self.evidence, self.share))
+        return replace(self, cases=(case_id,), evidence=text, share=share)
+
     def within(self, pairs: Collection[tuple[str, str]]) -> "Cause | None":
         """The cause in the slower cases of these pairs; None if it explains none of them.
 
@@ -344,7 +349,8 @@ def _quoted(run: Run) -> set[str]:
     """The cases with a suspect, and those with the settings of the gap's day."""
     if run.suite.suspects is None:
         return set()
-    asked = [*(s.with_ for s in run.suite.suspects.tested), run.suite.suspects.gap.then]
+    tested = [s for s in run.suite.suspects.tested if s.control is None]
+    asked = [*(s.with_ for s in tested), run.suite.suspects.gap.then]
     return {c.case_id for c in run.suite.cases if any(m and m.accepts(c) for m in asked)}
 
 

@@ -170,8 +170,9 @@ def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
     """Where the value can be: a limit outside of it is decided. None with one process.
 
     All processes are inside, with a margin around them: CLEAR times their range, or BEYOND times
-    the usual scatter if that is less. From three processes on, their interval bounds it too. Where
-    the values of the processes are not known, or are a count, it is the interval.
+    the usual scatter (at least their range) if that is less. From three processes on, their
+    interval bounds it too. Where the values of the processes are not known, or are a count, it is
+    the interval.
 
     Args:
         linear: The value may be 0 or negative; otherwise the margin is one of logarithms.
@@ -185,7 +186,7 @@ def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
     first, last = estimate.ends if linear else map(math.log, estimate.ends)
     margin = CLEAR * (last - first)
     if estimate.usual is not None:
-        margin = min(margin, BEYOND * estimate.usual)
+        margin = min(margin, max(last - first, BEYOND * estimate.usual))
     bottom, top = first - margin, last + margin
     if not linear:
         bottom, top = math.exp(bottom), math.exp(top)

@@ -41,7 +41,7 @@ LARGE_DISAGREEMENT = 0.10
 APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
-DRIFT = "tokens_per_s_drift"
+DRIFT, GROWTH = "tokens_per_s_drift", "memory_growth_bytes_per_step"
 OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
 
@@ -118,7 +118,8 @@ def _with_usual(found: Sequence[CaseSummary], kinds: Sequence[_Kind]) -> Iterato
     alike = defaultdict(list)
     for s, kind in zip(found, kinds, strict=True):
         for name, e in s.metrics.items():
-            alike[kind, name].append(e)
+            if name != GROWTH:  # it may be 0, and has no scatter on logarithms
+                alike[kind, name].append(e)
     usual = {key: statistics.usual_scatter(of) for key, of in alike.items()}
     for s, kind in zip(found, kinds, strict=True):
         own = {n: usual.get((kind, "step_s" if n == DRIFT else n)) for n in s.metrics}

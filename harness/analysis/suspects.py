@@ -113,9 +113,9 @@ def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis,
     for s in suite.suspects.tested:
         d = _control(s, gap, summaries) if s.control else _effect(s, gap, summaries)
         if s.then == "off":
-            d = replace(d, conclusion=Conclusion.WAS_OFF, share=None)
+            d = replace(d, conclusion=Conclusion.WAS_OFF, share=None, undecided=())
         elif again and not again.reproduced and _accused(d, s):
-            d = replace(d, conclusion=Conclusion.APART, share=None)
+            d = replace(d, conclusion=Conclusion.APART, share=None, undecided=())
         found.append(replace(d, then=s.then))
     untested = (
         Diagnosis(name=name, conclusion=Conclusion.NOT_TESTED) for name in suite.suspects.not_tested

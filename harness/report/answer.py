@@ -6,8 +6,7 @@ Every sentence comes from the rules, rows and records that the rest of the page 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness import units
-from harness.analysis.expectation import Assessment, Judgement
+from harness.analysis.expectation import Judgement
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     Decision,
@@ -19,9 +18,8 @@ from harness.records import (
     Run,
     Suite,
     Verdict,
-    Weight,
 )
-from harness.report.tables import NONE, Table, bends, factors_text
+from harness.report.tables import NONE, Table, bends
 from harness.report.text import case_names, listed, sampling_bullet, shared_name
 from harness.report.verdict_text import (
     NO,
@@ -137,10 +135,12 @@ def first_lines(
         cost: What the suite's number of steps costs.
     """
     said = "".join(sampling_bullet(run)) or f"{_answer(found, v)}{cost}"
-    lines = {"Asked": run.suite.question, "Answer": said, "Why": why}
+    deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
+    asked = " ".join(deciding_parts) or run.suite.question
+    lines = {"Asked": asked, "Answer": said, "Why": why}
     if not run.ended_at:
         lines["Answer"] = "Not yet: the run is unfinished."
-    lines |= {"Next": step or "Nothing: the limits are met.", "Trust": f"{trust}."}
+    lines |= {"Next": step or "Nothing: no limit is missed.", "Trust": f"{trust}."}
     return tuple((label, text) for label, text in lines.items() if text)
 
 
@@ -165,12 +165,9 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     for part in found:
         if part is not main and part.word != SEE_WHY:
             rest.setdefault(part.word, []).append(part.question)
-    yes = len(rest.pop(YES, []))
     needed = f"; {main.limit} needed" if main.limit else ""
     said = [f"{main.question} {main.word.capitalize()}: {main.said}{needed}."]
     said += [f"{name.capitalize()}: {' '.join(questions)}" for name, questions in rest.items()]
-    if yes:
-        said.append(f"Yes to {f'{yes} more parts' if yes > 1 else 'one more part'}.")
     return " ".join(said)
 
 
@@ -206,7 +203,7 @@ def parts_table(found: Sequence[Part]) -> Table | None:
 def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
     """Where the question is whether to start, which is where the suite names a cost: what is ready,
     and what is not."""
-    said = {"Ready": (YES,), "Conditional": (OPEN, "likely"), "Not ready": (NO, "likely not")}
+    said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
         parts = [p.question for p in found if p.word.removesuffix(" (noted)") in words]
@@ -214,9 +211,8 @@ def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
             yield f"**{state}**: {' '.join(parts)}"
 
 
-def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterator[str]:
-    """Each rule that no part asks and that is not met, then the expectations that decide nothing.
-    `v` has the names to show."""
+def beside(v: Verdict, suite: Suite) -> Iterator[str]:
+    """Each rule that no part asks and that is not met. `v` has the names to show."""
     worst = v.rule.rule if v.rule and not suite.parts else ""
     others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
     unmet = [r for r in others if r.decision is not Decision.GO]
@@ -226,19 +222,6 @@ def beside(v: Verdict, suite: Suite, noted: Sequence[Assessment] = ()) -> Iterat
         yield f"Not met either: {listed(more)}."
     if left := [f"“{r.rule}”" for r in v.rules if not r.applies and r.stated and not r.asks]:
         yield f"Not asked in this run: {listed(left)}."
-    asked = [a for a in noted if a.expectation.counts is Weight.NOTE and a.judgement in _JUDGED]
-    if asked:
-        missed = [a for a in asked if a.judgement in _MISSED]
-        met = [a for a in asked if a.judgement is Judgement.MET]
-        said = "missed" if missed else "met" if len(met) == len(asked) else "open"
-        those = missed or (met if said == "met" else asked)
-        names = case_names(suite)
-        missed.sort(key=lambda a: -a.factors[0])
-        far = [f"{names[a.case_id]} ({factors_text([a])})" for a in missed]
-        by = f": {listed(far)}" if far else ""
-        by = by if len(far) <= MAX_OTHERS else f", farthest {far[0]}"
-        count = f"{len(those)} of {units.plural('expectation', len(asked))}"
-        yield f"Noted: {count} {said}{by}."
 
 
 def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:

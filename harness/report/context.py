@@ -148,8 +148,9 @@ def _screen(of: Study) -> dict[str, object]:
         *filter(None, [of.changed.step if of.changed else ""]),
     )[: remedies.MAX_STEPS]
     relevant = remedies.relevant(of.causes, v)
-    if suite.suspects:  # how a step goes explains what somebody saw, whatever the rules say
-        how = [c for c in of.causes if c.kind is CauseKind.DISPATCH]
+    if suite.suspects:  # how the step of that day goes explains what somebody saw
+        then = of.again.case_id if of.again else ""
+        how = [c.of(then) for c in of.causes if c.kind is CauseKind.DISPATCH and then in c.cases]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
     worse = [of.changed.regressed] if of.changed and of.changed.regressed else []
@@ -169,7 +170,7 @@ def _screen(of: Study) -> dict[str, object]:
         "status": verdict_text.status(v, run),
         "parts": answer.parts_table(of.parts),
         "answers": (
-            *answer.beside(of.shown, suite, of.assessments),
+            *answer.beside(of.shown, suite),
             *worse,
             *(text.together_sentences(of.acting, suite.axis) if not v.asked else ()),
             *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
@@ -343,6 +344,8 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     if env.command:
         program = PurePath(env.command[0]).name
         lines.append(shlex.join([program, *env.command[1:]]))
+    if run.suite.name != PurePath(run.suite.path).stem:
+        return tuple(lines)  # a study made its cases itself
     there = [c.case_id for c in run.suite.cases]
     decides = [i for r in of.verdict.rules if r.stated and r.applies for i in r.evidence]
     only = shlex.quote(next((i for i in decides if i in there), there[0]))

@@ -34,18 +34,19 @@ def line(
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
         return f"not reproduced: {_again(again, suite)}"
-    if all(d.then == "off" or d.is_control for d in tested):
+    own = [d for d in tested if not d.is_control]
+    if own and all(d.then == "off" for d in own):
         return f"not explained: everything tested was off in the run that made {seen}"
-    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not proven: seen on {gap.gpu}"
+    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not confirmed on an {gap.gpu}"
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: (d.then != "on", _distance(d, gap.seen)))
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
             here = f", {units.quantity(gap.metric, nearest.reached)} here"
-        on = " (on then)" if nearest.then == "on" else ""
-        others = len(enough) - 1
-        more = f"; {units.plural('other suspect', others)} would be too" if others else ""
-        return f"{nearest.name}{on} is enough{here}{more}{elsewhere}"
+        on = ", which was on," if nearest.then == "on" else ""
+        others = [d.name for d in enough if d is not nearest]
+        more = f"; so would {listed(others)}" if others else ""
+        return f"{nearest.name}{on} alone would explain it{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
     return f"not explained: no suspect costs enough here{elsewhere}"
@@ -102,7 +103,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
             effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
             effect += "" if e.processes > 2 else f" ({units.plural('process', e.processes)})"
         rows.append((d.name, NONE if d.is_control else d.then, effect, text))
-    if untested := [d.name for d in found if d.conclusion is Conclusion.NOT_TESTED]:
+    if untested := [d.name for d in found if d not in tested]:
         rows.append((listed(untested), NONE, NONE, str(Conclusion.NOT_TESTED)))
     seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if higher else "above"

@@ -96,12 +96,13 @@ def _speeds(suite: Suite, of: Sequence[CaseSummary], row: Rows) -> Picture | Non
     if suite.suspects is None or not METRICS[suite.suspects.gap.metric].higher_is_better:
         return None
     gap, metric = suite.suspects.gap, suite.suspects.gap.metric
-    sides = [(s.within, m) for s in suite.suspects.tested for m in (s.without, s.with_)]
+    tested = [s for s in suite.suspects.tested if s.control is None]
+    sides = [side for s in tested for side in (s.without, s.with_)]
     rows = [
         row(s, s.metrics[metric])
         for s in of
         if metric in s.metrics and gap.where.accepts(s.case)
-        if any(within.accepts(s.case) and side.accepts(s.case) for within, side in sides)
+        if any(side.accepts(s.case) for side in sides)
     ]
     if not rows:
         return None
@@ -127,6 +128,8 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     compared = [pair for r in rules for pair in r.pairs(run.suite.cases)]
     others = [*dict.fromkeys(b.provider for _, b in compared)]
     found = [v for v in versus(of) if v.theirs in others and v.ours == compared[0][0].provider]
+    if not found:
+        return None
     far = sum(len(v.points) for v in found if v.theirs == others[0]) > MAX_DOTS
     ratios: dict[str, Estimate] = {}
     for v in found:
@@ -151,6 +154,8 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
         reached = [_first(r) >= r.marks[mark] for r in rows if mark in r.marks]
         said += [f"“{mark}” met in {sum(reached)} of {len(reached)}"] if reached[1:] else []
     panel = Panel(f"times as fast as {theirs}", units.factor, {"equal": 1.0}, log=True)
+    known = [*dict.fromkeys(mark for r in rows for mark in r.marks)][: len(figures.MARKS)]
+    rows = [r._replace(marks={m: x for m, x in r.marks.items() if m in known}) for r in rows]
     return _dots("speed", rows, [panel], "; ".join(said))
 
 

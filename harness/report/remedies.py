@@ -56,7 +56,7 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
-    CauseKind.STEEP: ("Make {value} grow as the work does", AGAIN),
+    CauseKind.STEEP: ("Make {value} grow as the work does, then measure", AGAIN),
     CauseKind.SETTING: ("Set `{value}`", AGAIN),
     CauseKind.POWER: (
         "Compare in cycles, or raise the power limit",
@@ -197,7 +197,10 @@ def next_steps(
         steps[f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"] = None
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
-    steps |= dict.fromkeys(_speed_up(left, short, parts))
+    tested = run.suite.suspects.tested if run.suite.suspects else ()
+    beside = [c for c in cases.values() if any(s.control and s.control.accepts(c) for s in tested)]
+    ours = [r for r in left if not {c.case_id for c in beside} & {*r.evidence}]
+    steps |= dict.fromkeys(_speed_up(ours, short, parts))
     for step in _steps([f for r in left for f in r.findings], cases, short, run):
         steps[step] = None
     steps |= dict.fromkeys(_keep_out(diagnoses))
@@ -212,7 +215,8 @@ def next_steps(
 def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     """What each suspect that slows a step down costs, the most first, and how to avoid it."""
     slow = [d for d in diagnoses if d.remedy and d.effect and (d.effect.low or 0) > 1]
-    slow = [d for d in slow if d.conclusion is not Conclusion.RULED_OUT]
+    spared = (Conclusion.RULED_OUT, Conclusion.WAS_OFF)
+    slow = [d for d in slow if d.conclusion not in spared]
     for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
         gain = units.factor(d.effect.value) if d.effect else ""
         yield f"Avoid {d.name}: a step is {gain} faster without it: `{d.remedy}`"

@@ -369,19 +369,20 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run) -> str:
-    """` 50,000 steps take 8 min 22 s ($0.28).`, by the fastest case of the suite's `cost`."""
+    """` 50,000 steps take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
     plan = run.suite.cost
     steps = [
-        e.value
+        (e.value, case_names(run.suite)[s.case.case_id])
         for s in summaries
         if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
     ]
     if plan is None or not steps:
         return ""
-    seconds = plan.steps * min(steps)
+    step_s, name = min(steps)
+    seconds = plan.steps * step_s
     price = plan.usd_per_gpu_hour
     paid = f" ({_dollars(seconds, price)})" if price else ""
-    return f" {plan.steps:,} steps take {_hours(seconds)}{paid} at best."
+    return f" {plan.steps:,} steps take {_hours(seconds)}{paid}: {name}."
 
 
 # --- cells -------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def status(v: Verdict, run: Run) -> str:
     env = run.environment
     device = env.gpu.name if env.gpu else f"CPU ({env.cpu})"
     said = v.said if v.not_measured else f"{v.said} on {device}"
-    limits = [r.stated for r in v.rules if r.decides and r.decision is Decision.CONDITIONAL]
+    conditional = [r for r in v.rules if r.decides and r.decision is Decision.CONDITIONAL]
+    limits = [r.stated for r in conditional if word(r) == NO]
     conditions = [s.condition for s in limits if s and s.condition]
     rest: dict[str, dict[str, None]] = {}
     for r in v.rules:
@@ -126,8 +127,8 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 
 def met_sentence(result: RuleResult, stated: Rule) -> str:
-    """The value nearest to the limit of a rule that is met, without its case: `at least 6,010
-    tokens/s`. The best of several has its case: the others may miss the limit."""
+    """The value nearest to the limit of a rule that is met, without its case: `lowest of 3:
+    6,010 tokens/s`. The best of several has its case: the others may miss the limit."""
     worst = _worst(result, stated)
     if worst is None and len(result.findings) == 1:
         (worst,) = result.findings
@@ -135,8 +136,8 @@ def met_sentence(result: RuleResult, stated: Rule) -> str:
     if worst is None or worst.estimate is None or one_of_many:
         return rule_sentence(result, 1)
     value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
-    side = "at least " if stated.higher_is_better else "at most "
-    return f"{side if result.judged > 1 and not worst.estimate.both else ''}{value}"
+    side = "lowest" if stated.higher_is_better else "highest"
+    return f"{f'{side} of {result.judged}: ' if result.judged > 1 else ''}{value}"
 
 
 def _farthest(result: RuleResult) -> str:

@@ -5,7 +5,7 @@ that rules and suspects need, in the order in which these decide. Every case giv
 and no case always follows the same one or runs on the warmer GPU.
 
 The cases of rules with `abort_early` come before all others, rule by rule. Such a rule is judged
-once, when they have all their processes: no later one can overturn it. With a budget they wait for
+once, by the processes of the first pass. With a budget they wait for
 the others: a process is run if it fits into the time that is left, the most decisive first.
 
 Then come rounds: each judges the run, and gives one more process to every case that leaves
@@ -180,7 +180,10 @@ class Agenda:
             del self._rungs[name]
         if not complete or self._read is None:
             return ""
-        results = verdict.of_run(self._read())[-1].rules
+        run = self._read()
+        most = {c.case_id: c.settings.processes for c in self.suite.cases}
+        first = tuple(m for m in run.measurements if m.process < most[m.case_id])
+        results = verdict.of_run(replace(run, measurements=first))[-1].rules
         no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
         return next((name for name in complete if name in no_go), "")
 
@@ -214,10 +217,10 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
     process is lost.
     """
     finished, observer = 0, rig.observer
-    observer.planned(agenda.left)
     with terminating_like_ctrl_c():
         while step := agenda.next():
             case, process = step
+            observer.planned(finished + agenda.left)
             measurement = run_one(case, process, rig.launcher, writer, rig)
             measurement = replace(measurement, asked_by=agenda.why(case, process))
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
@@ -227,7 +230,6 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
             writer.append(measurement)
             agenda.ended(measurement)
             finished += 1
-            observer.planned(finished + agenda.left)
             observer.finished(measurement)
 
 

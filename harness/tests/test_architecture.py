@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
-    "harness/analysis": 5_390,
+    "harness/analysis": 5_400,
     "harness/bisect": 1_970,
     "harness/cli": 2_350,
     "harness/executor": 360,

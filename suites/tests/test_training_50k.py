@@ -106,9 +106,9 @@ def test_the_causes_that_are_there_are_named_and_the_innocent_is_not() -> None:
 
     found = {d.name: d.conclusion for d in diagnose(run.suite, summary.summarise(run))}
 
-    assert found["no Triton kernels, not compiled, no graph"] is Conclusion.ENOUGH
+    assert found["eager kernels (no Triton, no compile, no graph)"] is Conclusion.ENOUGH
     assert found["the selected branch"] is Conclusion.ENOUGH
-    assert found["V1 selection (loop over queries)"] is Conclusion.RULED_OUT
+    assert found["V1 selection (loop over queries)"] is Conclusion.WAS_OFF
     assert found["the model without NSA (dense)"] is Conclusion.RULED_OUT
 
 

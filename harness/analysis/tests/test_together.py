@@ -53,7 +53,7 @@ def test_two_variables_that_act_only_together_are_found_by_the_bounds_of_timeout
         "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
     ]
     (said,) = together_sentences(found(lambda c: not at(A=1, B=1)(c)))
-    assert said == "A=1 with B=1 is at least 47x slower; neither alone is shown to be."
+    assert said == "A=1 with B=1 is at least 46x slower; neither alone is shown to be."
 
 
 def test_measured_cases_have_an_interval() -> None:

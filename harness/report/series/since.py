@@ -37,8 +37,8 @@ MOST = 3
 """Cases that one sentence names."""
 MAX_ROWS = 10
 """Decided cases that the page shows; the appendix has all."""
-FAR = 2.0
-"""A change that is not excluded beyond this factor is not known."""
+NEAR = 0.1
+"""A change that is not excluded beyond this is not known."""
 ALIKE_KERNELS = 1.03
 """Kernels that take as long as before differ by less."""
 NODE_MOVED, ALIKE = 1.02, 2.0
@@ -102,11 +102,12 @@ def since(
     if moved:
         least, most = (units.factor(of(moved.values())) for of in (min, max))
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in moved.items()])
-        low = f"speeds here are low by {least} to {most}"
+        partly = len(pace) < len(both)
+        where = "where the GPU waits for the host, " if partly else ""
+        low = f"{where}speeds here are low by {least} to {most}"
         untouched = "losses, counters and memory are not affected"
-        bullets.append(
-            f"**This host ran {speeds} of its speed on {_day(before)}**: {low}; {untouched}."
-        )
+        at = "**Where the GPU waits for the host, this one ran" if partly else "**This host ran"
+        bullets.append(f"{at} {speeds} of its speed on {_day(before)}**: {low}; {untouched}.")
     for group, texts in (("Failed now", failed), ("Slower now", slowed)):
         bullets += [f"**{group}**: {listed(texts, MOST)}."] if texts else []
     if faster:
@@ -133,12 +134,12 @@ def _others(both: Sequence[GateCase], excused: int) -> str:
     """What is excluded for the cases that are neither slower nor faster."""
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
-    near = [end for end in ends if end < math.log(FAR)]
+    near = [end for end in ends if end < math.log1p(NEAR)]
     said = [f"{units.plural('case', len(both))} in both runs"]
     said += [f"{excused} slower by no more than the host explains"] if excused else []
-    if near:
-        said.append(f"{len(near)} moved by no more than {units.percent(math.expm1(max(near)))}")
-    said += [f"{len(still) - len(near)} not known within {FAR:g}x"] if near != ends else []
+    said += [f"{len(near)} moved by less than {units.percent(NEAR)}"] if near else []
+    left = len(still) - len(near)
+    said += [f"{left} not known within {units.percent(NEAR)}"] if left else []
     lacking = sum(g.change is None for g in both)
     said += [f"{lacking} not compared"] if lacking else []
     return f"{'; '.join(said)}."
@@ -200,12 +201,14 @@ def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
 def _failed(before: Run, now: Run, cases: Sequence[GateCase], name: Mapping[str, str]) -> list[str]:
     """Cases, except peers', that ran before and fail now, unless the suite allows it."""
     theirs = {c.case_id for c in now.suite.cases if c.provider in now.suite.peers}
+    allowed = {c.case_id: c.allow for c in now.suite.cases}
     texts = []
     for g in cases:
         ran = all(m.outcome is Outcome.OK for m in before.of(g.case_id))
         if g.state is State.FAILED and g.decision is Decision.NO_GO and g.case_id not in theirs:
             ended = next(m.outcome for m in now.of(g.case_id) if m.outcome is not Outcome.OK)
-            texts += [f"{name[g.case_id]} ({units.outcome_name(ended)}, ok before)"] if ran else []
+            if ran and ended not in allowed[g.case_id]:
+                texts.append(f"{name[g.case_id]} ({units.outcome_name(ended)}, ok before)")
     return texts
 
 
