@@ -199,7 +199,7 @@ def settle(
     estimate: Estimate, side: Callable[[float, float], Side | None], *, linear: bool
 ) -> tuple[Side | None, bool]:
     """The side of its limits on which a value is, and whether that is decided: of rules, ratios,
-    exponents, drifts and expectations alike.
+    exponents and expectations alike.
 
     Not decided is what one process says, or several that are on one side but near. No side means
     processes on both sides.

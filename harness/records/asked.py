@@ -332,9 +332,9 @@ class Suite:
     labels: tuple[tuple[str, Match], ...] = ()
     """Short names for the cases that each selects."""
     axis_names: Mapping[str, str] = field(default_factory=dict)
+    """Short names of axes for people."""
     provider_names: Mapping[str, str] = field(default_factory=dict)
     """Provider, or `workload/provider` -> its name for people."""
-    """Short names of axes for people."""
     path: str
     text: str
     """The file as read, so that a stored run can be repeated exactly."""

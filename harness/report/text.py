@@ -1,7 +1,7 @@
 """Sentences about what a run measured: its summary, its programs, its axes, its variables.
 
-Beside it: verdict_text (rules, verdicts, gates), failures, profile and steadiness (their sections),
-bisection (its page).
+Beside it: verdict_text and finding_text (rules, verdicts, gates), explained (suspects), endings,
+profile and steadiness (their sections), series/bisection (its page).
 """
 
 import shlex
