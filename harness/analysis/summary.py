@@ -11,12 +11,10 @@ from harness.analysis import recorded, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.overhead import course_metrics
-from harness.analysis.recorded import LAG_S, POWER_CAP, THROTTLE, TIMED, of_ranks, readings
+from harness.analysis.recorded import POWER_CAP, THROTTLE, TIMED, of_ranks, readings
 from harness.analysis.roofline import RooflineBound, bound
 from harness.records import (
-    COUNTERS,
     METRICS,
-    OVER_STEPS,
     Case,
     CaseSummary,
     Clock,
@@ -163,53 +161,6 @@ def spreads(run: Run) -> tuple[Spread, ...]:
         )
         found.append(spread)
     return tuple(found)
-
-
-def why_absent(
-    summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
-) -> str:
-    """Why a case has no value of a metric, in a few words."""
-    if summary.outcome is None:
-        return "did not run"
-    ok = [m for m in measurements if m.outcome is Outcome.OK]
-    if not ok:
-        return units.outcome_name(summary.outcome)
-    if metric in summary.apart:
-        return "its processes differ by more than 2x"
-    if metric in COUNTERS:
-        return recorded.exact_counters(ok).absent.get(metric, "")
-    precision = precision_of(summary.case.axes, summary.effective, environment)
-    if metric in OF_WORK and summary.withdrawn:
-        return f"the work of a step follows {summary.withdrawn}, which has no effect"
-    if metric == "tokens_per_s":
-        return "the workload does not count tokens"
-    if metric == "roofline_share":
-        if not (summary.flops or any(m.bytes for m in ok)):
-            return "the workload counts neither FLOPs nor bytes"
-        return f"no peak was measured for {precision or 'its precision'} in this run"
-    if metric == "step_cycles":
-        return environment.gpu_unavailable or "the SM clock was not read while sampling"
-    if metric == "mfu":
-        if summary.flops is None:
-            return "the workload does not count FLOPs"
-        if precision is None:
-            return "precision unknown"
-        return f"no data-sheet peak for {environment.device_name} at {precision}"
-    if metric in OVER_STEPS:
-        return "its steps do not report it, or are too few"
-    if metric == "peak_memory_bytes":
-        return "no device memory to measure" if environment.gpu is None else "not reported"
-    if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
-        return "the suite turned telemetry off"
-    telemetry = [m.telemetry for m in ok if m.telemetry is not None]
-    for t in telemetry:
-        if metric in t.unavailable:
-            return t.unavailable[metric]
-    if metric == "gpu_utilisation" and environment.gpu is None:
-        return environment.gpu_unavailable or "no GPU"
-    if metric in LAG_S and any(metric in t.channels for t in telemetry):
-        return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
-    return "no reading during warm-up or sampling"
 
 
 def _summarise(

@@ -38,16 +38,17 @@ from harness.records import (
     Verdict,
 )
 from harness.report import endings
+from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
-from harness.report.tables import NONE, environment_rows
-from harness.report.text import command_text, rest_command
-from harness.report.verdict_text import (
+from harness.report.series.gate_text import (
     case_reason,
     change_text,
-    rule_sentence,
     undecided_text,
     worst_first,
 )
+from harness.report.tables import NONE
+from harness.report.text import command_text, rest_command
+from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
 HEADING = 16

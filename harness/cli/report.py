@@ -18,7 +18,7 @@ from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
 from harness.records import CaseSummary, Run, Verdict
-from harness.report import text
+from harness.report import conditions, text
 from harness.report.series import since
 from harness.report.series.rules import judged_by
 from harness.store import reader
@@ -130,7 +130,7 @@ def conclude(
             show(sentence)
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):
-            show(f"Time: {text.time_use_sentence(used)}")
+            show(f"Time: {conditions.time_use_sentence(used)}")
         show(f"Run: {recorded.folder}")
         if markdown:
             show(f"Report: {markdown}")
@@ -149,7 +149,7 @@ def _show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
         f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
         for c in in_output(recorded)
     )
-    for note in (*recorded.notes, *odd, *seen, *text.flag_sentences(recorded)):
+    for note in (*recorded.notes, *odd, *seen, *conditions.flag_sentences(recorded)):
         show(f"note: {note.replace('`', '')}")
 
 

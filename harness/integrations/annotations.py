@@ -6,7 +6,7 @@ GitHub keeps ten annotations of each kind; the step summary has all.
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
-from harness.report.verdict_text import case_text, worst_first
+from harness.report.series.gate_text import case_text, worst_first
 
 MOST = 10
 MAX_MESSAGE = 2000

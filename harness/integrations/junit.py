@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
-from harness.report.verdict_text import case_sentence, case_text
+from harness.report.series.gate_text import case_sentence, case_text
 
 MAX_TEXT = 10_000
 MAX_LINE = 500

@@ -12,14 +12,14 @@ from harness import units
 from harness.gate.records import GateCase, GateVerdict, Stage, VerdictSubject
 from harness.records import WORST_FIRST, Decision
 from harness.report.markdown import cell, code
-from harness.report.series.render import rendered
-from harness.report.verdict_text import (
+from harness.report.series.gate_text import (
     case_counts,
     case_reason,
     change_text,
     undecided_text,
     worst_first,
 )
+from harness.report.series.render import rendered
 
 SUMMARY_BYTES = 2**20 - 1
 """GitHub rejects a step summary of 1 MiB or more."""

@@ -110,7 +110,7 @@ WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Deci
 
 
 class Fact(StrEnum):
-    """What a finding states; harness.report.finding_text makes a sentence of each."""
+    """What a finding states; harness.report.verdict_text makes a sentence of each."""
 
     STATED = "stated"  # the sentence in `reason`
     NOT_RUN = "not_run"  # `detail` is why, if the run ended early

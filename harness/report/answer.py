@@ -19,8 +19,9 @@ from harness.records import (
     Suite,
     Verdict,
 )
+from harness.report.conditions import sampling_bullet
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import case_names, listed, sampling_bullet, shared_name
+from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
     NO,
     NOT_MEASURED,

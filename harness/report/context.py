@@ -1,6 +1,5 @@
 """From a run to what the analysis finds in it, and to the values that its page prints."""
 
-import datetime
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,16 @@ from harness.analysis.suspects import (
     reproduction,
 )
 from harness.records import CaseSummary, Run, Suite, Verdict, Weight
-from harness.report import answer, explained, remedies, steadiness, tables, text, verdict_text
+from harness.report import (
+    answer,
+    conditions,
+    explained,
+    remedies,
+    steadiness,
+    tables,
+    text,
+    verdict_text,
+)
 from harness.report.answer import Part
 from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
@@ -159,7 +167,7 @@ def _screen(of: Study) -> dict[str, object]:
         of.parts,
         of.shown,
         run,
-        cost=tables.cost_sentence(of.summaries, run),
+        cost=conditions.cost_sentence(of.summaries, run, of.names),
         why=of.why or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
         step=next(iter(steps), ""),
         trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.spreads, of.causes))),
@@ -182,7 +190,7 @@ def _screen(of: Study) -> dict[str, object]:
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
         "readiness": [*answer.readiness(of.parts, suite)],
-        "cost": tables.cost(of.summaries, run, of.names),
+        "cost": conditions.cost(of.summaries, run, of.names),
     }
 
 
@@ -252,13 +260,13 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "since": of.changed,
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
-        "machine": tables.environment_line(env),
-        "environment": tables.environment(run),
-        "requirements": tuple(text.requirement_bullets(run)),
-        "doctor": tuple(text.doctor_bullets(env)),
-        "flags": tuple(text.flag_sentences(run)),
-        "elapsed": _elapsed(run),
-        "time_use": text.time_use_sentence(used) if used else "not available",
+        "machine": conditions.environment_line(env),
+        "environment": conditions.environment(run),
+        "requirements": tuple(conditions.requirement_bullets(run)),
+        "doctor": tuple(conditions.doctor_bullets(env)),
+        "flags": tuple(conditions.flag_sentences(run)),
+        "elapsed": conditions.elapsed(run),
+        "time_use": conditions.time_use_sentence(used) if used else "not available",
         "commands": _commands(of, before),
         "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
         "artefacts": _artefacts(run, directory),
@@ -381,12 +389,3 @@ def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     if large := len(profiles) - len(kept):
         lines.append(f"{units.plural('Chrome trace', large)} too large to keep")
     return tuple(lines)
-
-
-def _elapsed(run: Run) -> str:
-    if run.elapsed_s is not None:
-        return units.duration(run.elapsed_s)
-    if not (run.started_at and run.ended_at):
-        return "unfinished"
-    start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
-    return units.duration((end - start).total_seconds())

@@ -1,23 +1,19 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from harness import units
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
 from harness.analysis.scaling import ScalingFit, groups_along
 from harness.analysis.statistics import settle, times_better
-from harness.analysis.summary import why_absent
 from harness.records import (
     METRICS,
     OVER_STEPS,
     Case,
     CaseSummary,
-    Environment,
     Estimate,
-    Gpu,
     Outcome,
     RuleResult,
     Run,
@@ -31,6 +27,7 @@ from harness.report.text import (
     listed,
     shared_name,
     unavailable,
+    why_absent,
 )
 from harness.report.verdict_text import margin_text, requirement_text, rule_sentence, word
 
@@ -197,70 +194,6 @@ def _answer(r: RuleResult) -> str:
     return f"{word(r)}{'' if r.counts else ' (note)'}" if r.applies else r.said
 
 
-def environment_line(e: Environment) -> str:
-    """`NVIDIA H200 (GPU-9ba9c8ba), driver 580.1, CUDA 13.0; torch 2.11, flash-attn absent; ...`."""
-    parts = [f"CPU only: {e.cpu} ({e.gpu_unavailable})"]
-    if e.gpu:
-        parts = [f"{e.gpu.name} ({e.gpu.uuid[:12]}), driver {e.gpu.driver}"]
-    named = [n for n in ("torch", "cuda", "triton", "flash-attn", "python") if n in e.versions]
-    parts.append(", ".join(f"{n} {e.versions[n] or 'absent'}" for n in named))
-    return "; ".join([*filter(None, parts), f"{e.cpu_count} cores"])
-
-
-def environment(run: Run) -> Table:
-    """Where, on what and with what."""
-    rows = (
-        *environment_rows(run.environment),
-        ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
-        ("captured", units.utc(run.environment.captured_at)),
-    )
-    return Table(columns=("what", "value"), rows=rows)
-
-
-def environment_rows(e: Environment) -> list[tuple[str, str]]:
-    """What each part of a machine is, or why that is not known."""
-    rows: list[tuple[str, str]] = []
-    if e.gpu:
-        g = e.gpu
-        facts = [units.size(g.memory_bytes), f"compute capability {g.compute_capability}"]
-        if g.power_limit_w is not None:
-            facts.append(power_limit(g))
-        if g.max_sm_clock_hz is not None:
-            facts.append(f"SM clock up to {g.max_sm_clock_hz / 1e6:,.0f} MHz")
-        rows += [
-            ("GPU", f"{g.name} ({', '.join(facts)}), {g.uuid}"),
-            ("driver", f"{g.driver}, CUDA {g.cuda_driver}"),
-        ]
-    else:
-        rows.append(("GPU", _unknown(e.gpu_unavailable)))
-    rows += [
-        ("host", e.hostname),
-        ("CPU", f"{e.cpu}, {e.cpu_count} cores"),
-        ("memory", units.size(e.memory_bytes)),
-        ("system", e.os),
-        *((name, version or "absent") for name, version in e.versions.items()),
-        ("torch settings", _pairs(e.torch_settings) or _unknown("no worker reported them")),
-        ("variables", _pairs(e.variables) or "none set"),
-    ]
-    if e.path:
-        imported = ("imported packages", _pairs(e.packages) or "none of the repository")
-        rows += [("interpreter", e.interpreter), ("search path", ", ".join(e.path)), imported]
-    if e.git is None:
-        rows.append(("git", _unknown("not a git repository")))
-    else:
-        dirty = e.git.dirty_sha256
-        state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
-        rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
-    return rows
-
-
-def power_limit(gpu: Gpu) -> str:
-    """`power limit 600 W, 86 % of its default`."""
-    share = gpu.power_limit_share
-    of = "its default not recorded" if share is None else f"{units.percent(share)} of its default"
-    return f"power limit {units.number(gpu.power_limit_w or 0)} W, {of}"
-
-
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     """The configuration observed in every ok case of a workload, and what differs by case."""
     observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
@@ -271,14 +204,14 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     }
     rows = []
     for s in summaries:
-        own = _pairs({k: v for k, v in s.effective.items() if common.get(k) != v})
+        own = settings_text({k: v for k, v in s.effective.items() if common.get(k) != v})
         if s.outcome is Outcome.OK:
             seen = own or "as above"
         else:
-            seen = "; ".join(filter(None, (_unknown(units.outcome_name(s.outcome)), own)))
-        env = f"; environment: {_pairs(s.case.env)}" if s.case.env else ""
+            seen = "; ".join(filter(None, (unknown(units.outcome_name(s.outcome)), own)))
+        env = f"; environment: {settings_text(s.case.env)}" if s.case.env else ""
         rows.append((f"`{s.case.case_id}`", seen + env))
-    return _pairs(common), Table(columns=("case", "observed"), rows=tuple(rows))
+    return settings_text(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
 def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) -> Table | None:
@@ -337,7 +270,7 @@ def growth(f: ScalingFit) -> str:
     *bent, last = f.segments or (None,)
     if last is None or not bent:
         fitted = f.exponent
-        return units.cell("scaling_exponent", fitted) if fitted else _unknown(f.reason)
+        return units.cell("scaling_exponent", fitted) if fitted else unknown(f.reason)
     end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
     return f"{', '.join(bends(f))}, then {end} to {last.end.x:,g}"
 
@@ -350,49 +283,14 @@ def bends(f: ScalingFit) -> list[str]:
     ]
 
 
-def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
-    """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
-    plan = run.suite.cost
-    if plan is None:
-        return None
-    columns = [f">time to {plan.steps:,} steps [95 %]"]
-    units_of: list[Callable[[float], str]] = [_hours]
-    if (price := plan.usd_per_gpu_hour) is not None:
-        columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
-        units_of.append(partial(_dollars, usd_per_hour=price))
-    rows = []
-    for s in summaries:
-        if plan.match.accepts(s.case):
-            cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
-            rows.append((names[s.case.case_id], *cells))
-    return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
-
-
-def cost_sentence(summaries: Sequence[CaseSummary], run: Run) -> str:
-    """` 50,000 steps take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
-    plan = run.suite.cost
-    steps = [
-        (e.value, case_names(run.suite)[s.case.case_id])
-        for s in summaries
-        if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
-    ]
-    if plan is None or not steps:
-        return ""
-    step_s, name = min(steps)
-    seconds = plan.steps * step_s
-    price = plan.usd_per_gpu_hour
-    paid = f" ({_dollars(seconds, price)})" if price else ""
-    return f" {plan.steps:,} steps take {_hours(seconds)}{paid}: {name}."
-
-
 # --- cells -------------------------------------------------------------------------------
 
 
-def _unknown(why: str) -> str:
+def unknown(why: str) -> str:
     return f"not available ({why})" if why else "not available"
 
 
-def _pairs(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
+def settings_text(mapping: Mapping[str, Scalar] | Mapping[str, str]) -> str:
     return ", ".join(f"{k}={units.scalar(v)}" for k, v in mapping.items())
 
 
@@ -448,7 +346,7 @@ def _actual(a: Assessment) -> str:
     if a.actual is not None:
         return units.cell(metric, a.actual)
     if a.bound is None:
-        return _unknown("no measurement")
+        return unknown("no measurement")
     return f"{units.bound_text(metric, a.bound)} (timeout)"
 
 
@@ -470,32 +368,3 @@ def factors_text(outside: Sequence[Assessment]) -> str:
         for value, low in [(a.actual.value if a.actual else a.bound, a.expectation.low)]
     )
     return f"{over}{'–'.join(by)} {' or '.join(sides)}"
-
-
-def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:
-    """What that many steps of a case need."""
-    e = s.metrics.get("step_s")
-    if s.outcome is Outcome.OK and e is not None:
-        if e.low is None or e.high is None:
-            return f"{shown(e.value * steps)} (one process, no interval)"
-        if e.both:
-            return " and ".join(dict.fromkeys(shown(value * steps) for value in e.both))
-        if not units.informs("step_s", e):
-            return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
-        return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
-    if "step_s" in s.apart:
-        return _unknown("not repeatable")
-    if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
-        return f"more than {shown(s.lower_bound_s * steps)}"
-    return _unknown(units.outcome_name(s.outcome))
-
-
-def _hours(seconds: float) -> str:
-    """`4.9 h`: one unit, whatever the length; shorter times in minutes."""
-    hours = seconds / units.HOUR_S
-    return f"{units.number(hours)} h" if hours >= 1 else f"{units.number(60 * hours)} min"
-
-
-def _dollars(seconds: float, usd_per_hour: float) -> str:
-    usd = seconds / units.HOUR_S * usd_per_hour
-    return f"${usd:,.2f}" if usd < 10 else f"${units.number(usd, 3)}"

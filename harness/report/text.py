@@ -1,7 +1,7 @@
 """Sentences about what a run measured: its summary, its programs, its axes, its variables.
 
-Beside it: verdict_text and finding_text (rules, verdicts, gates), explained (suspects), endings,
-profile and steadiness (their sections), series/bisection (its page).
+Beside it: verdict_text (findings, rules, verdicts), explained (suspects), conditions, endings,
+profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
@@ -11,15 +11,18 @@ from typing import Any
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
 from harness.analysis.effects import Effect, Together, Versus
-from harness.analysis.expectation import Assessment, Judgement
-from harness.analysis.overhead import TimeUse, cost_of_sampling
-from harness.machine import requirements
+from harness.analysis.expectation import Assessment, Judgement, precision_of
+from harness.analysis.recorded import LAG_S, exact_counters
+from harness.analysis.summary import OF_WORK
 from harness.records import (
+    COUNTERS,
     INTERPRETER,
+    OVER_STEPS,
     Case,
+    CaseSummary,
     Environment,
-    Grade,
     Measurement,
+    Outcome,
     Run,
     Stop,
     Suite,
@@ -29,8 +32,6 @@ Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
 DIFFERENT = 1.1
 """Ratio between pairs from which their range is printed."""
-SAMPLING_MAY_COST = 0.005
-"""Largest share of the step time that sampling the probes may cost."""
 TWOFOLD = 2.0
 """Ratio of times from which one is called faster or slower; below, the change is in percent."""
 JUDGEMENTS = {
@@ -81,6 +82,53 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
     for (why, places), whats in alike.items():
         where = "" if len(places) == cases else f" in {listed(places, 2)}"
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
+
+
+def why_absent(
+    summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
+) -> str:
+    """Why a case has no value of a metric, in a few words."""
+    if summary.outcome is None:
+        return "did not run"
+    ok = [m for m in measurements if m.outcome is Outcome.OK]
+    if not ok:
+        return units.outcome_name(summary.outcome)
+    if metric in summary.apart:
+        return "its processes differ by more than 2x"
+    if metric in COUNTERS:
+        return exact_counters(ok).absent.get(metric, "")
+    precision = precision_of(summary.case.axes, summary.effective, environment)
+    if metric in OF_WORK and summary.withdrawn:
+        return f"the work of a step follows {summary.withdrawn}, which has no effect"
+    if metric == "tokens_per_s":
+        return "the workload does not count tokens"
+    if metric == "roofline_share":
+        if not (summary.flops or any(m.bytes for m in ok)):
+            return "the workload counts neither FLOPs nor bytes"
+        return f"no peak was measured for {precision or 'its precision'} in this run"
+    if metric == "step_cycles":
+        return environment.gpu_unavailable or "the SM clock was not read while sampling"
+    if metric == "mfu":
+        if summary.flops is None:
+            return "the workload does not count FLOPs"
+        if precision is None:
+            return "precision unknown"
+        return f"no data-sheet peak for {environment.device_name} at {precision}"
+    if metric in OVER_STEPS:
+        return "its steps do not report it, or are too few"
+    if metric == "peak_memory_bytes":
+        return "no device memory to measure" if environment.gpu is None else "not reported"
+    if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
+        return "the suite turned telemetry off"
+    telemetry = [m.telemetry for m in ok if m.telemetry is not None]
+    for t in telemetry:
+        if metric in t.unavailable:
+            return t.unavailable[metric]
+    if metric == "gpu_utilisation" and environment.gpu is None:
+        return environment.gpu_unavailable or "no GPU"
+    if metric in LAG_S and any(metric in t.channels for t in telemetry):
+        return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
+    return "no reading during warm-up or sampling"
 
 
 def in_appendix(
@@ -152,39 +200,8 @@ def alone_command(run: Run, case_id: str, harness: str = "harness") -> str:
     return f"{harness} run {suite} --filter {case} --set measure.processes=1"
 
 
-def _names(names: Iterable[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-# --- time and sampling ------------------------------------------------------------------
-
-
-def time_use_sentence(used: TimeUse) -> str:
-    """How the wall time of a run was spent."""
-    where = "" if used.whole else " in processes"
-    if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
-        return f"{units.duration(used.wall_s)}{where}; phases unknown"
-    return (
-        f"{units.duration(used.wall_s)}{where}: {units.percent(used.work_share)} work (accuracy, "
-        f"counting, warm-up, sampling), {units.percent(used.sampling_share)} sampling; overhead "
-        f"{units.duration(used.overhead_s)} per process"
-    )
-
-
-def sampling_bullet(run: Run) -> Iterable[str]:
-    """What sampling the probes costs, against the limit, if the run was made to find out."""
-    found = cost_of_sampling(run)
-    if found is None:
-        return
-    answer, then = "not decided against", ": measure more pairs"
-    if found.high is not None and found.high - 1 <= SAMPLING_MAY_COST:
-        answer, then = "within", ""
-    elif found.low is not None and found.low - 1 > SAMPLING_MAY_COST:
-        answer, then = "above", ""
-    cost = units.change(found.value, found.low, found.high)
-    pairs = f"{found.processes} pairs of processes"
-    limit = f"the limit of {units.percent(SAMPLING_MAY_COST)}{then}"
-    yield f"Sampling changes the step time by {cost} ({pairs}): {answer} {limit}."
 
 
 # --- programs ----------------------------------------------------------------------------
@@ -317,7 +334,7 @@ def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
 def _dead_axes(d: DeadAxis, word: Word) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     place = f"{d.workload}/{d.provider}" if d.provider else d.workload
-    values, axes = listed([_values(v) for v in d.values]), _names(map(word, d.axes))
+    values, axes = listed([_values(v) for v in d.values]), quoted(map(word, d.axes))
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
     elif d.all_values:
@@ -356,48 +373,3 @@ def _invariances(alike: Sequence[Invariance], word: Word) -> str:
         why = "no evidence that the axis reached the workload"
     more = f" The same in {units.plural('more group', len(alike) - 1)}." if alike[1:] else ""
     return f"{text}: {why}.{more}"
-
-
-def doctor_bullets(environment: Environment) -> Iterable[str]:
-    """What the doctor found before the run: the good in one line, all else in a line each."""
-    found = environment.vitals.checks if environment.vitals else ()
-    for c in (c for c in found if c.grade is not Grade.OK):
-        yield f"**{c.grade}** {c.name}: {c.fact}. {c.remedy}".strip()
-    if good := [f"{c.name} ({c.fact})" for c in found if c.grade is Grade.OK]:
-        yield f"**ok** before the run: {', '.join(good)}."
-
-
-def requirement_bullets(run: Run) -> Iterable[str]:
-    """What the suite requires: all met, or what is not."""
-    found = requirements.checks(run.suite, run.environment)
-    for c in (c for c in found if c.grade is not Grade.OK):
-        yield f"**Not met**: {c.name}: {c.fact}. {c.remedy}"
-    if found and all(c.grade is Grade.OK for c in found):
-        yield f"**Requirements**: all met ({', '.join(c.name for c in found)})."
-
-
-def flag_sentences(run: Run) -> Iterable[str]:
-    """Variables that are set, and options that carry axes: which the program was seen to read."""
-    cases = {c.case_id: c for c in run.suite.cases}
-    read: set[str] = set()
-    known: set[str] = set()
-    unknown: set[str] = set()
-    around: set[str] = set()
-    passed: set[str] = set()
-    for m in run.measurements:
-        own = cases[m.case_id].env if m.case_id in cases else {}
-        read |= {name for name, was_read in m.flags_read.items() if was_read}
-        known |= own.keys() & m.flags_read.keys()
-        if m.samples_s:
-            unknown |= own.keys() - m.flags_read.keys()
-            passed |= {name for name in m.flags_read if name.startswith("-")}
-            around |= m.flags_read.keys() - own.keys()
-    for what, names in (
-        ("Set by cases and read by the program", known & read),
-        ("Set by cases and never read up to the counted steps", known - read),
-        ("Passed and never read from the parsed arguments up to the counted steps", passed - read),
-        ("Set by cases; not known whether the program read them", unknown),
-        ("Set in the environment but read by no case", around - read - passed),
-    ):
-        if names:
-            yield f"{what}: {_names(sorted(names))}."

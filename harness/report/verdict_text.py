@@ -1,18 +1,13 @@
-"""Sentences about decisions: the rules and the verdict of a suite, the cases of a gate."""
+"""Sentences about decisions: the findings, the rules and the verdict of a suite."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
 from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
-from harness.gate.counters import CHECK
-from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import (
     FAILURES,
-    WORST_FIRST,
-    Change,
-    Comparison,
+    METRICS,
     Decision,
     Fact,
     Finding,
@@ -23,7 +18,6 @@ from harness.records import (
     Run,
     Verdict,
 )
-from harness.report.finding_text import better, finding_sentence
 from harness.report.text import every, listed
 from harness.units import ending_text
 
@@ -37,8 +31,6 @@ WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
 _DECIDED = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
 _BROKEN = (*FAILURES, Outcome.OUT_OF_MEMORY)
-MAX_CHECKS = 20
-"""Checks that the text of one case lists."""
 REQUIREMENTS = {
     EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
     WHAT_RAN: "all required operators ran and no forbidden one did; on a GPU also kernels",
@@ -322,89 +314,75 @@ def _joined(findings: Sequence[Finding], most: int) -> str:
     return f"{text}; and {rest} more" if rest else text
 
 
-# --- cases of a gate ---------------------------------------------------------------------
+# --- a finding ---------------------------------------------------------------------------
 
 
-def worst_first(verdict: GateVerdict) -> list[GateCase]:
-    """The cases by decision, the worst first; equal ones in the suite's order."""
-    return sorted(verdict.cases, key=lambda c: WORST_FIRST.index(c.decision))
+def better(metric: str) -> str:
+    if metric in ("step_s", "step_cycles", "tokens_per_s"):
+        return "as fast as"
+    return f"as good in {units.title(metric)} as"
 
 
-def case_counts(verdict: GateVerdict) -> str:
-    """`1 NO-GO, 2 INCONCLUSIVE, 9 GO`."""
-    counts = ((decision, verdict.count(decision)) for decision in WORST_FIRST)
-    return ", ".join(f"{n} {decision}" for decision, n in counts if n) or "no cases"
+def finding_sentence(f: Finding) -> str:
+    """What a finding states, without its case."""
+    value = _value(f)
+    why = f": {f.detail}" if f.detail else ""
+    match f.fact:
+        case Fact.SLOW:
+            return f"slow: {units.bound_text('step_s', f.bound)} a step" if f.bound else "slow"
+        case Fact.FASTEST:
+            each = " a step" if f.metric == "step_s" else ""
+            near = f" ({len(f.cases)} cases not told apart)" if f.cases[1:] else ""
+            return f"{value}{each}{near}"
+        case Fact.NO_METRIC:
+            return f"{units.title(f.metric)} not available{why}"
+        case Fact.AT_LEAST | Fact.AT_MOST:
+            return _bounded(f)
+        case Fact.DECIDED | Fact.OPEN:
+            after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
+            return f"{value}{_expected(f)}{f', open after {after} processes' if after > 2 else ''}"
+        case Fact.NO_PARTNER:
+            absent = f"no {units.title(f.metric)}"
+            if f.outcome is not Outcome.OK:
+                absent = ending_text(f.outcome, f.detail)
+            return f"nothing to compare with: {f.partner}: {absent}"
+        case Fact.LEFT_OUT:
+            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
+    return units.fact_text(f)
 
 
-def compared_text(c: Comparison) -> str:
-    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`."""
-    text = units.slowdown(c.ratio, c.low, c.high)
-    return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
-
-
-def change_text(case: GateCase) -> str:
-    """`4.1 % [3.2 … 5.0] slower`, the counters that differ, or why there is no comparison."""
-    c = case.comparison
-    if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
-        return compared_text(c)
-    if case.counters:
-        return ", ".join(map(str, case.counters))
-    state = "not compared" if case.state is State.UNCOMPARED else str(case.state)
-    if case.candidate_s is not None and math.isfinite(case.candidate_s):
-        return f"{state}: {units.duration(case.candidate_s)}"
-    return state
-
-
-def open_question(case: GateCase) -> str:
-    """What an undecided case could have shown, and what would decide it."""
-    c = case.comparison
-    if c is None or case.decision is not Decision.INCONCLUSIVE:
+def _value(f: Finding) -> str:
+    """The measured number of a finding; empty without one."""
+    if f.estimate is None:
         return ""
-    parts = []
-    if c.smallest_effect is not None:
-        parts.append(f"a slowdown of {units.percent(c.smallest_effect)} would have been found")
-    if c.pairs_needed is not None:
-        minutes = c.minutes_needed
-        cost = f", {units.number(minutes)} minutes" if minutes is not None else ""
-        parts.append(f"{c.pairs_needed} pairs{cost} would decide")
-    return "; ".join(parts)
+    few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
+    few = few if f.estimate.each else ""
+    if f.partner:
+        return f"{units.times(f.estimate)} {better(f.metric)} {f.partner}{few}"
+    value = units.measured(f.metric, f.estimate)
+    value = f"exponent {value}" if f.metric == "scaling_exponent" else value
+    if f.low is not None or f.high is not None:
+        name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
+        return f"{name}{value}{few}"
+    return f"{value}{f' {f.detail}' if f.detail else ''}{few}"
 
 
-def case_reason(case: GateCase) -> str:
-    """`case_sentence` for use beside `change_text`, which it does not repeat."""
-    counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
-    return _explained(case, counted[0] if case.counters and any(counted[:1]) else case.reason)
+def _expected(f: Finding) -> str:
+    """`; expected ≥ 500 (source)`; empty if the finding has no range."""
+    ends = [None if e is None else units.plain(f.metric, e) for e in (f.low, f.high)]
+    signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
+    source = f" ({f.detail})" if f.detail else ""
+    return f"; expected {' and '.join(signs)}{source}" if signs else ""
 
 
-def case_sentence(case: GateCase) -> str:
-    """The reason, what is undecided and what is exempt."""
-    return _explained(case, case.reason)
-
-
-def _explained(case: GateCase, reason: str) -> str:
-    return "; ".join(filter(None, (reason, open_question(case), case.exemption)))
-
-
-def case_text(case: GateCase) -> str:
-    """Everything about a case, over several lines."""
-    lines = [f"{case.decision}: {case_sentence(case)}", f"change: {change_text(case)}"]
-    if case.baseline_s is not None and case.candidate_s is not None:
-        times = units.duration(case.baseline_s), units.duration(case.candidate_s)
-        pairs = case.comparison.pairs if case.comparison else 0
-        lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
-    for f in case.findings[:MAX_CHECKS]:
-        excused = "" if f.counts else " (excused)"
-        lines.append(f"  {f.decision} by {f.check}{excused}: {f.reason}")
-    if len(case.findings) > MAX_CHECKS:
-        lines.append(f"  and {len(case.findings) - MAX_CHECKS} more checks")
-    if case.log:
-        lines.append(f"log: {case.log}")
-    return "\n".join(lines)
-
-
-def undecided_text(verdict: GateVerdict) -> str:
-    """The setting of the policy by which an undecided verdict blocks or not; else empty."""
-    settled = verdict.decision in (Decision.GO, Decision.NO_GO)
-    if settled or verdict.stage is not Stage.BLOCK:
-        return ""
-    return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
+def _bounded(f: Finding) -> str:
+    """What a timeout leaves of a metric, or of a ratio."""
+    bound, least = f.bound or 0.0, f.fact is Fact.AT_LEAST
+    if f.partner and least:
+        ratio = units.number(units.rounded_down(bound, 3), 3)
+        return f"at least {ratio}x {better(f.metric)} {f.partner}, which timed out"
+    if f.partner:
+        ratio = units.number(units.rounded_up(bound, 3), 3)
+        return f"timed out: under {ratio}x {better(f.metric)} {f.partner}"
+    unit = " per step" if least else units.suffix(f.metric)
+    return f"timed out: {units.bound_text(f.metric, bound)}{unit}"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.dead_axes import Oddities, oddities
-from harness.analysis.summary import summarise, why_absent
+from harness.analysis.summary import summarise
 from harness.records import (
     Case,
     Counters,
@@ -19,6 +19,7 @@ from harness.records import (
     Steps,
     TensorDigest,
 )
+from harness.report.text import why_absent
 from harness.tests.fake_runs import case, ended, late, run, sweep, timed, trained
 
 

@@ -11,7 +11,7 @@ from scipy.special import polygamma
 
 from harness import units
 from harness.analysis import statistics
-from harness.analysis.summary import summarise, why_absent
+from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import (
     Breakdown,
@@ -27,6 +27,7 @@ from harness.records import (
     Rule,
     Telemetry,
 )
+from harness.report.text import why_absent
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, environment, run, sweep, timed
 
 CASE = case({"seq_len": 512})
@@ -286,28 +287,6 @@ def test_only_readings_of_the_timed_steps_count(
 
 
 # --- what is not known -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("metric", "changes", "env", "why"),
-    [
-        ("tokens_per_s", {"tokens": 0}, environment(), "tokens"),
-        ("mfu", {"flops": None}, environment(), "FLOPs"),
-        ("mfu", {}, environment(gpu=None), "no data-sheet peak for cpu"),
-        ("gpu_utilisation", {}, environment(gpu=None), "no NVIDIA driver"),
-        ("step_cycles", {}, environment(), "SM clock"),
-        ("roofline_share", {}, environment(), "no peak was measured"),
-        ("peak_memory_bytes", {"peak_memory_bytes": None}, environment(gpu=None), "no device"),
-    ],
-)
-def test_an_absent_metric_has_a_reason(
-    metric: str, changes: dict[str, Any], env: Any, why: str
-) -> None:
-    measurements = timed(CASE, 0.05, **changes)
-    summary = summary_of(measurements, env=env)
-
-    assert metric not in summary.metrics
-    assert why in why_absent(summary, measurements, env, metric)
 
 
 def test_float32_counts_as_tf32_only_if_the_worker_allowed_it() -> None:

@@ -17,7 +17,7 @@ from harness.errors import SuiteError
 from harness.machine import requirements
 from harness.measure import facts as worker_facts
 from harness.records import Environment, Grade, Scalar
-from harness.report.text import requirement_bullets
+from harness.report.conditions import requirement_bullets
 from harness.runner import rig
 from harness.tests.fake_runs import run
 from harness.tests.small_run import ENVIRONMENT, GPU, SUITE

@@ -8,8 +8,9 @@ import pytest
 
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
 from harness.records import Case, Counters, Profile, Run, TensorDigest
+from harness.report.conditions import flag_sentences
 from harness.report.tests.test_report import values
-from harness.report.text import flag_sentences, oddity_sentences
+from harness.report.text import oddity_sentences
 from harness.tests.fake_runs import case, run, sweep, timed
 
 DEAD = DeadAxis(

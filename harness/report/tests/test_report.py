@@ -22,7 +22,7 @@ from harness.records import (
     Program,
     Run,
 )
-from harness.report import context, text
+from harness.report import conditions, context, text
 from harness.report.series import pages
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
@@ -145,7 +145,7 @@ def test_a_run_that_asks_what_sampling_costs_is_answered(
         step_s = 0.05 * (1 + cost) if c is both[0] else 0.05
         return timed(c, step_s, processes=processes, cv=cv)
 
-    (said,) = text.sampling_bullet(run(both, measure))
+    (said,) = conditions.sampling_bullet(run(both, measure))
 
     assert f"({processes} pairs of processes): {answer}" in said
 

@@ -10,9 +10,9 @@ import pytest
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
-from harness.report import context, endings, tables
-from harness.report.text import case_names
-from harness.tests.fake_runs import ended, environment, run, sweep, timed
+from harness.report import conditions, context, endings, tables
+from harness.report.text import case_names, why_absent
+from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 
 def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
@@ -28,7 +28,7 @@ def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
 
 
 def test_the_environment_says_that_there_is_no_commit() -> None:
-    rows = dict(tables.environment_rows(environment(git=None)))
+    rows = dict(conditions.environment_rows(environment(git=None)))
 
     assert rows["git"] == "not available (not a git repository)"
 
@@ -42,7 +42,7 @@ def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() ->
     )
     page, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
 
-    rows = dict(tables.environment_rows(where))
+    rows = dict(conditions.environment_rows(where))
     assert rows["interpreter"] == "/v/bin/python"
     assert rows["search path"] == "{repository}, {prefix}/lib"
     assert rows["imported packages"] == "nsa={repository}/nsa"
@@ -121,7 +121,7 @@ def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval(
     plan = CostPlan(steps=1800, usd_per_gpu_hour=3.0)
     recorded = replace(recorded, suite=replace(recorded.suite, cost=plan))
 
-    table = tables.cost(summarise(recorded), recorded, case_names(recorded.suite))
+    table = conditions.cost(summarise(recorded), recorded, case_names(recorded.suite))
 
     assert table
     assert table.rows[0][1].endswith(" min (one process, no interval)")
@@ -185,3 +185,26 @@ def test_the_sign_of_an_undecided_ratio_is_explained_where_it_occurs(dense_s: fl
     table = tables.pivot(summarise(made), made)
 
     assert ("~" in str(table.rows)) is ("“~”" in table.remarks[0]) is (dense_s == 0.01)
+
+
+@pytest.mark.parametrize(
+    ("metric", "changes", "env", "why"),
+    [
+        ("tokens_per_s", {"tokens": 0}, environment(), "tokens"),
+        ("mfu", {"flops": None}, environment(), "FLOPs"),
+        ("mfu", {}, environment(gpu=None), "no data-sheet peak for cpu"),
+        ("gpu_utilisation", {}, environment(gpu=None), "no NVIDIA driver"),
+        ("step_cycles", {}, environment(), "SM clock"),
+        ("roofline_share", {}, environment(), "no peak was measured"),
+        ("peak_memory_bytes", {"peak_memory_bytes": None}, environment(gpu=None), "no device"),
+    ],
+)
+def test_an_absent_metric_has_a_reason(
+    metric: str, changes: dict[str, Any], env: Any, why: str
+) -> None:
+    one = case({"seq_len": 512})
+    measurements = timed(one, 0.05, **changes)
+    (summary,) = summarise(run([one], lambda _: measurements, env=env))
+
+    assert metric not in summary.metrics
+    assert why in why_absent(summary, measurements, env, metric)

@@ -7,7 +7,7 @@ from harness.analysis.verdict import judge
 from harness.gate.records import State
 from harness.records import Decision, Estimate, Fact, Finding, Outcome, Rule
 from harness.report import verdict_text
-from harness.report.finding_text import finding_sentence
+from harness.report.series import gate_text
 from harness.tests.fake_runs import ended, run, sweep, timed
 from harness.tests.fake_verdicts import gate_case
 
@@ -52,17 +52,17 @@ def test_a_missed_limit_and_one_without_teeth_have_their_factor(rule: Rule, gap:
 def test_a_case_that_is_judged_by_its_limits_alone_is_not_compared() -> None:
     only_limits = gate_case(state=State.UNCOMPARED, comparison=None, candidate_s=0.25)
 
-    assert verdict_text.change_text(only_limits) == "not compared: 250 ms"
+    assert gate_text.change_text(only_limits) == "not compared: 250 ms"
 
 
 def test_a_metric_that_only_a_program_knows_goes_by_its_name() -> None:
     lacking = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.NO_METRIC, metric="loss")
 
-    assert finding_sentence(lacking) == "loss not available"
+    assert verdict_text.finding_sentence(lacking) == "loss not available"
 
 
 def test_what_stays_open_says_after_how_many_processes() -> None:
     e = Estimate(value=2.0, low=1.0, high=4.0, processes=4, samples=9, each=(1.0, 2.0, 2.0, 4.0))
     left = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.OPEN, metric="step_s", estimate=e)
 
-    assert finding_sentence(left).endswith(", open after 4 processes")
+    assert verdict_text.finding_sentence(left).endswith(", open after 4 processes")

@@ -1,0 +1,228 @@
+"""Under what conditions a run was measured, and what its time and its steps cost."""
+
+import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from harness import units
+from harness.analysis.overhead import TimeUse, cost_of_sampling
+from harness.machine import requirements
+from harness.records import CaseSummary, Environment, Gpu, Grade, Outcome, Run
+from harness.report.tables import Table, settings_text, unknown
+from harness.report.text import quoted
+
+SAMPLING_MAY_COST = 0.005
+"""Largest share of the step time that sampling the probes may cost."""
+
+
+def environment_line(e: Environment) -> str:
+    """`NVIDIA H200 (GPU-9ba9c8ba), driver 580.1, CUDA 13.0; torch 2.11, flash-attn absent; ...`."""
+    parts = [f"CPU only: {e.cpu} ({e.gpu_unavailable})"]
+    if e.gpu:
+        parts = [f"{e.gpu.name} ({e.gpu.uuid[:12]}), driver {e.gpu.driver}"]
+    named = [n for n in ("torch", "cuda", "triton", "flash-attn", "python") if n in e.versions]
+    parts.append(", ".join(f"{n} {e.versions[n] or 'absent'}" for n in named))
+    return "; ".join([*filter(None, parts), f"{e.cpu_count} cores"])
+
+
+def environment(run: Run) -> Table:
+    """Where, on what and with what."""
+    rows = (
+        *environment_rows(run.environment),
+        ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),
+        ("captured", units.utc(run.environment.captured_at)),
+    )
+    return Table(columns=("what", "value"), rows=rows)
+
+
+def environment_rows(e: Environment) -> list[tuple[str, str]]:
+    """What each part of a machine is, or why that is not known."""
+    rows: list[tuple[str, str]] = []
+    if e.gpu:
+        g = e.gpu
+        facts = [units.size(g.memory_bytes), f"compute capability {g.compute_capability}"]
+        if g.power_limit_w is not None:
+            facts.append(power_limit(g))
+        if g.max_sm_clock_hz is not None:
+            facts.append(f"SM clock up to {g.max_sm_clock_hz / 1e6:,.0f} MHz")
+        rows += [
+            ("GPU", f"{g.name} ({', '.join(facts)}), {g.uuid}"),
+            ("driver", f"{g.driver}, CUDA {g.cuda_driver}"),
+        ]
+    else:
+        rows.append(("GPU", unknown(e.gpu_unavailable)))
+    rows += [
+        ("host", e.hostname),
+        ("CPU", f"{e.cpu}, {e.cpu_count} cores"),
+        ("memory", units.size(e.memory_bytes)),
+        ("system", e.os),
+        *((name, version or "absent") for name, version in e.versions.items()),
+        ("torch settings", settings_text(e.torch_settings) or unknown("no worker reported them")),
+        ("variables", settings_text(e.variables) or "none set"),
+    ]
+    if e.path:
+        imported = ("imported packages", settings_text(e.packages) or "none of the repository")
+        rows += [("interpreter", e.interpreter), ("search path", ", ".join(e.path)), imported]
+    if e.git is None:
+        rows.append(("git", unknown("not a git repository")))
+    else:
+        dirty = e.git.dirty_sha256
+        state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
+        rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
+    return rows
+
+
+def power_limit(gpu: Gpu) -> str:
+    """`power limit 600 W, 86 % of its default`."""
+    share = gpu.power_limit_share
+    of = "its default not recorded" if share is None else f"{units.percent(share)} of its default"
+    return f"power limit {units.number(gpu.power_limit_w or 0)} W, {of}"
+
+
+def doctor_bullets(environment: Environment) -> Iterable[str]:
+    """What the doctor found before the run: the good in one line, all else in a line each."""
+    found = environment.vitals.checks if environment.vitals else ()
+    for c in (c for c in found if c.grade is not Grade.OK):
+        yield f"**{c.grade}** {c.name}: {c.fact}. {c.remedy}".strip()
+    if good := [f"{c.name} ({c.fact})" for c in found if c.grade is Grade.OK]:
+        yield f"**ok** before the run: {', '.join(good)}."
+
+
+def requirement_bullets(run: Run) -> Iterable[str]:
+    """What the suite requires: all met, or what is not."""
+    found = requirements.checks(run.suite, run.environment)
+    for c in (c for c in found if c.grade is not Grade.OK):
+        yield f"**Not met**: {c.name}: {c.fact}. {c.remedy}"
+    if found and all(c.grade is Grade.OK for c in found):
+        yield f"**Requirements**: all met ({', '.join(c.name for c in found)})."
+
+
+def flag_sentences(run: Run) -> Iterable[str]:
+    """Variables that are set, and options that carry axes: which the program was seen to read."""
+    cases = {c.case_id: c for c in run.suite.cases}
+    read: set[str] = set()
+    known: set[str] = set()
+    unknown: set[str] = set()
+    around: set[str] = set()
+    passed: set[str] = set()
+    for m in run.measurements:
+        own = cases[m.case_id].env if m.case_id in cases else {}
+        read |= {name for name, was_read in m.flags_read.items() if was_read}
+        known |= own.keys() & m.flags_read.keys()
+        if m.samples_s:
+            unknown |= own.keys() - m.flags_read.keys()
+            passed |= {name for name in m.flags_read if name.startswith("-")}
+            around |= m.flags_read.keys() - own.keys()
+    for what, names in (
+        ("Set by cases and read by the program", known & read),
+        ("Set by cases and never read up to the counted steps", known - read),
+        ("Passed and never read from the parsed arguments up to the counted steps", passed - read),
+        ("Set by cases; not known whether the program read them", unknown),
+        ("Set in the environment but read by no case", around - read - passed),
+    ):
+        if names:
+            yield f"{what}: {quoted(sorted(names))}."
+
+
+# --- time and money ----------------------------------------------------------------------
+
+
+def elapsed(run: Run) -> str:
+    if run.elapsed_s is not None:
+        return units.duration(run.elapsed_s)
+    if not (run.started_at and run.ended_at):
+        return "unfinished"
+    start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
+    return units.duration((end - start).total_seconds())
+
+
+def time_use_sentence(used: TimeUse) -> str:
+    """How the wall time of a run was spent."""
+    where = "" if used.whole else " in processes"
+    if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
+        return f"{units.duration(used.wall_s)}{where}; phases unknown"
+    return (
+        f"{units.duration(used.wall_s)}{where}: {units.percent(used.work_share)} work (accuracy, "
+        f"counting, warm-up, sampling), {units.percent(used.sampling_share)} sampling; overhead "
+        f"{units.duration(used.overhead_s)} per process"
+    )
+
+
+def sampling_bullet(run: Run) -> Iterable[str]:
+    """What sampling the probes costs, against the limit, if the run was made to find out."""
+    found = cost_of_sampling(run)
+    if found is None:
+        return
+    answer, then = "not decided against", ": measure more pairs"
+    if found.high is not None and found.high - 1 <= SAMPLING_MAY_COST:
+        answer, then = "within", ""
+    elif found.low is not None and found.low - 1 > SAMPLING_MAY_COST:
+        answer, then = "above", ""
+    cost = units.change(found.value, found.low, found.high)
+    pairs = f"{found.processes} pairs of processes"
+    limit = f"the limit of {units.percent(SAMPLING_MAY_COST)}{then}"
+    yield f"Sampling changes the step time by {cost} ({pairs}): {answer} {limit}."
+
+
+def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
+    """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
+    plan = run.suite.cost
+    if plan is None:
+        return None
+    columns = [f">time to {plan.steps:,} steps [95 %]"]
+    units_of: list[Callable[[float], str]] = [_hours]
+    if (price := plan.usd_per_gpu_hour) is not None:
+        columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
+        units_of.append(partial(_dollars, usd_per_hour=price))
+    rows = []
+    for s in summaries:
+        if plan.match.accepts(s.case):
+            cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
+            rows.append((names[s.case.case_id], *cells))
+    return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
+
+
+def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
+    """` 50,000 steps take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
+    plan = run.suite.cost
+    steps = [
+        (e.value, names[s.case.case_id])
+        for s in summaries
+        if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
+    ]
+    if plan is None or not steps:
+        return ""
+    step_s, name = min(steps)
+    seconds = plan.steps * step_s
+    price = plan.usd_per_gpu_hour
+    paid = f" ({_dollars(seconds, price)})" if price else ""
+    return f" {plan.steps:,} steps take {_hours(seconds)}{paid}: {name}."
+
+
+def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:
+    """What that many steps of a case need."""
+    e = s.metrics.get("step_s")
+    if s.outcome is Outcome.OK and e is not None:
+        if e.low is None or e.high is None:
+            return f"{shown(e.value * steps)} (one process, no interval)"
+        if e.both:
+            return " and ".join(dict.fromkeys(shown(value * steps) for value in e.both))
+        if not units.informs("step_s", e):
+            return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
+        return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
+    if "step_s" in s.apart:
+        return unknown("not repeatable")
+    if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
+        return f"more than {shown(s.lower_bound_s * steps)}"
+    return unknown(units.outcome_name(s.outcome))
+
+
+def _hours(seconds: float) -> str:
+    """`4.9 h`: one unit, whatever the length; shorter times in minutes."""
+    hours = seconds / units.HOUR_S
+    return f"{units.number(hours)} h" if hours >= 1 else f"{units.number(60 * hours)} min"
+
+
+def _dollars(seconds: float, usd_per_hour: float) -> str:
+    usd = seconds / units.HOUR_S * usd_per_hour
+    return f"${usd:,.2f}" if usd < 10 else f"${units.number(usd, 3)}"
