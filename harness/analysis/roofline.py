@@ -194,6 +194,13 @@ def bottleneck(
     return replace(found, evidence=text)
 
 
+def waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
+    """The cases in which the GPU waits for the host."""
+    found = {s.case.case_id: bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries}
+    by_host = (Limit.HOST, Limit.LAUNCHES)
+    return {case_id for case_id, b in found.items() if b and b.limit in by_host}
+
+
 def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
     """`GPU works for 17 % of the step; launches explain 63 % of the wait`."""
     by = "" if found.profiled else " by NVML while sampling, no profile"

@@ -1,11 +1,11 @@
 """Which figures a page has: each has one message, which is its title, or it is not drawn."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis import overhead
 from harness.analysis.effects import versus
-from harness.analysis.roofline import Stack
+from harness.analysis.roofline import HOST_BELOW, Stack, waiting
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     METRICS,
@@ -21,8 +21,6 @@ from harness.records import (
 from harness.report import figures, remedies, text
 from harness.report.figures import MAX_DOTS, Line, Panel, Picture, Row
 
-WAITS, FULL = 0.75, 0.9
-"""GPU busy below which a case waits for its host, and the CPU cores from which one is full."""
 MIN_CURVE, MAX_LINES, MAX_SLOW = 20, 3, 3
 """Fewest steps of a curve; most runs and slow steps in a panel."""
 
@@ -49,7 +47,7 @@ def draw(
         _speeds(run.suite, summaries, row) or _versus(run, summaries, row),
         *_scalings(run.suite, fits, names),
         _over_steps(run, names),
-        _utilisation(judged(run, summaries), row),
+        _utilisation(judged(run, summaries), waiting(run, summaries), row),
     ]
     return tuple(p for p in drawn if p is not None)
 
@@ -75,19 +73,16 @@ def _asked(suite: Suite, verdict: Verdict) -> tuple[str, ...]:
 # --- dots ------------------------------------------------------------------------------------
 
 
-def _utilisation(of: Sequence[CaseSummary], row: Rows) -> Picture | None:
-    """Where the GPU waits for a CPU core that is full."""
-    rows = [
-        row(s, s.metrics["gpu_utilisation"], s.metrics["cpu_utilisation"])
-        for s in of
-        if {"gpu_utilisation", "cpu_utilisation"} <= s.metrics.keys()
-    ]
-    waits = sum(g.value < WAITS and c.value >= FULL for g, c in (r.values for r in rows))
+def _utilisation(of: Sequence[CaseSummary], by_host: Collection[str], row: Rows) -> Picture | None:
+    """Where the GPU waits for the host."""
+    both = [s for s in of if {"gpu_utilisation", "cpu_utilisation"} <= s.metrics.keys()]
+    rows = [row(s, s.metrics["gpu_utilisation"], s.metrics["cpu_utilisation"]) for s in both]
+    waits = sum(s.case.case_id in by_host for s in both)
     panels = (
-        Panel("GPU busy", units.percent, {f"waits under {units.percent(WAITS)}": WAITS}),
-        Panel("CPU cores", lambda x: f"{x:.2f}", {f"full from {FULL:g}": FULL}),
+        Panel("GPU busy", units.percent, {f"waits under {units.percent(HOST_BELOW)}": HOST_BELOW}),
+        Panel("CPU cores", lambda x: f"{x:.2f}", {"one core": 1.0}),
     )
-    said = f"GPU waits for Python in {waits} of {units.plural('case', len(rows))}"
+    said = f"GPU waits for the host in {waits} of {units.plural('case', len(rows))}"
     return _dots("utilisation", sorted(rows, key=_first), panels, said if waits else "")
 
 

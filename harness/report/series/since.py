@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis import roofline
-from harness.analysis.roofline import Limit
 from harness.analysis.summary import summarise
 from harness.gate import compare
 from harness.gate.records import GateCase, State
@@ -22,7 +21,6 @@ from harness.records import (
     Environment,
     Estimate,
     Outcome,
-    Peaks,
     Run,
 )
 from harness.report.tables import NONE, Table
@@ -255,7 +253,7 @@ def _pace(
     """If every provider is slower alike, in all cases or where the GPU waits for the host: by how
     much each is, and by how much at most that explains of each of these cases."""
     provider = {c.case_id: c.provider for c in now.suite.cases}
-    waiting = _waiting(before, summarise(before)) & _waiting(now, summaries)
+    waiting = roofline.waiting(before, summarise(before)) & roofline.waiting(now, summaries)
     for some in (cases, [g for g in cases if g.case_id in waiting]):
         if moved := _moved_alike(some, provider):
             return moved, {g.case_id: moved[provider[g.case_id]] ** ALIKE for g in some}
@@ -273,12 +271,3 @@ def _moved_alike(cases: Sequence[GateCase], provider: Mapping[str, str]) -> Mapp
     if len(means) < 2 or min(means) < math.log(NODE_MOVED) or max(means) > ALIKE * min(means):
         return {}
     return {p: math.exp(mean) for p, mean in zip(logs, means, strict=True)}
-
-
-def _waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
-    """The cases in which the GPU waits for the host."""
-    found = {
-        s.case.case_id: roofline.bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries
-    }
-    by_host = (Limit.HOST, Limit.LAUNCHES)
-    return {case_id for case_id, b in found.items() if b and b.limit in by_host}
