@@ -146,15 +146,6 @@ def quantity(metric: str, value: float) -> str:
     return plain(metric, value) + suffix(metric)
 
 
-def cell(metric: str, estimate: Estimate) -> str:
-    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
-
-    A count has all its digits, and its range if steps differ. Two processes without an interval
-    that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
-    """
-    return _cell(metric, estimate)
-
-
 def informs(metric: str, estimate: Estimate) -> bool:
     """Whether an estimate has an interval that is worth printing."""
     low, high = estimate.low, estimate.high
@@ -165,7 +156,15 @@ def informs(metric: str, estimate: Estimate) -> bool:
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 
 
-def _cell(metric: str, estimate: Estimate, end: str = "") -> str:
+def cell(metric: str, estimate: Estimate, end: str = "") -> str:
+    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
+
+    A count has all its digits, and its range if steps differ. Two processes without an interval
+    that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
+
+    Args:
+        end: Follows the value.
+    """
     if _is_count(metric) and estimate.low is not None and estimate.high is not None:
         if estimate.low == estimate.high:
             return _count(estimate.value) + end
@@ -192,7 +191,7 @@ def ends(one: float, values: Sequence[float], between: str, *, sign: bool = Fals
 
 def measured(metric: str, estimate: Estimate) -> str:
     """A measured metric with its interval and unit, for a sentence."""
-    return _cell(metric, estimate, suffix(metric))
+    return cell(metric, estimate, suffix(metric))
 
 
 def plural(noun: str, count: int) -> str:

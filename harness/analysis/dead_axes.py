@@ -26,8 +26,6 @@ MIN_SPAN = 2.0
 
 Values = tuple[Scalar | None, ...]
 """One value of each axis that is examined together."""
-Processes = Mapping[str, Sequence[Measurement]]
-"""Case id -> its measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +97,6 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
     """Every axis, including the provider, with values that do the same; and every speed that does
     not follow the work along an axis that is not dead."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    processes = {s.case.case_id: run.of(s.case.case_id) for s in ok}
     dead: list[DeadAxis] = []
     for workload, ours in by_workload(ok).items():
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
@@ -107,14 +104,14 @@ def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
             members = [s for s in ours if s.case.provider == provider]
             sweeps += [(provider, axes, members) for axes in _sweeps(members)]
         for provider, axes, members in sweeps:
-            dead += _dead(processes, workload, provider, axes, members)
+            dead += _dead(run, workload, provider, axes, members)
     known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
     still = [
         found
         for axis in dict.fromkeys(name for s in ok for name in s.case.swept)
         for group in _groups([s for s in ok if positive(s, axis)], (axis,))
         if (group[0].case.workload, group[0].case.provider, axis) not in known
-        for found in _still(axis, group, processes)
+        for found in _still(axis, group, run)
     ]
     return Oddities(dead=tuple(dead), still=tuple(still))
 
@@ -160,7 +157,7 @@ def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
 
 
 def _dead(
-    processes: Processes,
+    run: Run,
     workload: str,
     provider: str,
     axes: tuple[str, ...],
@@ -172,7 +169,7 @@ def _dead(
     for group in _groups(members, axes):
         by_value = {_at(s, axes): s for s in group}
         for a, b in combinations([v for v in order if v in by_value], 2):
-            if pair := _compare(processes, by_value[a], by_value[b]):
+            if pair := _compare(run, by_value[a], by_value[b]):
                 known.setdefault((a, b), []).append(pair)
     same = {values for values, pairs in known.items() if all(p.same for p in pairs)}
     for alike in _classes(order, same):
@@ -203,11 +200,11 @@ def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[
     return [tuple(members) for members in classes if len(members) > 1]
 
 
-def _compare(processes: Processes, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
+def _compare(run: Run, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
     """None if too little is known."""
     if "step_s" in a.apart or "step_s" in b.apart:
         return None
-    first, second = processes[a.case.case_id], processes[b.case.case_id]
+    first, second = run.of(a.case.case_id), run.of(b.case.case_id)
     counted, ran = _same_counters(first, second), _same_names(first, second)
     outputs, reported = _same_outputs(first, second), _same_readings(a, first, second)
     differs = False in (counted, ran, outputs, reported) or _other_steps(a, first, second)
@@ -318,7 +315,7 @@ def _aligned(a: Sequence[float], b: Sequence[float]) -> bool:
 # --- speeds ------------------------------------------------------------------------------
 
 
-def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Iterator[Invariance]:
+def _still(axis: str, group: Sequence[CaseSummary], run: Run) -> Iterator[Invariance]:
     """The speed of a group that does not follow the work along a numeric axis.
 
     Either tokens/s are constant though each token costs more FLOPs, or the step time is constant
@@ -333,7 +330,7 @@ def _still(axis: str, group: Sequence[CaseSummary], processes: Processes) -> Ite
     if positive(last, axis) < MIN_SPAN * positive(first, axis):
         return
     # By its effective configuration, or by the metrics that a program reports.
-    measured = [processes[s.case.case_id] for s in ranked]
+    measured = [run.of(s.case.case_id) for s in ranked]
     reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked) or all(
         _same_readings(first, a, b) is False for a, b in pairwise(measured)
     )

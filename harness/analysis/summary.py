@@ -236,10 +236,6 @@ def _evidence(case: Case, measurements: Sequence[Measurement]) -> list[Measureme
     ]
 
 
-def _median_s(measurement: Measurement) -> float:
-    return float(np.median(measurement.kept_s))
-
-
 def _apart(values: Sequence[float]) -> bool:
     """Whether the processes disagree so much that none of them is typical."""
     return bool(values) and max(values) > APART * min(values)
@@ -250,7 +246,7 @@ def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence
     if not evidence:
         return {}
     hertz = [recorded.median_clock_hz(m.telemetry, m.phases) for m in evidence]
-    steps = [_median_s(m) for m in evidence]
+    steps = [float(np.median(m.kept_s)) for m in evidence]
     rates = {
         "step_s": steps,
         "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],

@@ -22,6 +22,7 @@ from harness.records import (
     Run,
     Suite,
     Verdict,
+    equal_pairs,
 )
 from harness.report.answer import named
 from harness.report.markdown import clipped
@@ -245,9 +246,7 @@ def _pair(
         pair = by_id[f.cases[0]], by_id[f.partner]
         if all(s in timed for s in pair) and pair[0].case.provider != pair[1].case.provider:
             return pair
-    for ours in timed:
-        for theirs in timed:
-            same = ours.case.apart_from("provider") == theirs.case.apart_from("provider")
-            if same and ours.case.provider != theirs.case.provider:
-                return ours, theirs
+    cases = [s.case for s in timed]
+    for ours, theirs in equal_pairs(cases, cases, "provider"):
+        return by_id[ours.case_id], by_id[theirs.case_id]
     return None

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness import units
 from harness.analysis.expectation import Assessment, Judgement, timeout_bound
@@ -15,7 +15,6 @@ from harness.records import (
     CaseSummary,
     Estimate,
     Outcome,
-    RuleResult,
     Run,
     Scalar,
     Verdict,
@@ -139,7 +138,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
         first = (rest or label,) if all(labels) else axis_cells(case, axes)
         cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
-        ratios = (_against(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
+        ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
         rows.append((*first, *cells, *ratios))
     columns = (
         *(("case",) if all(labels) else map(run.suite.axis, axes)),
@@ -154,21 +153,16 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
 
-def _against(ours: Estimate | None, theirs: Estimate | None) -> str:
+def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
+    """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if it may be as fast."""
     if ours is None or theirs is None:
         return NONE
-    return _ratio_cell(times_better(ours, theirs, higher_is_better=False))
-
-
-def _ratio_cell(ratio: Estimate) -> str:
-    """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if it may be as fast."""
+    ratio = times_better(ours, theirs, higher_is_better=False)
     faster = ratio.value >= 1
     side, sure = settle(ratio, lambda low, high: low > 1 or high < 1 or None, linear=False)
     open_ = side is None or (ratio.processes > 2 and not sure)
     if not faster and not open_:
-        low, high = (None if e is None else 1 / e for e in (ratio.high, ratio.low))
-        each = tuple(1 / one for one in ratio.each)
-        ratio = replace(ratio, value=1 / ratio.value, low=low, high=high, each=each)
+        ratio = times_better(theirs, ours, higher_is_better=False)
     text = units.times(ratio)
     return f"~ {text} as fast" if open_ else f"{text} {'faster' if faster else 'slower'}"
 
@@ -180,18 +174,15 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     rows = [
         (
             parts.get(r.asks, r.rule) + (f" ({r.rule})" if r.asks and count[r.asks] > 1 else ""),
-            *(requirement_text(r), _answer(r), f"{rule_sentence(r)}{margin_text(r)}"),
+            requirement_text(r),
+            f"{word(r)}{'' if r.counts else ' (note)'}" if r.applies else r.said,
+            f"{rule_sentence(r)}{margin_text(r)}",
         )
         for r in ranked
     ]
     head = "part of the question, or rule" if parts else "rule"
     columns = (head, "requires", "answer", "because")
     return Table(columns=columns, rows=tuple(rows))
-
-
-def _answer(r: RuleResult) -> str:
-    """`yes (note)`, or that the rule was not asked."""
-    return f"{word(r)}{'' if r.counts else ' (note)'}" if r.applies else r.said
 
 
 def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from harness import units
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities, Values
+from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
 from harness.analysis.effects import Effect, Together, Versus
 from harness.analysis.expectation import Assessment, Judgement, precision_of
 from harness.analysis.recorded import LAG_S, exact_counters
@@ -289,15 +289,11 @@ def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
     ahead)`: where it does."""
     v, ends = found[0], [one.crossover for one in found if one.crossover]
     ahead = sum((one.points[0][1].low or 0) > 1 for one in found if not one.crossover)
-    between = _range((min(low for low, _ in ends), max(high for _, high in ends)))
+    between = f"{min(low for low, _ in ends):.10g} and {max(high for _, high in ends):.10g}"
     many = f"{len(ends)} of {units.plural('configuration', len(found))}"
     if ahead:
         many += f"; {ahead} already ahead"
     return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
-
-
-def _range(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.10g} and {ends[1]:.10g}"
 
 
 def _span(e: Effect) -> str:
@@ -334,7 +330,10 @@ def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
 def _dead_axes(d: DeadAxis, word: Word) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     place = f"{d.workload}/{d.provider}" if d.provider else d.workload
-    values, axes = listed([_values(v) for v in d.values]), quoted(map(word, d.axes))
+    values, axes = (
+        listed([", ".join(map(units.scalar, v)) for v in d.values]),
+        quoted(map(word, d.axes)),
+    )
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
     elif d.all_values:
@@ -350,10 +349,6 @@ def _dead_axes(d: DeadAxis, word: Word) -> str:
     return (
         f"`{place}`: {head}: the same {same} in {units.plural('pair', d.pairs)} of cases; {time}."
     )
-
-
-def _values(values: Values) -> str:
-    return ", ".join(units.scalar(v) for v in values)
 
 
 def _invariances(alike: Sequence[Invariance], word: Word) -> str:

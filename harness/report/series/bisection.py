@@ -97,7 +97,8 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
     conclusion, found = level.conclusion, level.conclusion.comparison
     if conclusion.confirmed and found is not None and conclusion.good is not None:
         good = level.history[conclusion.good].short
-        moved = f"{_title(criterion)} {units.change(*change(found))} against {good} before it"
+        title = TITLES.get(criterion.name, str(criterion))
+        moved = f"{title} {units.change(*change(found))} against {good} before it"
         return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
         ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
@@ -150,10 +151,6 @@ def _level_document(level: SearchedHistory) -> dict[str, Any]:
         "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
         "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
     }
-
-
-def _title(criterion: Criterion) -> str:
-    return TITLES.get(criterion.name, str(criterion))
 
 
 def _median(criterion: Criterion, values: Sequence[float]) -> str:
