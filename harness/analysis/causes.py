@@ -16,7 +16,7 @@ from statistics import fmean, median
 from harness import units
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import Effect, effects
-from harness.analysis.overhead import course, leaked
+from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck, kernels_by_range
 from harness.analysis.scaling import groups_along, positive

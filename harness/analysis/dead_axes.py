@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from harness.analysis.effects import NO_EFFECT
-from harness.analysis.overhead import slow_steps
+from harness.analysis.over_steps import slow_steps
 from harness.analysis.recorded import by_step, exact_counters
 from harness.analysis.scaling import MIN_POINTS, by_workload, group_of, groups_along, positive
 from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar

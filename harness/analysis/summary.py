@@ -10,7 +10,7 @@ from harness import units
 from harness.analysis import recorded, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
-from harness.analysis.overhead import course_metrics
+from harness.analysis.over_steps import course_metrics
 from harness.analysis.recorded import POWER_CAP, THROTTLE, TIMED, of_ranks, readings
 from harness.analysis.roofline import RooflineBound, bound
 from harness.records import (

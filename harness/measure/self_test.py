@@ -1,7 +1,7 @@
 """Self-test of the clocks and probes on work of known size, before anything is measured.
 
 A worker waits, keeps the device busy and spins, and reports what its stopwatches read, while the
-parent's probes sample it; harness.analysis.self_test judges. The worker also measures the peaks of
+parent's probes sample it; harness.runner.self_test judges. The worker also measures the peaks of
 the device (matrix products, a copy, a launch), from which roofline bounds are computed.
 
 `torch.cuda._sleep(n)` launches one thread that spins for n cycles of the SM's counter; the SM clock

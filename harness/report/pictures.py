@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from harness import units
-from harness.analysis import overhead
+from harness.analysis import over_steps
 from harness.analysis.effects import versus
 from harness.analysis.roofline import HOST_BELOW, Stack, waiting
 from harness.analysis.scaling import ScalingFit
@@ -232,15 +232,15 @@ def _losses(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> figure
     rules = [r for r in run.suite.rules if r.metric == "loss_last" and r.against]
     base = next((b for r in rules for _, b in r.pairs(group)), None)
     shared, lines, said = text.shared_name([names[c.case_id] for c in group]), [], []
-    theirs = overhead.mean_loss(run.of(base.case_id)) if base else {}
+    theirs = over_steps.mean_loss(run.of(base.case_id)) if base else {}
     for case in (c for c in group if c is not base):
-        of = overhead.mean_loss(run.of(case.case_id))
+        of = over_steps.mean_loss(run.of(case.case_id))
         if not (steps := [s for s in of if not base or s in theirs]):
             continue
         values = [of[s] - theirs.get(s, 0.0) for s in steps]
-        mean = overhead.running_mean(values, 4 if base else 10)
+        mean = over_steps.running_mean(values, 4 if base else 10)
         name = text.own_name(names[case.case_id], shared)
-        apart = base and overhead.loss_difference(run.of(case.case_id), run.of(base.case_id))
+        apart = base and over_steps.loss_difference(run.of(case.case_id), run.of(base.case_id))
         change = f": {values[0]:.3f} to {mean[-1]:.3f}"
         said.append(name + (f" {units.change(1 + apart[0].value)}" if apart else change))
         events = {}
@@ -261,12 +261,12 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
     shared, lines, said = text.shared_name([names[c.case_id] for c in group]), [], []
     for case in group:
         s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
-        steps, ms = s.step[overhead.START :], [1e3 * t for t in s.step_s[overhead.START :]]
-        cut = overhead.jump(ms)
-        mean = [*overhead.running_mean(ms[:cut], 10), *overhead.running_mean(ms[cut:], 10)]
+        steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
+        cut = over_steps.jump(ms)
+        mean = [*over_steps.running_mean(ms[:cut], 10), *over_steps.running_mean(ms[cut:], 10)]
         start = mean[cut // 2 if cut else len(mean) // 10]
         change = " to ".join(dict.fromkeys(units.duration(t / 1e3) for t in (start, mean[-1])))
-        late = [*overhead.slow_steps(s.step, s.step_s)][:MAX_SLOW]
+        late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         if cut:
             change += f" at step {steps[cut]}"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.overhead import LEAKS_BYTES, Course, course, loss_difference
+from harness.analysis.over_steps import LEAKS_BYTES, Course, course, loss_difference
 from harness.analysis.recorded import TIMED, largest_error, readings
 from harness.analysis.summary import Spread
 from harness.machine import doctor, requirements

@@ -1,22 +1,50 @@
-"""Parent side: a worker runs the self-test of clocks and counters; the parent reads the probes."""
+"""Parent side of the self-test: do clocks and probes read known quantities correctly?
+
+A worker runs it while the parent reads the probes. Each clock reads two lengths, so that its
+constant overhead cancels: the slope between them is its scale. A check that could not be made
+neither passes nor fails, and says why.
+"""
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from harness.analysis import self_test
+import numpy as np
+
+from harness import units
+from harness.analysis.recorded import between
 from harness.machine.probes import Probe
 from harness.messages import Message, PhaseBegan, SelfTested
-from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck
+from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
 from harness.runner.forkserver import said_last
 from harness.runner.launcher import Launcher
 from harness.runner.telemetry import Recorder
 
 LIMIT_S = 60.0
 """Longest time for the self-test; it takes under 4 s."""
+SCALE = 0.02
+"""Largest error of a clock's scale."""
+ADDED_S = 1e-3
+"""Largest overhead of a reading."""
+SM_CLOCK = 0.05
+"""Largest difference between a kernel's cycles per measured time and NVML's SM clock."""
+CPU_SHARE = 0.15
+"""Largest difference, in cores, between the sampler and the CPU time of the worker itself."""
+LEAST_CPU = 0.25
+"""With fewer cores the load is too small to see."""
+RISE = 0.3
+"""Smallest rise of GPU utilisation in one second of load."""
+GPU_BURN = 0.8
+"""Smallest GPU utilisation in one second of back-to-back kernels."""
+LAG_S = 0.5
+"""NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
+HALF_PEAKS = 0.05
+"""Largest difference between the peaks of bf16 and fp16, which the same units compute."""
+SLOWER_WHEN_FLUSHED = 1.05
+"""Smallest ratio of a copy from memory to a copy from the cache."""
 
 
 def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> SelfTest:
@@ -34,7 +62,7 @@ def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) 
         checks = (SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}"),)
     else:
         phases = _phases(received, worker.launched_at)
-        checks = self_test.judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
+        checks = judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
     return SelfTest(
         at=at,
         device=gpu.uuid if gpu else "cpu",
@@ -59,3 +87,170 @@ def _phases(received: Sequence[Message], launched_at: float) -> tuple[Phase, ...
         Phase(name=one.name, start_s=one.at - launched_at, end_s=following.at - launched_at)
         for one, following in pairwise(begins)
     )
+
+
+# --- the checks --------------------------------------------------------------------------
+
+
+def judge(
+    readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
+) -> tuple[SelfTestCheck, ...]:
+    """All checks with their results, from a worker with the phases `rest`, `burn` and `spin`;
+    `cuda` if the run measures on a GPU."""
+    checks = [_host_clock(readings)]
+    if cuda:
+        checks += [*_spin(readings, phases, telemetry), _gpu_sampler(phases, telemetry)]
+    else:
+        checks.append(_cpu_sampler(readings, phases, telemetry))
+    if readings.resident_s is not None and readings.flushed_s is not None:
+        checks.append(_flush(readings.resident_s, readings.flushed_s))
+    if {"bf16", "fp16"} <= readings.peaks.flops_per_s.keys():
+        checks.append(_half_peaks(readings.peaks))
+    return tuple(checks)
+
+
+def _host_clock(r: SelfTestReadings) -> SelfTestCheck:
+    scale = _slope(r.waits_s, r.host_s)
+    added_s = r.host_s[0] - r.waits_s[0]
+    return SelfTestCheck(
+        name="host_clock",
+        holds=abs(scale - 1) <= SCALE and -ADDED_S < added_s < ADDED_S,
+        fact=f"busy waits of {_ms(r.waits_s)} were measured as {_ms(r.host_s)}",
+    )
+
+
+def _spin(
+    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
+) -> Iterator[SelfTestCheck]:
+    if r.spin_cycles is None or r.spin_event_s is None or r.spin_host_s is None:
+        yield SelfTestCheck(
+            name="cuda_events", holds=False, fact="the worker ran no spinning kernel"
+        )
+        return
+    clocks = _slope(r.spin_host_s, r.spin_event_s)
+    yield SelfTestCheck(
+        name="cuda_events",
+        holds=abs(clocks - 1) <= SCALE and r.spin_event_s[0] <= r.spin_host_s[0] + ADDED_S,
+        fact=f"a spinning kernel took {_ms(r.spin_event_s)} by CUDA events, "
+        f"{_ms(r.spin_host_s)} by the host's clock",
+    )
+    lengths = (float(r.spin_cycles[0]), float(r.spin_cycles[1]))
+    per_cycle_s = _slope(lengths, r.spin_event_s)
+    implied = 1 / per_cycle_s if per_cycle_s > 0 else float("inf")
+    seen = _within(telemetry, "gpu_sm_clock_hz", phases, "spin")
+    if not seen:
+        yield _unread("spin_kernel", telemetry, "gpu_sm_clock_hz")
+        return
+    # Right after the load, whose power is capped, the clock rises while it is read.
+    nvml = min(seen, key=lambda hz: abs(hz - implied))
+    yield SelfTestCheck(
+        name="spin_kernel",
+        holds=abs(implied / nvml - 1) <= SM_CLOCK,
+        fact=f"{r.spin_cycles[1] - r.spin_cycles[0]:,} more cycles took "
+        f"{(r.spin_event_s[1] - r.spin_event_s[0]) * 1e3:.4g} ms: {implied / 1e6:,.0f} MHz; "
+        f"NVML read {nvml / 1e6:,.0f} MHz",
+    )
+
+
+def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> SelfTestCheck:
+    rest = _within(telemetry, "gpu_utilisation", phases, "rest", after_s=LAG_S)
+    burn = _within(telemetry, "gpu_utilisation", phases, "burn", after_s=LAG_S)
+    if not rest or not burn:
+        return _unread("gpu_sampler", telemetry, "gpu_utilisation")
+    before, during = float(np.min(rest)), float(np.mean(burn))
+    return SelfTestCheck(
+        name="gpu_sampler",
+        holds=during >= GPU_BURN and during - before >= RISE,
+        fact=(
+            f"GPU utilisation {units.percent(before)} at rest, "
+            f"{units.percent(during)} during one second of load"
+        ),
+    )
+
+
+def _cpu_sampler(
+    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
+) -> SelfTestCheck:
+    span = next((p.end_s - p.start_s for p in phases if p.name == "burn"), 0.0)
+    rest = _spanning(telemetry, "cpu_utilisation", phases, "rest")
+    burn = _spanning(telemetry, "cpu_utilisation", phases, "burn")
+    if not rest or not burn or span <= 0:
+        return _unread("cpu_sampler", telemetry, "cpu_utilisation")
+    before, during, used = _mean(rest), _mean(burn), r.burn_cpu_s / span
+    fact = (
+        f"{before:.2f} cores at rest, {during:.2f} during one second of load, "
+        f"{used:.2f} by the worker's own CPU time"
+    )
+    if used < LEAST_CPU:
+        return SelfTestCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
+    return SelfTestCheck(
+        name="cpu_sampler",
+        holds=abs(during - used) <= CPU_SHARE and before <= during / 2,
+        fact=fact,
+    )
+
+
+def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
+    return SelfTestCheck(
+        name="l2_flush",
+        holds=flushed_s >= SLOWER_WHEN_FLUSHED * resident_s,
+        fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, "
+        f"after the flush {flushed_s * 1e6:.3g} µs",
+    )
+
+
+def _half_peaks(peaks: Peaks) -> SelfTestCheck:
+    """Not refuted if they differ: times are right, and only shares of the roofline are too high."""
+    bf16, fp16 = (peaks.flops_per_s[name] for name in ("bf16", "fp16"))
+    apart = max(bf16, fp16) / min(bf16, fp16) - 1
+    fact = f"matrix products reached {bf16 / 1e12:,.0f} TFLOP/s in bf16, {fp16 / 1e12:,.0f} in fp16"
+    if apart <= HALF_PEAKS:
+        return SelfTestCheck(name="half_peaks", holds=True, fact=fact)
+    slow = "bf16" if bf16 < fp16 else "fp16"
+    why = f"shares of the roofline in {slow} are up to {100 * apart:.0f} % too high"
+    return SelfTestCheck(name="half_peaks", holds=None, fact=f"{fact}: {why}")
+
+
+def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:
+    return (read[1] - read[0]) / (known[1] - known[0])
+
+
+def _ms(seconds: tuple[float, float]) -> str:
+    return f"{seconds[0] * 1e3:.4g} and {seconds[1] * 1e3:.4g} ms"
+
+
+def _mean(readings: Sequence[tuple[float, float]]) -> float:
+    """Mean of readings, each weighted by the time since the one before."""
+    values, spans = zip(*readings, strict=True)
+    return float(np.average(values, weights=spans))
+
+
+def _spanning(
+    telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str
+) -> list[tuple[float, float]]:
+    """(value, seconds since the reading before) of the readings that cover one phase only."""
+    values = telemetry.channels.get(channel, ())
+    return [
+        (value, t - before)
+        for phase in phases
+        if phase.name == name
+        for before, t, value in zip(telemetry.t_s, telemetry.t_s[1:], values[1:], strict=False)
+        if value is not None and phase.start_s <= before and t <= phase.end_s
+    ]
+
+
+def _within(
+    telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str, *, after_s: float = 0.0
+) -> list[float]:
+    """Readings of a channel in a phase, starting `after_s` into it."""
+    return [
+        value
+        for phase in phases
+        if phase.name == name
+        for value in between(telemetry, channel, phase.start_s + after_s, phase.end_s)
+    ]
+
+
+def _unread(name: str, telemetry: Telemetry, channel: str) -> SelfTestCheck:
+    why = telemetry.unavailable.get(channel, "no reading during its phase")
+    return SelfTestCheck(name=name, holds=None, fact=f"{channel} could not be read: {why}")

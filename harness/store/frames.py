@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis import overhead
+from harness.analysis import over_steps
 from harness.analysis.summary import summarise
 from harness.records import COUNTERS, METRICS, CaseSummary, Measurement, Run
 from harness.store import reader
@@ -132,7 +132,7 @@ def _steps(m: Measurement) -> pd.DataFrame:
         return _NO_STEPS
     channels = m.telemetry.channels if m.telemetry else ()
     own = {"case_id": m.case_id, "process": m.process, "step": s.step, "step_s": s.step_s}
-    read = {name: of for name in channels if len(of := overhead.at_steps(m, name))}
+    read = {name: of for name in channels if len(of := over_steps.at_steps(m, name))}
     return pd.DataFrame({**own, "end_s": s.end_s, **read, **s.values}).astype(_NO_STEPS.dtypes)
 
 

@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
-    "harness/analysis": 5_350,
+    "harness/analysis": 5_160,
     "harness/bisect": 1_970,
     "harness/cli": 2_350,
     "harness/executor": 360,
@@ -79,7 +79,7 @@ MOST_LINES = {
     "harness/program": 1_850,
     "harness/records": 1_930,
     "harness/report": 4_860,
-    "harness/runner": 2_410,
+    "harness/runner": 2_610,
     "harness/store": 1_040,
     "harness/suite": 2_240,
     "harness/worker": 720,

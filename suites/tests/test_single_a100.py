@@ -9,7 +9,8 @@ import pytest
 from harness.analysis import summary
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run
-from harness.report import answer, steadiness, tables
+from harness.report import answer, conditions, steadiness
+from harness.report.text import case_names
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
@@ -68,7 +69,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     run = run_of()
 
     assert {*decisions(run).values()} == {Decision.GO}
-    cost = tables.cost(summary.summarise(run), run)
+    cost = conditions.cost(summary.summarise(run), run, case_names(run.suite))
     assert cost
     assert [name.split(",")[0] for name, *_ in cost.rows] == [
         "500 steps",
@@ -135,7 +136,7 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
     first = next(iter(answer.parts(shown, run.suite, "")))
 
     assert (first.word, first.limit, "missed by 13x" in first.said) == ("no", "≥ 500", True)
-    trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
+    trusted = [*steadiness.trust(run, summary.summarise(run), shown, summary.spreads(run))]
     assert "7 of 11 requirements not met" in trusted
 
 

@@ -11,7 +11,8 @@ import pytest
 from harness.analysis import summary
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import WORST_FIRST, Case, Decision, Measurement, Outcome, Run
-from harness.report import tables
+from harness.report import conditions
+from harness.report.text import case_names
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.answers import answered
@@ -114,7 +115,7 @@ def test_the_causes_that_are_there_are_named_and_the_innocent_is_not() -> None:
 
 def test_each_part_of_the_question_has_its_answer() -> None:
     run = planted_run()
-    cost = tables.cost(summary.summarise(run), run)
+    cost = conditions.cost(summary.summarise(run), run, case_names(run.suite))
     slow = planted_run(lambda c: planted(c) / 60)
 
     assert decisions(run) == {

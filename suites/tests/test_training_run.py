@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.overhead import course
+from harness.analysis.over_steps import course
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Case, Decision, Measurement, Outcome, Run, Scalar

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.overhead import Course, course, leaked, loss_difference
+from harness.analysis.over_steps import Course, course, leaked, loss_difference
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Decision, Measurement, Outcome, Rule, Telemetry

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis.self_test import judge
 from harness.machine.nvml import NvmlProbe, gpus
 from harness.machine.probes import CpuProbe
 from harness.measure import self_test
 from harness.measure.timing import CudaStopwatch, HostStopwatch, TimedStep
 from harness.records import Peaks, Phase, SelfTest, SelfTestReadings, Telemetry
 from harness.runner.launcher import Launcher
-from harness.runner.self_test import run_self_test
+from harness.runner.self_test import judge, run_self_test
 
 GPU = Path("/dev/nvidiactl").exists()
 PHASES = (

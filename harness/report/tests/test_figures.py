@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness import records
-from harness.analysis.overhead import course, jump, mean_loss, running_mean
+from harness.analysis.over_steps import course, jump, mean_loss, running_mean
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
 from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
