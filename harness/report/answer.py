@@ -37,8 +37,8 @@ from harness.report.verdict_text import (
     word,
 )
 
-MAX_OTHERS = 2
-"""Others that the first screen names: rules that no part asks, cases that miss an expectation."""
+MAX_OTHERS, LONG = 2, 120
+"""Rules that no part asks, and letters of a number, in the first lines."""
 _MISSED = (Judgement.BELOW, Judgement.ABOVE)
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
@@ -126,7 +126,14 @@ class Part:
 
 
 def first_lines(
-    found: Sequence[Part], v: Verdict, run: Run, *, cost: str, why: str, step: str, trust: str
+    found: Sequence[Part],
+    v: Verdict,
+    run: Run,
+    *,
+    cost: str,
+    why: tuple[str, str],
+    step: str,
+    trust: str,
 ) -> tuple[tuple[str, str], ...]:
     """Label and text of five lines, each understood alone: what was asked, the answer, why, what to
     do next, how far to trust it. Without a text for it, a line is left out.
@@ -134,11 +141,12 @@ def first_lines(
     Args:
         v: With the names to show, and brief.
         cost: What the suite's number of steps costs.
+        why: Label and text.
     """
     said = "".join(sampling_bullet(run)) or f"{_answer(found, v)}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
-    lines = {"Asked": asked, "Answer": said, "Why": why}
+    lines = {"Asked": asked, "Answer": said, why[0]: why[1]}
     if not run.ended_at:
         lines["Answer"] = "Not yet: the run is unfinished."
     lines |= {"Next": step or "Nothing: no limit is missed.", "Trust": f"{trust}."}
@@ -158,18 +166,25 @@ def _main(found: Sequence[Part]) -> Part | None:
 
 
 def _answer(found: Sequence[Part], v: Verdict) -> str:
-    """The main part with its number; of each other part that is not a yes, the word."""
+    """The main part and each that is no or open with its number; of the others, the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
+    shown = [main, *(p for p in found if p is not main and p.word in (NO, "likely not", OPEN))]
+    said = [_with_number(p) for p in shown]
     rest: dict[str, list[str]] = {}
     for part in found:
-        if part is not main and part.word != SEE_WHY:
+        if part not in shown and part.word != SEE_WHY:
             rest.setdefault(part.word, []).append(part.question)
-    needed = f"; {main.limit} needed" if main.limit else ""
-    said = [f"{main.question} {main.word.capitalize()}: {main.said}{needed}."]
-    said += [f"{name.capitalize()}: {' '.join(questions)}" for name, questions in rest.items()]
+    said += [f"{' '.join(of)} {name.capitalize()}." for name, of in rest.items()]
     return " ".join(said)
+
+
+def _with_number(part: Part) -> str:
+    """`50,000 steps in 24 hours? Yes: 10.0 ms; ≤ 1.73 s needed.`, without what is too long."""
+    needed = f"; {part.limit} needed" if part.limit else ""
+    number = f"{part.said}{needed}"
+    return f"{part.question} {part.word.capitalize()}{f': {number}' if len(number) < LONG else ''}."
 
 
 def deciding(v: Verdict) -> RuleResult | None:

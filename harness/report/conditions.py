@@ -183,7 +183,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
-    """` 50,000 steps take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
+    """` 50,000 steps would take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
     plan = run.suite.cost
     steps = [
         (e.value, names[s.case.case_id])
@@ -196,7 +196,7 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     seconds = plan.steps * step_s
     price = plan.usd_per_gpu_hour
     paid = f" ({_dollars(seconds, price)})" if price else ""
-    return f" {plan.steps:,} steps take {_hours(seconds)}{paid}: {name}."
+    return f" {plan.steps:,} steps would take {_hours(seconds)}{paid}: {name}."
 
 
 def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:

@@ -168,7 +168,7 @@ def _screen(of: Study) -> dict[str, object]:
         of.shown,
         run,
         cost=conditions.cost_sentence(of.summaries, run, of.names),
-        why=of.why or where_sentence(of.stacks, of.names) or next(iter(causes_said), ""),
+        why=_why(of) or ("Why", next(iter(causes_said), "")),
         step=next(iter(steps), ""),
         trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.spreads, of.causes))),
     )
@@ -192,6 +192,15 @@ def _screen(of: Study) -> dict[str, object]:
         "readiness": [*answer.readiness(of.parts, suite)],
         "cost": conditions.cost(of.summaries, run, of.names),
     }
+
+
+def _why(of: Study) -> tuple[str, str] | None:
+    """What explains what somebody saw; where nobody asks, what takes the time of a step."""
+    asks = of.run.suite.suspects.asks if of.run.suite.suspects else ""
+    if of.why:
+        return of.run.suite.parts.get(asks, "Why").rstrip("?"), of.why
+    takes = where_sentence(of.stacks, of.names)
+    return ("Why", takes) if takes else None
 
 
 def _crossed(of: Study) -> list[list[Versus]]:

