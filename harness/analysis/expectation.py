@@ -126,8 +126,7 @@ def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
 
 def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
     bound = timeout_bound(summary, expectation.metric)
-    values = {**summary.apart, **summary.metrics} if summary.outcome is Outcome.OK else {}
-    actual = values.get(expectation.metric)
+    actual = summary.known(expectation.metric) if summary.outcome is Outcome.OK else None
     judgement, likely = _judge(expectation, actual, bound)
     if not gpu_matches(expectation.gpu, environment.device_name):
         judgement, likely = Judgement.OTHER_GPU, None

@@ -203,7 +203,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
 
 def _any_slope(axis: str, members: Sequence[CaseSummary]) -> Estimate | None:
     """The slope of all processes, also of cases in which they are apart."""
-    steps = [s.metrics.get("step_s") or s.apart.get("step_s") for s in members]
+    steps = [s.known("step_s") for s in members]
     timed = [e for e in steps if e and e.each]
     x = np.log([positive(s, axis) for s in members])
     if len(timed) < len(members) or len({*x}) < 2:

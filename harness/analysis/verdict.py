@@ -127,7 +127,7 @@ def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> F
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome
     if outcome is Outcome.OK:
-        step = summary.metrics.get("step_s") or summary.apart.get("step_s")
+        step = summary.known("step_s")
         count = step.processes if step else 0
         if (asked := case.settings.processes) > count:
             fact = Fact.TOO_FEW_PROCESSES
@@ -332,7 +332,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     if ours.outcome is not Outcome.OK:
         ended = Decision.NO_GO if _is_no_go(ours.outcome) else Decision.INCONCLUSIVE
         return replace(_ended(ours, ended), partner=partner)
-    a, b = (_value(s, name) for s in (ours, theirs))
+    a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
     found = replace(_of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=name)
     if a is None or a.value <= 0:
         return found
@@ -341,13 +341,6 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     return _decide(rule, replace(found, partner=partner), ratio)
-
-
-def _value(summary: CaseSummary, metric: str) -> Estimate | None:
-    """Also of a rate of which the processes are apart."""
-    if summary.outcome is not Outcome.OK:
-        return None
-    return summary.metrics.get(metric) or summary.apart.get(metric)
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
@@ -429,7 +422,7 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     if outcome is not Outcome.OK:
         return _ended(summary, Decision.INCONCLUSIVE)
     found = replace(_of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=rule.metric)
-    estimate = _value(summary, rule.metric)
+    estimate = summary.known(rule.metric)
     return found if estimate is None else _decide(rule, found, estimate)
 
 

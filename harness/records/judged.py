@@ -86,10 +86,14 @@ class CaseSummary:
     card: str = ""
     """Of its measurements, see Measurement: cases of two cards are not compared."""
 
+    def known(self, metric: str) -> Estimate | None:
+        """A metric, also a rate of which the processes are apart."""
+        return self.metrics.get(metric) or self.apart.get(metric)
+
     @property
     def spread(self) -> float:
         """The slowest process over the fastest; 1 if that is unknown."""
-        step = self.metrics.get("step_s") or self.apart.get("step_s")
+        step = self.known("step_s")
         return step.ends[1] / step.ends[0] if step and step.ends else 1.0
 
 

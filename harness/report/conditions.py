@@ -100,24 +100,20 @@ def requirement_bullets(run: Run) -> Iterable[str]:
 def flag_sentences(run: Run) -> Iterable[str]:
     """Variables that are set, and options that carry axes: which the program was seen to read."""
     cases = {c.case_id: c for c in run.suite.cases}
-    read: set[str] = set()
-    known: set[str] = set()
-    unknown: set[str] = set()
-    around: set[str] = set()
-    passed: set[str] = set()
+    read, known, unclear, around, passed = (set[str]() for _ in range(5))
     for m in run.measurements:
         own = cases[m.case_id].env if m.case_id in cases else {}
         read |= {name for name, was_read in m.flags_read.items() if was_read}
         known |= own.keys() & m.flags_read.keys()
         if m.samples_s:
-            unknown |= own.keys() - m.flags_read.keys()
+            unclear |= own.keys() - m.flags_read.keys()
             passed |= {name for name in m.flags_read if name.startswith("-")}
             around |= m.flags_read.keys() - own.keys()
     for what, names in (
         ("Set by cases and read by the program", known & read),
         ("Set by cases and never read up to the counted steps", known - read),
         ("Passed and never read from the parsed arguments up to the counted steps", passed - read),
-        ("Set by cases; not known whether the program read them", unknown),
+        ("Set by cases; not known whether the program read them", unclear),
         ("Set in the environment but read by no case", around - read - passed),
     ):
         if names:

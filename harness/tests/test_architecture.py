@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
-    "harness/analysis": 5_160,
+    "harness/analysis": 5_150,
     "harness/bisect": 1_970,
     "harness/cli": 2_350,
     "harness/executor": 360,
@@ -77,7 +77,7 @@ MOST_LINES = {
     "harness/machine": 1_460,
     "harness/measure": 2_350,
     "harness/program": 1_850,
-    "harness/records": 1_930,
+    "harness/records": 1_940,
     "harness/report": 4_880,
     "harness/runner": 2_610,
     "harness/store": 1_040,
