@@ -232,7 +232,6 @@ def _results(of: Study) -> dict[str, object]:
     return {
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in paged],
-        "beside": [*text.in_appendix(sections, paged, asked)],
         "others": [s for w, s in sections.items() if w not in paged],
     }
 

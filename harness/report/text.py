@@ -5,8 +5,7 @@ profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
@@ -129,24 +128,6 @@ def why_absent(
     if metric in LAG_S and any(metric in t.channels for t in telemetry):
         return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
     return "no reading during warm-up or sampling"
-
-
-def in_appendix(
-    sections: Mapping[str, Mapping[str, Any]], paged: Collection[str], asked: Collection[str]
-) -> Iterator[str]:
-    """What the results on the page leave out.
-
-    Args:
-        sections: By workload.
-        paged: The workloads on the page.
-        asked: Those whose speed a rule or an expectation asks for.
-    """
-    if noted := sum(len(s["notes"]) for w, s in sections.items() if w in paged):
-        yield f"notes that limit these numbers ({units.plural('case', noted)})"
-    if alone := [s["title"] for w, s in sections.items() if w in asked and w not in paged]:
-        yield f"workloads of one case ({listed(alone)})"
-    if others := [s["title"] for w, s in sections.items() if w not in asked and w not in paged]:
-        yield f"workloads whose speed decides nothing ({listed(others)})"
 
 
 def case_names(suite: Suite) -> dict[str, str]:

@@ -105,7 +105,7 @@ def since(
         low = f"{where}speeds here are low by {least} to {most}"
         untouched = "losses, counters and memory are not affected"
         at = "**Where the GPU waits for the host, this one ran" if partly else "**This host ran"
-        bullets.append(f"{at} {speeds} of its speed on {_day(before)}**: {low}; {untouched}.")
+        bullets.append(f"{at} {speeds} of its speed on {_day(before)}**; {untouched}.")
     for group, texts in (("Failed now", failed), ("Slower now", slowed)):
         bullets += [f"**{group}**: {listed(texts, MOST)}."] if texts else []
     if faster:
