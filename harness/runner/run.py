@@ -231,6 +231,7 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
             agenda.ended(measurement)
             finished += 1
             observer.finished(measurement)
+        observer.planned(finished)  # a case that failed has left the rest of its processes
 
 
 def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: Rig) -> Measurement:

@@ -85,7 +85,7 @@ def test_the_record_says_which_open_rule_asked_for_a_process(planned: Planned) -
     )
 
     assert [m.asked_by for m in planned.measurements] == ["", "fast"]
-    assert planned.observer.totals == [1, 1, 2]
+    assert planned.observer.totals == [1, 2, 2]
 
 
 def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
