@@ -195,7 +195,7 @@ def _screen(of: Study) -> dict[str, object]:
 
 
 def _why(of: Study) -> tuple[str, str] | None:
-    """What explains what somebody saw; where nobody asks, what takes the time of a step."""
+    """The cause of what was seen, if the suite asks for it; else the largest parts of a step."""
     asks = of.run.suite.suspects.asks if of.run.suite.suspects else ""
     if of.why:
         return of.run.suite.parts.get(asks, "Why").rstrip("?"), of.why

@@ -206,8 +206,8 @@ def is_asked(fit: ScalingFit, suite: Suite) -> bool:
 
 
 def _over_steps(run: Run, names: Mapping[str, str]) -> Picture | None:
-    """The losses of each workload, and the step times of the one whose drift is asked; only of the
-    longest runs."""
+    """Losses by workload, and the step times of the workload that has a rule on its drift. Short
+    runs are left out."""
     cases = [(max(s.step[-1] for s in of), c) for c in run.suite.cases if (of := _series(run, c))]
     far = max((end for end, _ in cases), default=0) / 2
     groups: dict[str, list[Case]] = {}

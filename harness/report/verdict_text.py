@@ -333,7 +333,7 @@ def finding_sentence(f: Finding) -> str:
             return f"slow: {units.bound_text('step_s', f.bound)} a step" if f.bound else "slow"
         case Fact.FASTEST:
             each = " a step" if f.metric == "step_s" else ""
-            near = f" ({len(f.cases)} cases not told apart)" if f.cases[1:] else ""
+            near = f" ({len(f.cases)} cases alike)" if f.cases[1:] else ""
             return f"{value}{each}{near}"
         case Fact.NO_METRIC:
             return f"{units.title(f.metric)} not available{why}"

@@ -97,10 +97,10 @@ def _texts(
     appendix = f"{start}-appendix.md"
     before = values["against"]
     how = Made(run=run.run_id, mark=mark, rules=run.judged_by, against=str(before))
-    told = json.dumps({name: value for name, value in asdict(how).items() if value})
+    fields = json.dumps({name: value for name, value in asdict(how).items() if value})
     printed = {
         **values,
-        "made": f"{_MADE}{told}{_END}",
+        "made": f"{_MADE}{fields}{_END}",
         "title": f"{day} Test Engineer Report - {run.suite.subject} {mark}: {values['outcome']}",
         "date": day,
         "page": quote(name),

@@ -243,7 +243,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
 def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
     shown = values(variables())
 
-    fast = "the fastest is nsa, A=1, B=1 with 539 [537 … 541] tokens/s (2 cases not told apart)"
+    fast = "the fastest is nsa, A=1, B=1 with 539 [537 … 541] tokens/s (2 cases alike)"
     slow = "6 cases take over 45 s a step"
     together = "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
     assert shown["answer"] == f"measured: 2 of 8 cases end in time: {fast}; {slow}."
