@@ -39,7 +39,7 @@ LARGE_DISAGREEMENT = 0.10
 APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
-DRIFT, GROWTH = "tokens_per_s_drift", "memory_growth_bytes_per_step"
+DRIFT = "tokens_per_s_drift"
 OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
 
@@ -116,7 +116,7 @@ def _with_usual(found: Sequence[CaseSummary], kinds: Sequence[_Kind]) -> Iterato
     alike = defaultdict(list)
     for s, kind in zip(found, kinds, strict=True):
         for name, e in s.metrics.items():
-            if name != GROWTH:  # it may be 0, and has no scatter on logarithms
+            if name not in METRICS or not METRICS[name].signed:  # others have no logarithm
                 alike[kind, name].append(e)
     usual = {key: statistics.usual_scatter(of) for key, of in alike.items()}
     for s, kind in zip(found, kinds, strict=True):
