@@ -22,8 +22,8 @@ class Estimate:
     """The value of each process, in order, or, where that is not known, the least and the greatest;
     empty if none is known."""
     usual: float | None = None
-    """Standard deviation of a process of a case of its kind, as a share of the value; of a drift, of
-    the speed. None if the run has too few such cases, or for another signed metric."""
+    """Standard deviation of a process of a case of its kind, as a share of the value; of a drift,
+    of the speed. None if the run has too few such cases, or for another signed metric."""
     freedom: float | None = None
     """Degrees of freedom of the interval if they are not `processes` - 1."""
 
