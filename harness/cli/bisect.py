@@ -1,4 +1,4 @@
-"""The command `bisect`: find the commit that moved a number, or the difference of two runs."""
+"""The command `bisect`: find the commit that moved a number."""
 
 import datetime
 from collections.abc import Collection, Mapping
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from harness.bisect import criteria, differences, history, processes, session
+from harness.bisect import criteria, history, processes, session
 from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Build, Journal
 from harness.cli import options
 from harness.cli.options import command, document, say, show
@@ -17,7 +17,6 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.records import Suite
 from harness.report.series import bisection
-from harness.store import reader
 from harness.store.writer import now
 from harness.suite import load as suites
 
@@ -59,10 +58,6 @@ EnterMerges = Annotated[
     Option(help="If a merge is the first bad commit, search inside (default), or stop."),
 ]
 Budget = Annotated[float | None, Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")]
-TwoRuns = Annotated[
-    tuple[str, str] | None,
-    Option(metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."),
-]
 Resumed = Annotated[
     str | None, Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest.")
 ]
@@ -86,20 +81,17 @@ def bisect(
     root: Roots = None,
     enter_merges: EnterMerges = None,
     budget: Budget = None,
-    runs: TwoRuns = None,
     resume: Resumed = None,
     as_json: options.JsonOption = False,
     state: State = DEFAULT_ROOT,
-    stored: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
-    """Find the commit that moved a number; or write a suite that finds the difference of runs.
+    """Find the commit that moved a number.
 
     \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
     harness bisect counters --case selected --good v1.2 --counter host_syncs
-    harness bisect --runs 20261119-0712 20261121-0730 --case train
     harness bisect --resume latest --budget 30
 
     Exit status: 0 found; 3 undecided, or out of budget.
@@ -109,11 +101,6 @@ def bisect(
         own = {"resume", "budget", "as_json", "state", "reports", "wait_for_gpu"}
         _allow_only(ctx, own, "--resume continues a search as it is")
         start: BisectRequest | Journal = Journal.resume(state, resume)
-    elif runs is not None:
-        own = {"runs", "case", "stored", "state"}
-        _allow_only(ctx, own, "--runs writes a suite for the two runs and measures nothing")
-        _write_suite(runs, case, state, stored)
-        return
     elif suite and good:
         start = _request(
             suites.load(suite, overrides=overrides or ()),
@@ -128,7 +115,7 @@ def bisect(
         )
     else:
         raise HarnessError(
-            "a bisection needs a suite, --case and --good, or --runs and --case",
+            "a bisection needs a suite, --case and --good",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     budget_s = None if budget is None else 60 * budget
@@ -169,16 +156,6 @@ def _request(
         command=command(),
         **search,
     )
-
-
-def _write_suite(runs: tuple[str, str], case: str, state: Path, stored: Path) -> None:
-    """Write the suite of the differences of two runs, and show how to run it."""
-    first, second = (reader.load(stored, name) for name in runs)
-    path = state / f"differences-{first.run_id}-{second.run_id}.yaml"
-    text = differences.suite_of([first, second], case, str(path))
-    state.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
 
 
 def _show(result: session.BisectResult, reports: Path, *, as_json: bool) -> None:

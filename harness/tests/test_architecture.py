@@ -68,8 +68,8 @@ MOST_MODULES = 14
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_150,
-    "harness/bisect": 1_970,
-    "harness/cli": 2_350,
+    "harness/bisect": 1_820,
+    "harness/cli": 2_330,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_650, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_500, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

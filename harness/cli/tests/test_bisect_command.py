@@ -1,7 +1,6 @@
 """Requests that `bisect` refuses."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -28,10 +27,6 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
             [SUITE_PATH, "--good", "main", "--case", CASE, "--counter", "syncs"],
             "has no such counter",
         ),
-        ([SUITE_PATH, "--runs", "a", "b"], "--runs writes a suite"),
-        (["--runs", "a", "b", "--counter", "host_syncs"], "--counter would change it"),
-        (["--runs", "a", "b", "--json"], "--json would change it"),
-        (["--runs", "a", "b", "--store", "empty"], "'a'|no run"),
         (["--resume", "latest", "--set", "a=1"], "--set would change it"),
         (["--resume", "latest", "--case", CASE], "--case would change it"),
         (["--resume", "latest", "--counter", "host_syncs"], "--counter would change it"),
@@ -75,23 +70,3 @@ def test_merges_are_entered_unless_denied(
     CliRunner().invoke(app, ["bisect", SUITE_PATH, "--good", good, "--case", CASE, *words])
 
     assert [request.enter_merges for request in asked] == [entered]
-
-
-def test_two_runs_give_a_suite_and_the_command_that_runs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "harness.store.reader.load", lambda root, name: SimpleNamespace(run_id=name)
-    )
-    monkeypatch.setattr(
-        "harness.bisect.differences.suite_of",
-        lambda runs, case, path: f"# {runs[1].run_id} {case}\n# harness run {path}\nschema: 1\n",
-    )
-    words = ["--runs", "a", "b", "--case", CASE, "--state", str(tmp_path / "new")]
-
-    answer = CliRunner().invoke(app, ["bisect", *words])
-
-    path = tmp_path / "new/differences-a-b.yaml"
-    assert answer.exit_code == 0, answer.output
-    assert path.read_text().startswith(f"# b {CASE}")
-    assert f"harness run {path}" in answer.output.replace("\n", "")
