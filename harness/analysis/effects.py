@@ -2,13 +2,13 @@
 
 If the whole interval of one pair of cases is below that of another, their mean describes neither:
 the effect is then that in each level of the axis that separates the pairs. Below: the first
-provider against the others; two axes that change the speed only together.
+provider against the others.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, product
+from itertools import combinations
 from statistics import pvariance
 from typing import Any
 
@@ -17,8 +17,6 @@ from harness.analysis.scaling import by_workload, groups_along, positive
 from harness.analysis.statistics import half_width, times_better, times_beyond
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
-LARGE = 1.2
-"""By more than this a case with two values of axes that act together differs from those without."""
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
 APART = 0.03
@@ -362,100 +360,3 @@ def longest(cases: Sequence[CaseSummary]) -> str:
     count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
     best = max(count, key=lambda n: count[n], default="")
     return best if count.get(best, 0) > 1 else ""
-
-
-# --- two axes that act only together ------------------------------------------------------
-
-Square = Mapping[tuple[Scalar | None, ...], CaseSummary]
-"""Four cases by the values of two axes, equal in all others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
-    """Step time per token with both values over that with neither: above one is slower."""
-
-    workload: str
-    values: Mapping[str, Scalar]
-    """The two axes, joined as those of an Effect, and the value of each."""
-    within: Mapping[str, Scalar] = field(default_factory=dict)
-    """The level of other axes in which they act, if they do not act in all."""
-    ratio: float
-    low: float | None = None
-    high: float | None = None
-    at_least: bool = False
-    """Whether cases timed out: the ratio is the bound nearest to 1."""
-    squares: int
-    """In how many groups of cases that are equal in all other axes they act."""
-    of: int
-    """Of so many."""
-
-
-def together(summaries: Sequence[CaseSummary]) -> tuple[Together, ...]:
-    """Every two axes with two values each that act only together.
-
-    The case with both values is faster than each of the three others, and neither value alone is
-    shown to be faster than none; the same for slower. A case that timed out has its bound.
-    """
-    found: list[Together] = []
-    for workload, cases in by_workload(summaries).items():
-        values = {axis: values_of(cases, axis) for axis in axes_of(cases)}
-        for axes in combinations([axis for axis, two in values.items() if two], 2):
-            squares = [*_squares(cases, axes)]
-            for both in product(*(values[axis] for axis in axes)):
-                found += _acting(workload, squares, dict(zip(axes, both, strict=True)))
-    return tuple(found)
-
-
-def _squares(cases: Sequence[CaseSummary], axes: Sequence[str]) -> Iterator[Square]:
-    for group in groups_along(cases, *"/".join(axes).split("/")):
-        square = {tuple(value_at(s, axis) for axis in axes): s for s in group}
-        if len(square) == 4 and len({bool(s.tokens) for s in group}) == 1:
-            yield square
-
-
-def _acting(
-    workload: str, squares: Sequence[Square], values: Mapping[str, Scalar]
-) -> Iterator[Together]:
-    """What two values do together in the squares in which they act, if they act in any."""
-    both = tuple(values.values())
-    for way in (-1, 1):
-        acting = [square for square in squares if _act(square, both, way)]
-        if not acting:
-            continue
-        pairs = [_opposite(square, both) for square in acting]
-        ends = [ratio_ends(*pair) for pair in pairs]
-        at_least = any(s.outcome is not Outcome.OK for pair in pairs for s in pair)
-        nearest = max(high for _, high in ends) if way < 0 else min(low for low, _ in ends)
-        mean = None if at_least else mean_ratio([(per_token(a), per_token(b)) for a, b in pairs])
-        yield Together(
-            workload=workload,
-            values=values,
-            within=shared_levels([b for _, b in pairs], [_opposite(s, both)[1] for s in squares]),
-            ratio=mean.value if mean else nearest,
-            low=mean.low if mean else None,
-            high=mean.high if mean else None,
-            at_least=at_least,
-            squares=len(acting),
-            of=len(squares),
-        )
-
-
-def _opposite(square: Square, both: tuple[Scalar, ...]) -> tuple[CaseSummary, CaseSummary]:
-    """The case with neither value and the one with both."""
-    neither = next(at for at in square if at[0] != both[0] and at[1] != both[1])
-    return square[neither], square[both]
-
-
-def _act(square: Square, both: tuple[Scalar, ...], way: int) -> bool:
-    """Whether only the case with both values is faster, or slower with a `way` of 1."""
-    neither, whole = _opposite(square, both)
-    alone = [s for s in square.values() if s is not neither and s is not whole]
-    return all(_differs(s, whole, way, LARGE) for s in (neither, *alone)) and not any(
-        _differs(neither, s, way, 1.0) for s in alone
-    )
-
-
-def _differs(base: CaseSummary, value: CaseSummary, way: int, factor: float) -> bool:
-    """Whether a case is shown to be faster than the base by more than a factor, or slower."""
-    low, high = ratio_ends(base, value)
-    return low > factor if way > 0 else high < 1 / factor

@@ -13,7 +13,6 @@ from harness.analysis import summary
 from harness.analysis import verdict as gate
 from harness.analysis.causes import in_output
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import together
 from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
@@ -126,8 +125,6 @@ def conclude(
     if whole or len(cases) <= SHORT_TABLE:
         _show_cases(recorded, cases)
     if whole:
-        for sentence in text.together_sentences(together(cases), recorded.suite.axis):
-            show(sentence)
         out.print(console.verdict(verdict))
         if used := sampling.time_use(recorded):
             show(f"Time: {conditions.time_use_sentence(used)}")
@@ -167,7 +164,6 @@ def _conclusion(
         "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
         "spread": [asdict(s) for s in summary.spreads(recorded)],
         "verdict": asdict(verdict),
-        "together": [asdict(t) for t in together(cases)],
         "oddities": asdict(oddities(recorded, cases)),
         "cases": [
             {

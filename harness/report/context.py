@@ -12,7 +12,7 @@ from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.dead_axes import oddities
-from harness.analysis.effects import Effect, Together, Versus, effects, longest, together, versus
+from harness.analysis.effects import Effect, Versus, effects, longest, versus
 from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import Stack, stacks
@@ -64,7 +64,6 @@ class Study:
     """Of the question, with their answers."""
     stacks: Sequence[Stack]
     against: Sequence[Versus]
-    acting: Sequence[Together]
     assessments: Sequence[Assessment]
     causes: Sequence[Cause]
     diagnoses: Sequence[Diagnosis]
@@ -93,7 +92,7 @@ def study(run: Run, before: Run | None = None) -> Study:
     suite, fits = run.suite, scaling.fit(summaries)
     names = text.case_names(suite)
     verdict = gate.judge(suite, run.environment, summaries, fits)
-    against, acting = versus(summaries), together(summaries)
+    against = versus(summaries)
     first = remedies.slowest(verdict)
     asked = [s.case.case_id for s in judged(run, summaries)]
     diagnoses, again = diagnose(suite, summaries), reproduction(suite, summaries)
@@ -109,7 +108,6 @@ def study(run: Run, before: Run | None = None) -> Study:
         parts=[*answer.parts(shown, suite, why)],
         stacks=stacks(run, summaries, asked, first=first),
         against=against,
-        acting=acting,
         assessments=assess(suite, run.environment, summaries),
         causes=causes(run, summaries),
         diagnoses=diagnoses,
@@ -119,7 +117,7 @@ def study(run: Run, before: Run | None = None) -> Study:
         changed=since(before, run, summaries, names) if before else None,
         spreads=spreads(run),
         sections={
-            workload: _section(run, workload, members, axis_effects, acting)
+            workload: _section(run, workload, members, axis_effects)
             for workload, members in groups.items()
         },
         names=names,
@@ -180,7 +178,6 @@ def _screen(of: Study) -> dict[str, object]:
         "answers": (
             *answer.beside(of.shown, suite),
             *worse,
-            *(text.together_sentences(of.acting, suite.axis) if not v.asked else ()),
             *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
         ),
         "why": causes_said,
@@ -297,7 +294,6 @@ def _section(
     workload: str,
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
-    acting: Sequence[Together],
 ) -> dict[str, Any]:
     """The results of one workload."""
     cases = [s.case for s in members]
@@ -331,7 +327,6 @@ def _section(
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
         "effects": [
-            *text.together_sentences([t for t in acting if t.workload == workload], run.suite.axis),
             *text.effect_sentences(
                 [
                     e

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import units
-from harness.analysis.effects import together
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import times_better
 from harness.records import (
@@ -32,7 +31,6 @@ from harness.report.text import (
     case_names,
     command_text,
     listed,
-    together_sentences,
 )
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
@@ -203,10 +201,8 @@ def _checked(run: Run) -> str:
 
 
 def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
-    """What two axes do only together; up to three numbers: two providers compared, the speed, its
-    growth along an axis."""
+    """Up to three numbers: two providers compared, the speed, its growth along an axis."""
     names = case_names(suite)
-    yield from (("Together", said) for said in together_sentences(together(cases), suite.axis))
     by_id = {s.case.case_id: s for s in cases}
     timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
     if pair := _pair(timed, by_id, verdict):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
-from harness.analysis.effects import Effect, Together, Versus
+from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Assessment, Judgement, precision_of
 from harness.analysis.recorded import LAG_S, exact_counters
 from harness.analysis.summary import OF_WORK
@@ -230,19 +230,6 @@ def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]
             last = e.value
         head = f"`{word(axis)}`, {units.scalar(own[0].value)} against {against}"
         yield f"{head}: {'; '.join(parts)}."
-
-
-def together_sentences(found: Sequence[Together], word: Word = str) -> Iterable[str]:
-    """`A=1 with B=1 is at least 47x faster; neither alone is shown to be.`"""
-    for t in found:
-        pair = " with ".join(f"{word(axis)}={units.scalar(v)}" for axis, v in t.values.items())
-        single = "" if t.low is not None else " (one process a case)"
-        amount = f"{units.slowdown(t.ratio, t.low, t.high)}{single}"
-        amount = units.at_least(t.ratio) if t.at_least else amount
-        levels = [f"{word(axis)}={units.scalar(at)}" for axis, at in t.within.items()]
-        some = f" in {t.squares} of {t.of} configurations" if t.squares < t.of else ""
-        where = f" at {listed(levels)}" if levels else some
-        yield f"{pair} is {amount}{where}; neither alone is shown to be."
 
 
 def _effect(e: Effect, word: Word) -> str:
