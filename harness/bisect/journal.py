@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -34,18 +34,6 @@ LOG = "log.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """How a commit is built before it is measured."""
-
-    command: str = ""
-    """For a shell, in the commit's worktree; empty if nothing is to be built."""
-    key: tuple[str, ...] = ()
-    """Patterns of the files that the build depends on. Commits in which these are the same share
-    the products; without patterns, every commit is built."""
-    timeout_s: float = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BisectRequest:
     """The first line: everything that a search and its resumption need."""
 
@@ -58,7 +46,8 @@ class BisectRequest:
     """With the settings that it is measured with."""
     criterion: Criterion
     effect: float
-    build: Build = field(default_factory=Build)
+    build: str = ""
+    """Command for a shell, in the worktree of each commit; empty if nothing is to be built."""
     roots: tuple[str, ...] = (".",)
     """Folders of a tree that its code is imported from."""
     environment: Environment | None = None

@@ -10,7 +10,7 @@ import typer
 from typer import Option
 
 from harness.bisect import criteria, history, processes, session
-from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Build, Journal
+from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Journal
 from harness.cli import options
 from harness.cli.options import command, document, say, show
 from harness.errors import HarnessError
@@ -38,13 +38,6 @@ ByKernel = Annotated[
 Effect = Annotated[float, Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")]
 BuildCommand = Annotated[
     str, Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
-]
-BuildKey = Annotated[
-    list[str] | None,
-    Option(
-        metavar="GLOB",
-        help="Files the build depends on; commits with equal files share it. Repeatable.",
-    ),
 ]
 Roots = Annotated[
     list[str] | None,
@@ -77,7 +70,6 @@ def bisect(
     kernel: ByKernel = None,
     effect: Effect = 0.03,
     build: BuildCommand = "",
-    build_key: BuildKey = None,
     root: Roots = None,
     enter_merges: EnterMerges = None,
     budget: Budget = None,
@@ -109,7 +101,7 @@ def bisect(
             bad or "HEAD",
             criterion,
             effect=effect,
-            build=Build(command=build, key=tuple(build_key or ())),
+            build=build,
             roots=tuple(root or (".",)),
             enter_merges=enter_merges is not False,
         )

@@ -12,7 +12,7 @@ from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
-from harness.bisect.journal import STATE, BisectRequest, Build, Journal, Measured, MergeEntered
+from harness.bisect.journal import STATE, BisectRequest, Journal, Measured, MergeEntered
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
 from harness.bisect.session import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
@@ -77,7 +77,8 @@ def searched(
         case=criteria.prepared(suite.cases[0], criterion),
         criterion=criterion,
         effect=0.03,
-        **{"build": Build(command=BUILD), **changes},
+        build=BUILD,
+        **changes,
     )
     return run(request, folder, budget_s=budget_s)
 
@@ -290,20 +291,6 @@ def test_ends_with_equal_counts_find_no_commit_and_show_the_counts(
     assert not result.found
     ends = f"{past[1][0][:10]}, 1 at {past[1][2][:10]})"
     assert bisection.sentence(result).endswith(f"(host_syncs: 1 at {ends}")
-
-
-def test_build_products_are_shared_if_the_key_files_are_equal(
-    past: Past, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    counted = tmp_path / "builds"
-    build = Build(command=f"echo . >> {counted}; date +%N > built", key=("toysuites/*",))
-
-    result = searched(past, tmp_path / "state", HOST_SYNCS, build=build)
-
-    assert result.found
-    assert result.processes > 7
-    assert len(counted.read_text().split()) == 1  # all measured commits have the same suite
 
 
 # --- the history -------------------------------------------------------------------------
