@@ -39,17 +39,16 @@ def doctor_(
     Exit status: 0 fit; 3 not fit. With --against: 0 no difference; 3 a difference.
     """
     recorded = reader.load(store_root, against) if against is not None else None
-    home, cases = Path.cwd(), recorded.suite.cases if recorded else ()
+    home = Path.cwd()
     if recorded is not None:
-        home = environment.home_of(cases[0].factory, suites.shipped_roots(recorded.suite))
+        factory = recorded.suite.cases[0].factory
+        home = environment.home_of(factory, suites.shipped_roots(recorded.suite))
     with (
         Launcher.of(recorded.suite)
         if recorded
         else Launcher(home=repository.home(home)) as launcher
     ):
-        here = environment.capture(
-            launcher.describe(), command=command(), repository=home, cases=cases
-        )
+        here = environment.capture(launcher.describe(), command=command(), repository=home)
     if recorded is not None:
         _show_drift(recorded, here, as_json)
     here = doctor.examined(here, store=store_root)

@@ -39,9 +39,9 @@ from harness.records import (
 )
 from harness.suite.choice import passing
 
-EXPECTED = ("commit", "uncommitted changes", "host", *facts.SEARCH)
-"""Differences that are allowed: the code under test, where this Python and the checkout are, and
-the name of a container. A CPU is identified by its host name in any case."""
+EXPECTED = ("commit", "uncommitted changes", "host", facts.INTERPRETER)
+"""Differences that are allowed: the code under test, where this Python is, and the name of a
+container. A CPU is identified by its host name in any case."""
 CARD = "GPU UUID"
 """The difference of two cards of one model: allowed, and part of the interval."""
 ENVIRONMENT = "environment"

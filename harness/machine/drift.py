@@ -87,11 +87,10 @@ def differences(baseline: Environment, candidate: Environment) -> Iterator[Diffe
         whys = (why for begin, why in facts.VARIABLES.items() if name.startswith(begin))
         how = next(whys, "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))
-    yield from _search(baseline, candidate)
+    if all(e.interpreter for e in sides):  # else it was not recorded
+        how = "a package may be imported from elsewhere"
+        yield from _one(facts.INTERPRETER, how, *(e.interpreter for e in sides))
     yield from _commits(baseline.git, candidate.git)
-    for path in sorted({*baseline.data, *candidate.data}):
-        how = "the data differs: lengths, loading time and loss change"
-        yield from _one(f"data {path}", how, *(e.data.get(path) for e in sides))
     yield from _fields(facts.MACHINE, *sides)
 
 
@@ -109,23 +108,6 @@ def _commits(*gits: Git | None) -> Iterator[Difference]:
     changes = [(g and g.dirty_sha256[:10]) or None for g in gits]
     how = "the code under test differs from its commit"
     yield from _one("uncommitted changes", how, *changes)
-
-
-def _search(*sides: Environment) -> Iterator[Difference]:
-    """What decides which code is imported. Unknown where a run did not record it."""
-    if all(e.path for e in sides):
-        for name in sorted(sides[0].packages.keys() & sides[1].packages.keys()):
-            places = [e.packages[name] for e in sides]
-            if not all(place.startswith("{repository}") for place in places):
-                yield from _one(f"package {name}", "other code is imported", *places)
-        how = "a package may be imported from elsewhere"
-        yield from _one(facts.SEARCH[0], how, *(e.interpreter for e in sides))
-        yield from _one(facts.SEARCH[1], how, *(", ".join(e.path) for e in sides))
-        others = [e.other_variables for e in sides]
-        names = {n for side in others for n in side if not n.startswith(facts.SESSION)}
-        unlike = sorted(n for n in names if others[0].get(n) != others[1].get(n))
-        words = [", ".join(f"{n} {side.get(n, 'not set')}" for n in unlike) for side in others]
-        yield from _one(facts.SEARCH[2], "the code under test may read them", *words)
 
 
 def _mapped(

@@ -98,15 +98,8 @@ VARIABLES: Mapping[str, str] = {
     "PYTHONPATH": "modules are imported from elsewhere",
 }
 """By the beginning of their names."""
-SEARCH = ("interpreter", "search path of modules", "other variables, by digest")
-"""Differences between two installations or two shells; a package that moved is named itself."""
-SESSION = (
-    *("_", "COLUMNS", "DBUS_", "LINES", "LS_COLORS", "OLDPWD", "PS1", "PWD", "SHLVL", "SSH_"),
-    *("STY", "TERM", "TMUX", "WINDOWID", "XDG_SESSION", "PYTEST_"),
-    *("BUILD_", "CI_", "GITHUB_", "HOSTNAME", "KUBERNETES_", "LSB_", "PBS_", "RUNNER_", "SLURM_"),
-    "HARNESS_",
-)
-"""Variables of a terminal, a job or the harness: none moves a number, and they are not compared."""
+INTERPRETER = "interpreter"
+"""The difference of two installations."""
 MACHINE: Mapping[str, tuple[str, str]] = {
     "CPU": ("cpu", "launches and data loading follow the speed of one core"),
     "CPU count": ("cpu_count", "loaders and compilers share the cores"),

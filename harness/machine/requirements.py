@@ -87,11 +87,10 @@ def _package(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]
 
 
 def _variable(name: str, wanted: str, here: Environment) -> tuple[str, bool, str]:
-    hidden = name in here.other_variables and name not in here.variables  # only its digest is known
-    value = "set" if hidden else here.variables.get(name, "not set")
-    known = name in here.variables and fnmatchcase(value, wanted)
+    value = here.variables.get(name, "not set")
+    met = name in here.variables and fnmatchcase(value, wanted)
     remedy = f"export {name}={'...' if wanted == '*' else shlex.quote(wanted.strip('*'))}"
-    return value, known or (hidden and wanted == "*"), remedy
+    return value, met, remedy
 
 
 def _satisfies(version: str, wanted: str) -> bool:

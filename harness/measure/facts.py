@@ -22,7 +22,7 @@ def describe() -> dict[str, Any]:
         gpu: The first one's name, memory_bytes and compute_capability, for machines without NVML;
             or None.
         cuda_unavailable: Why torch has no GPU; empty if it has one.
-        interpreter, path: sys.executable and sys.path.
+        interpreter: sys.executable.
     """
     problem = _cuda_problem()
     seen = 0 if problem else torch.cuda.device_count()
@@ -47,7 +47,6 @@ def describe() -> dict[str, Any]:
         else None,
         "cuda_unavailable": problem,
         "interpreter": sys.executable,
-        "path": [*sys.path],
     }
 
 

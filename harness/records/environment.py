@@ -113,23 +113,14 @@ class Environment:
     """In a worker: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode, deterministic,
     num_threads, device."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """The parent's environment variables with one of `prefixes`."""
+    """The parent's environment variables with one of `prefixes`, and those that the suite requires:
+    `set` for one that may be a secret."""
     prefixes: tuple[str, ...] = OLD_PREFIXES
     """VARIABLE_PREFIXES when this was recorded."""
-    other_variables: Mapping[str, str] = field(default_factory=dict)
-    """All others: name -> digest of the value; `set` for one that may be a secret. Empty if they
-    were not recorded."""
     interpreter: str = ""
     """Python of the workers; empty if not recorded."""
-    path: tuple[str, ...] = ()
-    """sys.path of the workers. `{repository}`, `{prefix}` and `{base}` are the root of the code
-    under test, sys.prefix and sys.base_prefix."""
-    packages: Mapping[str, str] = field(default_factory=dict)
-    """Top-level package of the code under test -> the file or folder that it is imported from."""
     git: Git | None = None
     command: tuple[str, ...] = ()
-    data: Mapping[str, str] = field(default_factory=dict)
-    """Path of the data of a case -> its size and a hash."""
     vitals: Vitals | None = None
     """The state before the run; None if not recorded."""
 

@@ -60,9 +60,8 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         ("torch settings", settings_text(e.torch_settings) or unknown("no worker reported them")),
         ("variables", settings_text(e.variables) or "none set"),
     ]
-    if e.path:
-        imported = ("imported packages", settings_text(e.packages) or "none of the repository")
-        rows += [("interpreter", e.interpreter), ("search path", ", ".join(e.path)), imported]
+    if e.interpreter:
+        rows.append(("interpreter", e.interpreter))
     if e.git is None:
         rows.append(("git", unknown("not a git repository")))
     else:

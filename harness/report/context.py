@@ -26,7 +26,7 @@ from harness.analysis.suspects import (
     fingerprint,
     reproduction,
 )
-from harness.records import CaseSummary, Run, Suite, Verdict, Weight
+from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Suite, Verdict, Weight
 from harness.report import (
     answer,
     conditions,
@@ -273,7 +273,11 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "elapsed": conditions.elapsed(run),
         "time_use": conditions.time_use_sentence(used) if used else "not available",
         "commands": _commands(of, before),
-        "exports": [f"export {n}={shlex.quote(v)}" for n, v in env.variables.items()],
+        "exports": [
+            f"export {n}={shlex.quote(v)}"
+            for n, v in env.variables.items()
+            if n.startswith(VARIABLE_PREFIXES)
+        ],
         "artefacts": _artefacts(run, directory),
     }
 

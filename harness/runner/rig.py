@@ -92,9 +92,7 @@ class Rig:
                 continue
             lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
             self.locks.append(self._held.enter_context(lock))
-        return environment.capture(
-            facts, command=command, repository=repository, cases=cases, required=required
-        )
+        return environment.capture(facts, command=command, repository=repository, required=required)
 
     def observe(self, here: Environment) -> None:
         """Open the probes of the GPUs, and watch them for other users."""

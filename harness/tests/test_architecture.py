@@ -74,12 +74,12 @@ MOST_LINES = {
     "harness/gate": 2_350,
     "harness/git": 540,
     "harness/integrations": 910,
-    "harness/machine": 1_460,
+    "harness/machine": 1_370,
     "harness/measure": 2_350,
     "harness/program": 1_850,
-    "harness/records": 1_940,
+    "harness/records": 1_930,
     "harness/report": 4_840,
-    "harness/runner": 2_610,
+    "harness/runner": 2_600,
     "harness/store": 1_040,
     "harness/suite": 2_240,
     "harness/worker": 720,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_350, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_300, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
