@@ -53,12 +53,6 @@ def line(text: str) -> str:
     return "".join(parts)
 
 
-def symbol(name: str) -> str:
-    """The name of a C++ function without its type, template arguments and parameters."""
-    bare = re.sub(r"<.*|(?<=\w)\(.*", "", name.replace("(anonymous namespace)::", ""))
-    return bare.rpartition(" ")[2] or name
-
-
 def fenced(text: str) -> str:
     """Text for a fenced block, which it cannot close."""
     return plain(text).replace("```", "'''")

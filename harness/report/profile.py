@@ -1,4 +1,4 @@
-"""The section "Profile": where the time goes, kernels or operators, exact counts."""
+"""The section "Profile": where the time goes, what limits the cases, ranks, exact counts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,16 +8,11 @@ from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, 
 from harness.records import (
     COUNTERS,
     SAME_STEP,
-    Breakdown,
     CaseSummary,
     Measurement,
-    Outcome,
     Peaks,
-    Profile,
     Run,
-    Use,
 )
-from harness.report.markdown import clipped, symbol
 from harness.report.tables import NONE, Table
 from harness.report.text import (
     listed,
@@ -27,14 +22,8 @@ from harness.report.text import (
     unavailable,
 )
 
-TOP = 3
-"""Kernels, or operators, that a row names."""
-LARGE = 0.1
-"""Share of the time from which a range is named."""
 SMALL = 0.02
 """Share of the step from which a part has a row."""
-LETTERS = 60
-"""Of a name."""
 _HEADS = {
     "dispatched_ops": "operators",
     "host_syncs": "host syncs",
@@ -54,7 +43,6 @@ def profile_section(
         "programs": tuple(program_lines([s.case for s in summaries], run.measurements)),
         "bottlenecks": _bottlenecks(run, summaries, names),
         "ranks": _ranks(run, summaries, names),
-        "parts": _parts(summaries, first, names),
         "counts": _counts(summaries, first, names),
         "missing": tuple(_missing(first)),
     }
@@ -157,58 +145,6 @@ def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
 def _first(run: Run, summary: CaseSummary) -> Measurement | None:
     """The first process with counters or a profile."""
     return next((m for m in run.of(summary.case.case_id) if m.counters or m.profile), None)
-
-
-# --- where the step goes -----------------------------------------------------------------
-
-
-def _largest(shares: Mapping[str, float]) -> tuple[str, float] | None:
-    """The range with the largest share; None if no range has a large one."""
-    named = [(name, share) for name, share in shares.items() if name and share >= LARGE]
-    return max(named, key=lambda pair: pair[1], default=None)
-
-
-def _parts(
-    summaries: Sequence[CaseSummary],
-    first: Mapping[str, Measurement | None],
-    names: Mapping[str, str],
-) -> Table | None:
-    """Where the longest step of each workload and provider goes: with kernels, or without a GPU
-    with operators."""
-    longest: dict[tuple[str, str], tuple[str, Breakdown, Profile]] = {}
-    for s in summaries:
-        m, key = first[s.case.case_id], (s.case.workload, s.case.provider)
-        if s.outcome is not Outcome.OK or m is None or m.profile is None or m.breakdown is None:
-            continue
-        if key not in longest or m.breakdown.step_s > longest[key][1].step_s:
-            longest[key] = (s.case.case_id, m.breakdown, m.profile)
-    on_device = any(b.launch_gap is not None for _, b, _ in longest.values())
-    rows = []
-    for case_id, b, profile in longest.values():
-        gap = NONE if b.launch_gap is None else units.percent(b.launch_gap)
-        named = _largest(b.gap_by_range if on_device else b.host_by_range)
-        uses = profile.kernels if on_device else profile.operators
-        total = sum(u.time_s for u in uses)
-        rows.append(
-            (
-                names[case_id],
-                *([gap] if on_device else []),
-                f"{named[0]} {units.percent(named[1])}" if named else NONE,
-                ", ".join(_use(u, total) for u in uses[:TOP]) or NONE,
-            )
-        )
-    if not rows:
-        return None
-    head: tuple[str, ...] = ("case", "most of the host's time", "operators")
-    if on_device:
-        head = ("case", ">GPU waits", "mostly before kernels of", "kernels")
-    return Table(columns=head, rows=tuple(rows))
-
-
-def _use(use: Use, total_s: float) -> str:
-    where = f" in {use.where}" if use.where else ""
-    share = f" {units.percent(use.time_s / total_s)}" if total_s else ""
-    return f"`{clipped(symbol(use.name), LETTERS)}`{where} ×{use.calls:g}{share}"
 
 
 # --- counts ------------------------------------------------------------------------------
