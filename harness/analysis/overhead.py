@@ -3,13 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from harness.analysis import statistics
-from harness.records import Case, Estimate, Outcome, Run, Suite
-
-WITH, WITHOUT = "sampled", "unsampled"
-"""How the ids of such a pair of cases end."""
+from harness.records import Case, Run, Suite
 
 SAMPLING = "sampling"
 WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING, "repeat")
@@ -45,23 +39,6 @@ class TimeUse:
         """Mean lifetime of a process minus its work. It includes building the workload, with all
         that it imports and compiles."""
         return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
-
-
-def cost_of_sampling(run: Run) -> Estimate | None:
-    """Step time with telemetry over step time without it, from a run that has each case both ways;
-    None without such a pair of processes."""
-    medians = {
-        (m.case_id, m.process): float(np.median(m.samples_s))
-        for m in run.measurements
-        if m.outcome is Outcome.OK
-    }
-    ratios = [
-        sampled / medians[twin]
-        for (case_id, process), sampled in medians.items()
-        if case_id.endswith(f"/{WITH}")
-        and (twin := (case_id.removesuffix(WITH) + WITHOUT, process)) in medians
-    ]
-    return statistics.geometric(ratios, samples=len(ratios)) if ratios else None
 
 
 def by_phase(run: Run) -> dict[str, float]:

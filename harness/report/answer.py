@@ -19,7 +19,6 @@ from harness.records import (
     Suite,
     Verdict,
 )
-from harness.report.conditions import sampling_bullet
 from harness.report.tables import NONE, Table, bends
 from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
@@ -143,7 +142,7 @@ def first_lines(
         cost: What the suite's number of steps costs.
         why: Label and text.
     """
-    said = "".join(sampling_bullet(run)) or f"{_answer(found, v)}{cost}"
+    said = f"{_answer(found, v)}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
     lines = {"Asked": asked, "Answer": said, why[0]: why[1]}

@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from harness import units
-from harness.analysis.overhead import TimeUse, cost_of_sampling
+from harness.analysis.overhead import TimeUse
 from harness.machine import requirements
 from harness.records import CaseSummary, Environment, Gpu, Grade, Outcome, Run
 from harness.report.tables import Table, settings_text, unknown
 from harness.report.text import quoted
-
-SAMPLING_MAY_COST = 0.005
-"""Largest share of the step time that sampling the probes may cost."""
 
 
 def environment_line(e: Environment) -> str:
@@ -141,22 +138,6 @@ def time_use_sentence(used: TimeUse) -> str:
         f"counting, warm-up, sampling), {units.percent(used.sampling_share)} sampling; overhead "
         f"{units.duration(used.overhead_s)} per process"
     )
-
-
-def sampling_bullet(run: Run) -> Iterable[str]:
-    """What sampling the probes costs, against the limit, if the run was made to find out."""
-    found = cost_of_sampling(run)
-    if found is None:
-        return
-    answer, then = "not decided against", ": measure more pairs"
-    if found.high is not None and found.high - 1 <= SAMPLING_MAY_COST:
-        answer, then = "within", ""
-    elif found.low is not None and found.low - 1 > SAMPLING_MAY_COST:
-        answer, then = "above", ""
-    cost = units.change(found.value, found.low, found.high)
-    pairs = f"{found.processes} pairs of processes"
-    limit = f"the limit of {units.percent(SAMPLING_MAY_COST)}{then}"
-    yield f"Sampling changes the step time by {cost} ({pairs}): {answer} {limit}."
 
 
 def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:

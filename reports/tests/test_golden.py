@@ -25,7 +25,7 @@ from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import oddities
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
-from harness.analysis.overhead import WITH, WITHOUT, by_phase, cost_of_sampling, time_use
+from harness.analysis.overhead import by_phase, time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
 from harness.analysis.summary import spreads
@@ -127,22 +127,16 @@ def of_one(run: Run) -> dict[str, Values]:
 
 
 def _run(run: Run) -> list[Values]:
-    use, cost = time_use(run), cost_of_sampling(run)
+    use = time_use(run)
     peaks = run.self_test.peaks if run.self_test else None
     return [
         [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
         list(by_phase(run).values()),
         use and [use.wall_s, use.whole, use.work_s, use.sampling_s, use.processes, use.lives_s],
         use and [use.work_share, use.sampling_share, use.overhead_s],
-        cost and [cost.value, cost.low, cost.high, cost.processes, _within(cost)],
         [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
     ]
-
-
-def _within(cost: Estimate) -> bool | None:
-    """Whether sampling surely costs at most 0.5 %."""
-    return None if cost.high is None else cost.high <= 1.005
 
 
 def _estimate(e: Estimate | None) -> list[Values] | None:
@@ -271,9 +265,9 @@ def paired(run: Run) -> dict[str, Values]:
     """The processes of a run with and without telemetry, as pairs that ran in alternation."""
     pairs: dict[str, list[Pair]] = {}
     for case in run.suite.cases:
-        if not case.case_id.endswith(f"/{WITH}"):
+        if case.axes.get("telemetry") != "on":
             continue
-        twin = case.case_id.removesuffix(WITH) + WITHOUT
+        twin = case.case_id.removesuffix("sampled") + "unsampled"
         others = {m.process: m for m in run.of(twin) if m.outcome is Outcome.OK}
         pairs[case.case_id] = [
             _pair(others[m.process], m)

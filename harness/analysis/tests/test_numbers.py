@@ -259,23 +259,3 @@ def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
 
     assert (found.low_s, found.high_s) == expected_s
     assert bool(found.run_id) == (found.low_s == found.high_s)
-
-
-# --- the cost of sampling ----------------------------------------------------------------
-
-
-def test_the_planted_cost_of_sampling_is_found() -> None:
-    with_it, without = (
-        replace(CASE, case_id=f"{CASE.case_id}/{side}")
-        for side in (overhead.WITH, overhead.WITHOUT)
-    )
-
-    def measure(c: Any) -> list[Measurement]:
-        return timed(c, 0.0515 if c is with_it else 0.05, processes=24, cv=0.001)
-
-    found = overhead.cost_of_sampling(run([with_it, without], measure))
-
-    assert found is not None
-    assert found.value == pytest.approx(1.03, abs=0.01)
-    assert found.processes == 24
-    assert overhead.cost_of_sampling(run([CASE], lambda _: [])) is None

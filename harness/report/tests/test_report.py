@@ -10,19 +10,16 @@ from typing import Any
 
 import pytest
 
-from harness.analysis import overhead
 from harness.analysis.effects import Effect
 from harness.records import (
     INTERPRETER,
-    Case,
     Decision,
-    Measurement,
     Outcome,
     Profile,
     Program,
     Run,
 )
-from harness.report import conditions, context, text
+from harness.report import context, text
 from harness.report.series import pages
 from harness.tests.fake_runs import case, ended, environment, retest, run, sweep, timed
 
@@ -121,33 +118,6 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
     text = page(small(notes=notes), tmp_path)
 
     assert ": Resumed at noon after 1 measurements; a line was cut short.\n" in text
-
-
-@pytest.mark.parametrize(
-    ("cost", "processes", "cv", "answer"),
-    [
-        pytest.param(0.0, 24, 0.001, "within the limit of 0.5 %", id="free"),
-        pytest.param(0.03, 24, 0.001, "above the limit of 0.5 %", id="expensive"),
-        pytest.param(0.0, 24, 0.05, "not decided", id="noisy"),
-        pytest.param(0.0, 1, 0.001, "not decided", id="one pair"),
-    ],
-)
-def test_a_run_that_asks_what_sampling_costs_is_answered(
-    cost: float, processes: int, cv: float, answer: str
-) -> None:
-    (asked, *_) = small().suite.cases
-    both = [
-        replace(asked, case_id=f"{asked.case_id}/{side}")
-        for side in (overhead.WITH, overhead.WITHOUT)
-    ]
-
-    def measure(c: Case) -> list[Measurement]:
-        step_s = 0.05 * (1 + cost) if c is both[0] else 0.05
-        return timed(c, step_s, processes=processes, cv=cv)
-
-    (said,) = conditions.sampling_bullet(run(both, measure))
-
-    assert f"({processes} pairs of processes): {answer}" in said
 
 
 @pytest.mark.parametrize(
