@@ -1,188 +1,118 @@
-"""The commands `list`, `show` and `history`: what is stored, mostly by its summaries."""
+"""The commands `list`, `show` and `history`: what is stored."""
 
-import difflib
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
+from collections import Counter
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from harness import units
+from harness.analysis.summary import summarise
 from harness.cli import console, options, pivots
 from harness.cli import report as pages
-from harness.cli.options import document, out, say, show
+from harness.cli.options import out, say, show
 from harness.errors import HarnessError
-from harness.records import METRICS, Outcome
+from harness.records import Run, gpu_matches
 from harness.report.series.rules import judged_by
-from harness.store import reader, summaries
-from harness.store.reader import RunHeader
-from harness.store.summaries import HistoryPoint, RunFilter, Summaries
+from harness.report.tables import metric_cell
+from harness.store import reader
 from harness.suite import load as suites
 from harness.suite.choice import fits
 
-NAMED = 8
-"""Most cases that a message names."""
-
 
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="suites or runs; default both.")] = "",
-    suite: options.OfSuite = "",
+    what: Annotated[
+        Literal["suites", "runs"] | None, typer.Argument(metavar="[suites|runs]", help="Or both.")
+    ] = None,
+    suite: Annotated[
+        str, typer.Option(metavar="NAME", help="Only runs of the suite with this name.")
+    ] = "",
     gpu: options.OnGpu = "",
-    commit: options.OfCommit = "",
-    since: options.Since = "",
-    until: options.Until = "",
-    outcome: options.WithOutcome = "",
-    limit: options.Limit = None,
-    as_json: options.JsonOption = False,
+    commit: Annotated[
+        str, typer.Option(metavar="HASH", help="Only runs of this commit, by hash or prefix.")
+    ] = "",
     store_root: options.StoreOption = options.STORE,
 ) -> None:
     """List the shipped suites and the recorded runs.
 
     \b
     harness list
-    harness list runs --suite smoke --gpu H200 --since 2026-11-01 --limit 10
-    harness list runs --outcome crash
+    harness list runs --suite smoke --gpu H200
     """
-    if what not in ("", "suites", "runs"):
-        raise HarnessError(f"cannot list {what!r}", "Use harness list suites or harness list runs.")
-    choice = RunFilter(
-        suite=suite, gpu=gpu, commit=commit, since=since, until=until, outcome=outcome, limit=limit
-    )
-    if choice != RunFilter():
-        if what == "suites":
-            raise HarnessError(
-                "these options select runs, not suites", "Use: harness list runs, or no options."
-            )
-        what = "runs"
-    found = [suites.load(path) for path in suites.available()] if what != "runs" else []
-    headers: tuple[RunHeader, ...] = ()
-    if what != "suites":
-        stored = summaries.read(store_root, say)
-        headers = stored.runs(choice) or _none_of(stored, suite, store_root)
-    if as_json:
-        known = [{"name": s.name, "question": s.question, "cases": len(s.cases)} for s in found]
-        document({"suites": known, "runs": [asdict(h) for h in headers]})
-        return
     if what != "runs":
-        out.print(console.suites(found))
-    if what != "suites":
-        none = "no matching runs" if choice != RunFilter() else "no runs"
-        out.print(listed(headers) if headers else f"{none} in {store_root}")
+        out.print(console.suites([suites.load(path) for path in suites.available()]))
+    if what == "suites":
+        return
+    rows = console.table("run", "commit", "processes")
+
+    def wanted(run: Run) -> bool:
+        return suite in ("", run.suite.name) and _commit(run).startswith(commit)
+
+    for run in reader.stored(store_root, say, wanted):
+        if _is_on(run, gpu):
+            ended = Counter(units.outcome_name(m.outcome) for m in run.measurements)
+            said = ", ".join(f"{count} {name}" for name, count in ended.most_common())
+            unfinished = "" if run.ended_at else "unfinished: "
+            rows.add_row(run.run_id, _commit(run)[:10], f"{unfinished}{said}")
+    out.print(rows if rows.row_count else f"no matching runs in {store_root}")
 
 
 def history(
     case: Annotated[
         str, typer.Argument(metavar="CASE", help="Case id, a pattern, or a part of one.")
     ],
-    metric: Annotated[
-        str,
-        typer.Option("--metric", "-m", help="Metric or counter to show: step_s, host_syncs, ..."),
-    ] = "step_s",
+    metric: Annotated[str, typer.Option("--metric", "-m", help="Metric or counter.")] = "step_s",
     gpu: options.OnGpu = "",
-    limit: options.Limit = None,
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
-    """Show how one case changed over all recorded runs, oldest first, and since the last git tag.
+    """Show how cases changed over the recorded runs, oldest first.
 
     \b
-    harness history 'checkpointing/*batch=16/gc=off' --gpu H200 --limit 20
+    harness history 'checkpointing/*batch=16/gc=off' --gpu H200
     harness history checkpointing/nsa/seq_len=2048/batch=16/gc=off --metric host_syncs
+
+    A change is against the previous run on the same GPU model. For a verdict: harness compare.
     """
-    known = summaries.read(store_root, say)
-    case_id = _one_case(known.case_ids(), case, store_root)
-    points = known.history(case_id, RunFilter(gpu=gpu, limit=limit))
-    if metric not in METRICS:
-        pivots.require_metric(metric, {name for p in points for name in p.metrics} or METRICS)
-    if as_json:
-        every_point = [asdict(p) for p in points]
-        document({"case": case_id, "metric": metric, "points": every_point})
-    elif points:
-        out.print(followed(case_id, metric, points))
-    else:
-        show(f"no matching runs of {case_id} in {store_root}")
-
-
-def listed(headers: Sequence[RunHeader]) -> Table:
-    """The runs in the store, oldest first. An id contains suite, device and time."""
-    rows = console.table("run", "commit", "cases")
-    for h in headers:
-        rows.add_row(h.run_id, h.commit[:10], _ended(h))
-    return rows
-
-
-def _ended(header: RunHeader) -> Text:
-    """How a run's cases ended, the most frequent outcome first; or why it cannot be read."""
-    if header.problem:
-        problem = header.problem.partition("\n")[0]
-        return Text(f"unreadable: {problem}", style="red")
-    common = sorted(header.outcomes.items(), key=lambda item: (-item[1], item[0]))
-    said = ", ".join(f"{count} {name}" for name, count in common)
-    return Text(said if header.ended_at else f"unfinished: {said}" if said else "unfinished")
-
-
-def followed(case_id: str, metric: str, points: Sequence[HistoryPoint]) -> RenderableType:
-    """One case over runs, oldest first, each with its change from the one before."""
-    title = METRICS[metric].title if metric in METRICS else metric
-    rows = console.table("run", "commit", title, "change", right=(title, "change"))
-    before: dict[str, tuple[float, str]] = {}
-    for p in points:
-        estimate, card = p.metrics.get(metric), p.device_id or p.host
-        model = p.device if p.device_id else card
-        change, (last, on) = "", before.get(model, (0.0, ""))
-        if estimate and last:
-            change = units.change(estimate.value / last) + ", other card" * (card != on)
-        elif estimate and before:
-            change = "other device"
-        if estimate and estimate.value > 0:
-            before[model] = estimate.value, card
-        value = units.cell(metric, estimate) if estimate else "not measured"
-        rows.add_row(
-            escape(p.run_id),
-            p.commit[:7] + ("+" if p.dirty else ""),
-            value if p.outcome == Outcome.OK else console.outcome(p.outcome),
-            change,
-        )
-    return Group(
-        Text(case_id, style="bold"),
-        rows,
-        Text(
-            "change: against the previous run on the same GPU model; for a verdict use"
-            " `harness compare RUN RUN`. +: with uncommitted changes."
-        ),
+    with_case = reader.stored(
+        store_root, say, lambda run: any(fits(c.case_id, case) for c in run.suite.cases)
     )
-
-
-def _none_of(known: Summaries, suite: str, root: Path) -> tuple[()]:
-    """No runs, if a suite of that name exists."""
-    names = {h.suite for h in known.runs() if h.suite} | {p.stem for p in suites.available()}
-    if suite and suite not in names:
+    found = [
+        (run, s)
+        for run in with_case
+        if _is_on(run, gpu)
+        for s in summarise(run)
+        if fits(s.case.case_id, case)
+    ]
+    if not found:
         raise HarnessError(
-            f"no suite and no run in {root} is named {suite!r}",
-            f"Use --suite with one of {', '.join(sorted(names))}.",
+            f"no matching run in {store_root} has a case {case!r}",
+            "List the runs: harness list runs; the cases of one: harness show RUN",
         )
-    return ()
+    pivots.require_metric(metric, {"step_s", *(name for _, s in found for name in s.metrics)})
+    rows = console.table("case", "run", "commit", metric, "change", right=(metric, "change"))
+    before: dict[tuple[str, str], tuple[float, str]] = {}
+    for run, s in sorted(found, key=lambda point: point[1].case.case_id):
+        here = run.environment
+        last, card = before.get((s.case.case_id, here.device_name), (0.0, here.card))
+        change = ""
+        if estimate := s.metrics.get(metric):
+            before[s.case.case_id, here.device_name] = estimate.value, here.card
+            if last:
+                change = units.change(estimate.value / last)
+                change += ", other card" if card != here.card else ""
+        commit = _commit(run)[:10] + ("+" if here.uncommitted else "")
+        value = escape(metric_cell(s, metric, True))
+        rows.add_row(s.case.case_id, run.run_id, commit, value, change)
+    out.print(rows)
 
 
-def _one_case(known: Sequence[str], wanted: str, root: Path) -> str:
-    """The one case whose id matches an id, a pattern or a part of one."""
-    if not known:
-        raise HarnessError(f"{root} has no runs", "Record one: harness run SUITE")
-    found = [wanted] if wanted in known else [i for i in known if fits(i, wanted)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        more = [f"and {len(found) - NAMED} more"] if len(found) > NAMED else []
-        problem, shown = f"{wanted!r} matches {len(found)} cases of {root}", found[:NAMED] + more
-    else:
-        problem = f"{root} has no case {wanted!r}"
-        shown = difflib.get_close_matches(wanted, known, 3, 0.3) or list(known[:3])
-    raise HarnessError(problem, "\n    ".join(["Name one of these:", *shown]))
+def _commit(run: Run) -> str:
+    git = run.environment.git
+    return git.commit if git else ""
+
+
+def _is_on(run: Run, gpu: str) -> bool:
+    return not gpu or gpu_matches(gpu, run.environment.device_name)
 
 
 def show_(

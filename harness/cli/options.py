@@ -85,31 +85,9 @@ SelfTestOption = Annotated[
     bool, typer.Option("--self-test/--no-self-test", help="Self-test timers and probes first.")
 ]
 
-# --- which stored runs ----------------------------------------------------------------------
-
-OfSuite = Annotated[
-    str, typer.Option("--suite", metavar="NAME", help="Only runs of the suite with this name.")
-]
 OnGpu = Annotated[
     str,
     typer.Option("--gpu", metavar="PATTERN", help="Only runs on a matching GPU; cpu for no GPU."),
-]
-OfCommit = Annotated[
-    str,
-    typer.Option("--commit", metavar="HASH", help="Only runs of this commit, by hash or prefix."),
-]
-Since = Annotated[
-    str, typer.Option("--since", metavar="DATE", help="Only runs on or after this day.")
-]
-Until = Annotated[
-    str, typer.Option("--until", metavar="DATE", help="Only runs on or before this day.")
-]
-WithOutcome = Annotated[
-    str,
-    typer.Option("--outcome", help="Only runs with a case that ended in crash, timeout, ..."),
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", "-n", metavar="COUNT", min=1, help="Only the COUNT latest.")
 ]
 
 

@@ -40,7 +40,7 @@ def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
     before = since.earlier(recorded, say)
     if against == NEWEST:
         device = recorded.environment.device_name
-        against = next((h.run_id for h in reversed(before) if h.device == device), NO_RUN)
+        against = next((name for name in reversed(before) if before[name] == device), NO_RUN)
     return pages.write(recorded, reports, _compared(recorded, against), len(before) + 1)
 
 

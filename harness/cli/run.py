@@ -27,14 +27,11 @@ from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
 from harness.runner.self_test import run_self_test, skipped_self_test
-from harness.store import reader, summaries
+from harness.store import reader
 from harness.store import writer as store_writer
 from harness.suite import load as suites
 
 EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
-MOST_RUNS = 3
-"""Runs of a suite that are read for the expected times of its cases."""
-
 
 ResumeOption = Annotated[
     str | None,
@@ -334,9 +331,6 @@ def _requirements(suite: Suite) -> Sequence[Check]:
 def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:
     """The expected time of each case, by the newest stored runs of the suite on this device, or on
     any without a device."""
-    stored: Sequence[reader.RunHeader] = ()
-    if store_root.is_dir():
-        choice = summaries.RunFilter(suite=suite.name)
-        stored = summaries.read(store_root, say).runs(choice)
-    alike = [h for h in stored if h.device == (device or h.device) and not h.problem][-MOST_RUNS:]
-    return sampling.expected_times(suite, [reader.load(store_root, h.folder) for h in alike])
+    found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)
+    alike = (r for r in found if r.environment.device_name == (device or r.environment.device_name))
+    return sampling.expected_times(suite, alike)

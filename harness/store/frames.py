@@ -11,7 +11,6 @@ from harness.analysis import over_steps
 from harness.analysis.summary import summarise
 from harness.records import COUNTERS, METRICS, CaseSummary, Measurement, Run
 from harness.store import reader
-from harness.store.summaries import NOT_RUN
 
 _PROCESS = {"process": "Int64", "outcome": "string", "detail": "string", "clock": "string"}
 _PROCESS |= {"steady": "boolean"}
@@ -137,7 +136,7 @@ def _steps(m: Measurement) -> pd.DataFrame:
 
 
 def _summed(s: CaseSummary, metrics: Sequence[str]) -> dict[str, object]:
-    row: dict[str, object] = {"case_id": s.case.case_id, "outcome": str(s.outcome or NOT_RUN)}
+    row: dict[str, object] = {"case_id": s.case.case_id, "outcome": str(s.outcome or "not run")}
     for name in metrics:
         e = s.metrics.get(name)
         ends = (e.value, e.low, e.high) if e else (None, None, None)

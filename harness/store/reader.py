@@ -15,8 +15,7 @@ A line counts once its newline is on the disk: a crash loses at most the case th
 """
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,37 +27,6 @@ DEFAULT_ROOT = Path("reports/runs")
 RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
 LOG_FOLDER = "logs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHeader:
-    """A run without its measurements."""
-
-    run_id: str
-    folder: str
-    suite: str = ""
-    title: str = ""
-    device: str = ""
-    device_id: str = ""
-    """UUID of the GPU; empty without one."""
-    host: str = ""
-    commit: str = ""
-    """Empty outside a repository."""
-    branch: str = ""
-    dirty: bool = False
-    """Whether the code had uncommitted changes."""
-    cases: int = 0
-    measurements: int | None = None
-    """None if the run is unfinished."""
-    started_at: str = ""
-    ended_at: str = ""
-    """Empty if the run is unfinished."""
-    problem: str = ""
-    """Why the run cannot be read; most other fields are then empty."""
-    outcomes: Mapping[str, int] = field(default_factory=dict)
-    """Number of cases with each outcome; only a summary fills it in."""
-    full: bool = False
-    """See `is_full`."""
 
 
 def load(root: Path, run_id: str | Path) -> Run:
@@ -74,25 +42,23 @@ def load(root: Path, run_id: str | Path) -> Run:
     return read(find(root, run_id))[0]
 
 
-def header_of(run: Run) -> RunHeader:
-    here, git = run.environment, run.environment.git
-    return RunHeader(
-        run_id=run.run_id,
-        folder=run.folder,
-        suite=run.suite.name,
-        title=run.suite.title,
-        device=here.device_name,
-        device_id=here.gpu.uuid if here.gpu else "",
-        host=here.hostname,
-        commit=git.commit if git else "",
-        branch=git.branch if git else "",
-        dirty=here.uncommitted,
-        cases=len(run.suite.cases),
-        measurements=len(run.measurements) if run.ended_at else None,
-        started_at=run.started_at,
-        ended_at=run.ended_at,
-        full=is_full(run),
-    )
+def stored(
+    root: Path, say: Callable[[str], None], wanted: Callable[[Run], bool] = lambda _: True
+) -> Iterator[Run]:
+    """The runs of a store, oldest first; a note on each that cannot be read.
+
+    Args:
+        wanted: Asked before the measurements of a run are read: it has the suite and the
+            environment of its first line.
+    """
+    for path in sorted(root.glob(f"*/{RUN_FILE}")):
+        try:
+            with path.open("rb") as file:
+                begun, _ = parse(file.readline(), path.parent, path)
+            if wanted(begun):
+                yield read(path.parent)[0]
+        except (OSError, StoreError) as error:
+            say(f"note: {path.parent} cannot be read: {str(error).partition(chr(10))[0]}")
 
 
 def is_full(run: Run) -> bool:

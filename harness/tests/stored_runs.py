@@ -1,13 +1,11 @@
-"""Runs of two cases in a store, and the answers of their summaries."""
+"""Runs of two cases in a store."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from harness.records import Git, Outcome, Run
-from harness.store import reader, summaries
-from harness.store.summaries import RunFilter
+from harness.store import reader
 from harness.store.writer import create
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
@@ -45,22 +43,6 @@ def store(root: Path, recorded: Run, *, finish: bool = True) -> str:
         if finish:
             writer.finish()
     return writer.run_id
-
-
-def silent(text: str) -> None:
-    raise AssertionError(f"unexpected note: {text}")
-
-
-def headers(
-    root: Path, runs: RunFilter | None = None, say: Callable[[str], None] = silent
-) -> tuple[reader.RunHeader, ...]:
-    return summaries.read(root, say).runs(runs)
-
-
-def ids(
-    root: Path, runs: RunFilter | None = None, say: Callable[[str], None] = silent
-) -> list[str]:
-    return [h.run_id for h in headers(root, runs, say)]
 
 
 def dated(root: Path, run_id: str, at: str) -> None:

@@ -69,7 +69,7 @@ MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_030,
     "harness/bisect": 1_760,
-    "harness/cli": 2_310,
+    "harness/cli": 2_220,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
@@ -80,7 +80,7 @@ MOST_LINES = {
     "harness/records": 1_930,
     "harness/report": 4_750,
     "harness/runner": 2_600,
-    "harness/store": 1_040,
+    "harness/store": 770,
     "harness/suite": 2_240,
     "harness/worker": 720,
     "nsa": 13_290,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_200, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_100, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

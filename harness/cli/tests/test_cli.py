@@ -104,14 +104,12 @@ def test_the_first_process_of_a_case_keeps_its_trace_if_asked(once: Path) -> Non
 
 
 def test_a_recorded_run_can_be_listed_shown_and_reported_again(recorded: Path) -> None:
-    listed = json.loads(harness("list", "runs", "--json", cwd=recorded).stdout)
-    narrow = harness("list", "runs", cwd=recorded, env={"COLUMNS": "50"})
+    listed = harness("list", "runs", cwd=recorded, env={"COLUMNS": "50"})
     shown = harness("show", cwd=recorded)
     reported = harness("report", "latest", cwd=recorded)
 
     (folder,) = (recorded / "reports/runs").glob("*-fakes-*")
-    assert folder.name in narrow.stdout, "ids are never cut"
-    assert [run["run_id"] for run in listed["runs"]] == [folder.name]
+    assert folder.name in listed.stdout, "ids are never cut"
     assert "Verdict: measured" in shown.stdout
     assert "% work (accuracy, counting, warm-up, sampling)" in " ".join(shown.stdout.split())
     assert reported.returncode == 0
@@ -301,7 +299,7 @@ def measurements(record: Path) -> int:
         (["run", "attention"], "`harness run smoke` needs no GPU"),
         (["report", "--all", "--json"], "--all renders each report as it was made\n  Name only"),
         (["show", "20200101"], "reports/runs"),
-        (["list", "cases"], "harness list runs"),
+        (["list", "cases"], "'cases' is not one of 'suites', 'runs'"),
         (["export", "latest"], "Missing option '--format'"),
         (["gate", "--bse", "main"], "No such option: --bse (Possible options: --base"),
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Outcome
+from harness.records import Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.store import reader
-from harness.tests.stored_runs import headers
 
 pytest_plugins = ["pytester"]
 
@@ -50,8 +49,8 @@ class Pytest:
     def run(self, *arguments: str, plugins: tuple[str, ...] = PLUGINS) -> pytest.RunResult:
         return self.pytester.runpytest_inprocess(*plugins, *arguments)
 
-    def runs(self) -> list[reader.RunHeader]:
-        return list(headers(self.folder / "reports/runs"))
+    def runs(self) -> list[Run]:
+        return [*reader.stored(self.folder / "reports/runs", pytest.fail)]
 
 
 @pytest.fixture
@@ -206,10 +205,9 @@ def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
     result.assert_outcomes(passed=4)
     assert result.ret is pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["fakes.yaml: verdict: measured*"])
-    (header,) = inner.runs()
-    assert header.ended_at
-    assert (header.cases, header.measurements) == (4, 8)
-    run = reader.load(inner.folder / "reports/runs", header.run_id)
+    (run,) = inner.runs()
+    assert run.ended_at
+    assert (len(run.suite.cases), len(run.measurements)) == (4, 8)
     assert {m.outcome for m in run.measurements} == {Outcome.OK}
     assert run.environment.command[:2] == ("pytest", "-p")
     assert run.notes == ()
@@ -222,9 +220,9 @@ def test_a_selection_by_k_gives_no_verdict(inner: Pytest) -> None:
 
     result.assert_outcomes(passed=1, deselected=3)
     result.stdout.fnmatch_lines(["*: no verdict on the suite: 1 of 4 cases were selected"])
-    (header,) = inner.runs()
-    assert header.ended_at
-    assert (header.cases, header.measurements) == (1, 2)
+    (run,) = inner.runs()
+    assert run.ended_at
+    assert (len(run.suite.cases), len(run.measurements)) == (1, 2)
 
 
 def test_a_failure_shows_its_evidence_and_is_no_benchmark(inner: Pytest) -> None:

@@ -25,9 +25,7 @@ from harness.records import (
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
-from harness.store import summaries
-from harness.store.reader import RunHeader
-from harness.store.summaries import RunFilter
+from harness.store import reader
 
 NO_RUN = "none"
 """`harness report --against none`: compare with no run."""
@@ -65,12 +63,17 @@ class Since:
     """All cases of both runs."""
 
 
-def earlier(run: Run, say: Callable[[str], None]) -> tuple[RunHeader, ...]:
-    """The full runs of the same suite in the same store that started before, oldest first."""
-    root, began = Path(run.folder).parent, (run.started_at, run.run_id)
-    found = summaries.read(root, say).runs(RunFilter(suite=run.suite.name))
-    before = [h for h in found if h.full and (h.started_at, h.run_id) < began]
-    return tuple(sorted(before, key=lambda h: (h.started_at, h.run_id)))
+def earlier(run: Run, say: Callable[[str], None]) -> dict[str, str]:
+    """The full runs of the same suite in the same store that started before, oldest first: id ->
+    device."""
+    began = (run.started_at, run.run_id)
+    found = reader.stored(
+        Path(run.folder).parent,
+        say,
+        lambda r: r.suite.name == run.suite.name and (r.started_at, r.run_id) < began,
+    )
+    full = [(r.started_at, r.run_id, r.environment.device_name) for r in found if reader.is_full(r)]
+    return {run_id: device for _, run_id, device in sorted(full)}
 
 
 def since(

@@ -199,6 +199,26 @@ def test_a_name_that_is_not_one_run_lists_similar_ones(
         reader.load(tmp_path, name)
 
 
+def test_the_runs_of_a_store_are_read_and_a_damaged_one_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_runs(tmp_path, "a", "b", "c", "d")
+    (tmp_path / "b" / reader.RUN_FILE).write_bytes(b"{}\n")
+    with (tmp_path / "c" / reader.RUN_FILE).open("ab") as file:
+        file.write(b"{\n")
+    said: list[str] = []
+
+    found = [Path(run.folder).name for run in reader.stored(tmp_path, said.append)]
+    monkeypatch.setattr(reader, "read", None)
+    unwanted = [*reader.stored(tmp_path, print, lambda run: run.suite != SUITE)]
+
+    assert found == ["a", "d"]
+    assert [
+        f"{name}/run.jsonl:{n}: " in note for note, name, n in zip(said, "bc", (1, 2), strict=True)
+    ]
+    assert unwanted == [], "without their measurements"
+
+
 def test_an_empty_store_is_an_error_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="harness run"):
         reader.load(tmp_path / "absent", "latest")
