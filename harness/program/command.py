@@ -12,10 +12,8 @@ import os
 import re
 import resource
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
@@ -24,9 +22,8 @@ from harness.measure.failures import outcome_of
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run, ranks
 from harness.program.process import Read
-from harness.program.ranks import RankOutput, StepTimes, first_failed
+from harness.program.ranks import RankOutput, first_failed
 from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, Value
-from harness.program.startup import sitecustomize
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 from harness.workload import Unsupported
@@ -50,8 +47,7 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
         where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
         raise Unsupported(f"needs {needed} GPUs, {where} {seen}")
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
-    with tempfile.TemporaryDirectory(prefix="harness-ranks-") as name:
-        return _measure(_Session(program, order, channel, Path(name)))
+    return _measure(_Session(program, order, channel))
 
 
 def _measure(session: "_Session") -> Measurement:
@@ -84,10 +80,7 @@ def _measure(session: "_Session") -> Measurement:
 class _Session:
     """One start of a program: its process, or its ranks."""
 
-    def __init__(
-        self, program: Program, order: MeasureOrder, channel: Channel, folder: Path
-    ) -> None:
-        """`folder` is for the step times of ranks."""
+    def __init__(self, program: Program, order: MeasureOrder, channel: Channel) -> None:
         settings = order.case.settings
         self.program, self.order = program, order
         self.processes: process.Processes = ()
@@ -107,7 +100,6 @@ class _Session:
         self.own = self.outputs[0]
         """That of rank 0, or of the only process."""
         self.metrics, self.series = self.own.metrics, self.own.series
-        self.steps_in, self.rank_times = str(folder), StepTimes(self.outputs, folder)
         self.first: RankOutput | None = None
         """The rank that failed first."""
         self.reporter = WorkerReporter(channel, self.series.log.take)
@@ -115,9 +107,7 @@ class _Session:
 
     def run(self) -> None:
         """Run the program to its end; a MissingMetric, of a step too, or NotFinite propagates."""
-        hook = (str(sitecustomize.HERE),) if self.program.ranks else ()
-        env = process.environment(self.order.case, (*hook, *self.order.first))
-        env |= {sitecustomize.STEPS_IN: self.steps_in} if hook else {}
+        env = process.environment(self.order.case, self.order.first)
         self.processes = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
@@ -185,7 +175,7 @@ class _Session:
         """Report the steps of the ranks if they moved: any of them may stand still."""
         if self.program.ranks and now - self.counted_at > ALIVE_S:
             self.counted_at = now
-            counts = self.rank_times.counts()
+            counts = ranks.step_counts(self.outputs)
             if counts != self.reporter.rank_steps:
                 self.reporter.rank_steps = counts
                 self.reporter.alive()
@@ -250,7 +240,7 @@ class _Session:
             tokens=self.program.tokens,
             flops=self.program.flops,
             effective=self._effective(),
-            ranks=self.rank_times.records(self.began_at),
+            ranks=ranks.records(self.outputs, self.began_at),
             evidence=Evidence(
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
@@ -344,7 +334,7 @@ class _Session:
             effective=effective,
             code={"program": str(self.folder.resolve())},
             readings=readings,
-            ranks=self.rank_times.records(series.began_at[start]),
+            ranks=ranks.records(self.outputs, series.began_at[start]),
         )
 
     def _timed_share(self, series: ProgramSteps) -> float:

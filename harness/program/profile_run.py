@@ -1,9 +1,9 @@
 """Runs a program once more, with a hook, to count and profile its steps if it is Python with torch.
 
-The process that is timed has no hook; its ranks only note when their optimizers step. This one has
-the hook's folder on its PYTHONPATH (harness.program.startup): it waits for torch, then counts and
-profiles a few steps (harness.program.step_hook), in rank 0 of several. The process ends once the
-hook has answered; its times are not used.
+The process that is timed has no hook. This one has the hook's folder on its PYTHONPATH
+(harness.program.startup): it waits for torch, then counts and profiles a few steps
+(harness.program.step_hook), in rank 0 of several. It ends once the hook has answered; its times are
+not used.
 """
 
 import json

@@ -9,11 +9,8 @@ import math
 import re
 import signal
 import statistics
-import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 
 from harness.messages import signal_name
 from harness.program.process import Read, Tail
@@ -119,45 +116,22 @@ def first_failed(outputs: Sequence[RankOutput]) -> RankOutput | None:
     return min((o for o in outputs if o.failed_at is not None), key=order, default=None)
 
 
-class StepTimes:
-    """The steps of all ranks: by their lines if every rank prints them, else by optimizers."""
+def step_counts(outputs: Sequence[RankOutput]) -> tuple[int, ...]:
+    """The steps of each rank by its lines; zeros unless every rank prints them."""
+    counts = tuple(o.series.finished for o in outputs)
+    return counts if all(counts) else (0,) * len(counts)
 
-    def __init__(self, outputs: Sequence[RankOutput], folder: Path) -> None:
-        """`folder` is that of harness.program.startup.sitecustomize."""
-        self._outputs = outputs
-        self._files = [folder / str(o.rank) for o in outputs]
 
-    def counts(self) -> tuple[int, ...]:
-        if self._by_lines:
-            return tuple(o.series.finished for o in self._outputs)
-        return tuple(f.stat().st_size // 8 if f.exists() else 0 for f in self._files)
-
-    def records(self, since: float) -> tuple[Rank, ...]:
-        """The ranks, with their steps that ended after `since`, a time.monotonic; none of a single
-        process."""
-        if len(self._outputs) < 2:
-            return ()
-        found = []
-        for o, steps in zip(self._outputs, self.counts(), strict=True):
-            times = [time_s for end, time_s in self._steps(o) if end > since]
-            # A host launches steps ahead of its GPU, so only their mean time is that of a step.
-            step_s = statistics.fmean(times) if times else None
-            # An optimizer whose calls ceased was captured in a CUDA graph, which calls no hook.
-            steps = steps if times or self._by_lines else 0
-            ended = how_ended(o.code) if o.code else ""
-            found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
-        return tuple(found)
-
-    @property
-    def _by_lines(self) -> bool:
-        return all(o.series.finished for o in self._outputs)
-
-    def _steps(self, o: RankOutput) -> list[tuple[float, float]]:
-        """End and time of each step."""
-        if self._by_lines:
-            begins = zip(o.series.began_at, o.series.time_s, strict=True)
-            return [(began_at + time_s, time_s) for began_at, time_s in begins]
-        file = self._files[o.rank]
-        data = file.read_bytes() if file.exists() else b""
-        ends = [end for (end,) in struct.iter_unpack("=d", data[: len(data) // 8 * 8])]
-        return [(b, b - a) for a, b in pairwise(ends)]
+def records(outputs: Sequence[RankOutput], since: float) -> tuple[Rank, ...]:
+    """The ranks, with their steps that ended after `since`, a time.monotonic; none of a single
+    process."""
+    if len(outputs) < 2:
+        return ()
+    found = []
+    for o, steps in zip(outputs, step_counts(outputs), strict=True):
+        began_and_took = zip(o.series.began_at, o.series.time_s, strict=True)
+        times = [time_s for began_at, time_s in began_and_took if began_at + time_s > since]
+        step_s = statistics.fmean(times) if steps and times else None
+        ended = how_ended(o.code) if o.code else ""
+        found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))
+    return tuple(found)

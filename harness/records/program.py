@@ -87,7 +87,7 @@ class Rank:
     gpu: str = ""
     """UUID of its GPU; empty without one."""
     steps: int | None = None
-    """Steps that it finished, by its lines or its optimizer; None if it showed none."""
+    """Steps that it finished, by its lines; None unless every rank prints them."""
     step_s: float | None = None
     """Mean step by its own clock. Under DDP all ranks wait for the slowest, so it is alike."""
     peak_memory_bytes: int | None = None

@@ -1,20 +1,16 @@
-"""Python imports this at the start of every process of a program that is counted, or has ranks.
+"""Python imports this at the start of every process of a program that is counted.
 
-Its folder is first on PYTHONPATH. STEPS_IN names the folder in which each rank of a timed program
-notes when the steps of its first optimizer end: one write of eight bytes a step. VARIABLE names
-the folder for the answer of a counted one, in which reads of os.environ and of parsed arguments are
-watched from the start; the code that measures is loaded when the process imports torch. The
-sitecustomize that this one hides runs as usual.
+Its folder is first on PYTHONPATH. Reads of os.environ and of parsed arguments are watched from the
+start; the code that measures is loaded when the process imports torch. The sitecustomize that this
+one hides runs as usual.
 """
 
 import importlib.util
 import json
 import os
-import struct
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -22,9 +18,6 @@ from types import ModuleType
 
 VARIABLE = "HARNESS_COUNTS_IN"
 """Names the folder with ORDER, in which the answer is written."""
-STEPS_IN = "HARNESS_RANK_STEPS_IN"
-"""Names the folder with a file for each rank: time.monotonic at the end of each step, in float64.
-"""
 ORDER = "order.json"
 NOTES = "notes.jsonl"
 """Progress of each process, one JSON object a line."""
@@ -54,9 +47,6 @@ def _start() -> None:
         reads.watch_environment(order["variables"], partial(note, Path(folder)))
         reads.watch_parsers(order["options"], partial(note, Path(folder)))
         sys.meta_path.insert(0, _Torch(partial(_watch, Path(folder))))
-    if (timed := os.environ.get(STEPS_IN)) and "RANK" in os.environ:
-        file = Path(timed, os.environ["RANK"])
-        sys.meta_path.insert(0, _Torch(partial(_time_steps, file)))
     _run_other()
 
 
@@ -91,21 +81,6 @@ class _Torch:
 
             spec.loader.exec_module = then_watch  # type: ignore[method-assign]
         return spec
-
-
-def _time_steps(file: Path) -> None:
-    with suppress(ImportError):  # a torch without these hooks: the steps of its ranks are unknown
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        first: list[object] = []
-
-        def ended(optimizer: object, *_: object) -> None:
-            first[:] = first or [optimizer]
-            if optimizer is first[0]:
-                os.write(fd, struct.pack("=d", time.monotonic()))
-
-        register_optimizer_step_post_hook(ended)
 
 
 def _watch(folder: Path) -> None:

@@ -74,7 +74,7 @@ class Session:
         (case,) = suite_of("", folder, progress, LOSS).cases
         assert case.program
         order = MeasureOrder(case=case, process=0, launched_at=0.0)
-        self.own = command._Session(case.program, order, Mock(send=self.sent.append), folder)
+        self.own = command._Session(case.program, order, Mock(send=self.sent.append))
         self.now = 1000.0
         for clock in ("harness.messages.monotonic", "harness.program.command.time.monotonic"):
             monkeypatch.setattr(clock, lambda: self.now)
