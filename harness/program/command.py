@@ -142,18 +142,16 @@ class _Session:
 
     def _report(self, read: Read, took: Sequence[float]) -> None:
         """Report what rank 0 printed: the times of its steps, or that it lives."""
-        finder, lines = self.own.finder, read.lines
-        self.lines += len(lines)
+        self.lines += len(read.lines)
         self.reporter.last_step = self.series.last_step
         stepped = self.series.last_line_at == read.at
-        if stepped or (lines and self.reporter.since is None):
+        if stepped or (read.lines and self.reporter.since is None):
             self.reporter.since = read.at
             self.alive_at = self.alive_at if took else 0.0  # a step of setup has no other report
         for took_s in took:
             self.reporter.ran(took_s)
-        alive = stepped or not (finder and self.warm) or any(map(finder.is_alive, lines))
         # The program may hang after its last line: the next read then reports the steps left.
-        if (lines and alive) or self.reporter.is_behind:
+        if stepped or (read.lines and not self.warm) or self.reporter.is_behind:
             self.alive()
         if self.series.warm_at is not None and not self.warm:
             self.warm = True

@@ -145,7 +145,6 @@ class StepReader:
 
     def __init__(self, steps: Steps) -> None:
         self._step = re.compile(steps.step)
-        self._alive = re.compile(steps.alive) if steps.alive else None
 
     def read(self, line: str) -> Step | None:
         """The step that a line finishes. A group of the pattern that matches no number is a
@@ -167,9 +166,6 @@ class StepReader:
                     problem = f"{name}: a step took {text}, in the line {_short(line)}"
                     raise MissingMetric(f"{problem}; have the program print more digits")
         return Step(None if count is None else int(count), time_s)
-
-    def is_alive(self, line: str) -> bool:
-        return self._alive is not None and self._alive.search(line) is not None
 
 
 def _short(line: str) -> str:

@@ -37,8 +37,6 @@ class Steps:
     step: str
     """Regular expression of a line that reports a finished step. Groups: `step` is the number of
     finished steps, `step_s` or `step_ms` the time of the step."""
-    alive: str = ""
-    """Regular expression of a line that is a sign of life, but not a step."""
     setup_steps: int = 1
     """Steps that compile or fill caches; they are neither warm-up nor samples."""
     until_sampled: bool = False

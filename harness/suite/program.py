@@ -211,8 +211,8 @@ def _steps(workload: WorkloadModel) -> Steps | None:
         return None
     if isinstance(progress, str):
         return Steps(step=progress)
-    given = progress.model_dump(exclude_none=True, exclude={"until"})
-    return Steps(**given, until_sampled=progress.until == "sampled")
+    sampled = progress.until == "sampled"
+    return Steps(step=progress.step, setup_steps=progress.setup_steps, until_sampled=sampled)
 
 
 def _metric(name: str, reading: ReadingModel) -> Metric:

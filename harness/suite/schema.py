@@ -173,8 +173,6 @@ class ProgressModel(Form):
     """Regular expression of the line after each step. Optional groups: `step`, the number of
     finished steps; `step_s` or `step_ms`, the duration of this one. Without a duration, the time
     between two such lines counts."""
-    alive: Pattern | None = None
-    """Lines that show progress without a step: an evaluation, a checkpoint."""
     setup_steps: Annotated[int, Field(ge=0)] = 1
     """Steps that compile or fill caches; neither warm-up nor samples. Default 1."""
     until: Literal["exit", "sampled"] = "exit"

@@ -6,7 +6,7 @@ from harness.records import Measurement, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
-from harness.tests.workers import Counter, Memory, Quiet, descendants, rig_of
+from harness.tests.workers import Counter, Memory, descendants, rig_of
 
 HEAD = """
 schema: 1
@@ -29,12 +29,12 @@ def suite_of(program: str, folder: Path, *lines: str) -> Suite:
     return suites.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
 
 
-def run(warm: Launcher, folder: Path, asked: Suite, observer: Quiet | None = None) -> Measurement:
+def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
     """One process of the only case; nothing is left running."""
     writer = Memory(folder)
     for case in asked.cases:
         (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
-    run_suite(Agenda(asked), rig_of(warm, [Counter()], observer), writer)
+    run_suite(Agenda(asked), rig_of(warm, [Counter()]), writer)
     assert descendants() == []
     (m,) = writer.measurements
     return m

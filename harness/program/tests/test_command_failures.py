@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SuiteError
-from harness.records import Case, Outcome, Suite
+from harness.records import Outcome, Suite
 from harness.runner import watchdog
 from harness.runner.launcher import Launcher
 from harness.suite import load as suites
@@ -14,7 +14,6 @@ from harness.tests.answers import answered
 from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of, file_of
 from harness.tests.gate_repositories import git
-from harness.tests.workers import Quiet
 
 # --- the ways to fail --------------------------------------------------------------------
 
@@ -44,30 +43,6 @@ wait_for_a_peer()
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
     stacks = tmp_path / file_of(m, "python stacks").path
     assert "in wait_for_a_peer" in stacks.read_text()
-
-
-def test_a_line_that_matches_alive_is_a_sign_of_life(warm: Launcher, tmp_path: Path) -> None:
-    """The program ends after four signs of life without a new step."""
-    program = """
-for i in range(1, 9):
-    print("step", i); time.sleep(0.005)
-while not os.path.exists("heard"):
-    print("validating"); time.sleep(0.02)
-"""
-
-    class Hearing(Quiet):
-        times = 0
-
-        def progressed(self, case: Case, process: int, steps: int) -> None:
-            self.times += steps == self.steps > 0
-            self.steps = steps
-            if self.times == 4:
-                (tmp_path / "heard").touch()
-
-    suite = suite_of(program, tmp_path, STEPS[:-1] + ", alive: ^validating}")
-    m = run(warm, tmp_path, suite, Hearing())
-
-    assert m.outcome is Outcome.OK, m.detail
 
 
 @pytest.mark.parametrize(
