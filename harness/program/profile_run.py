@@ -32,7 +32,7 @@ from harness.messages import MeasureOrder
 from harness.program import process, ranks
 from harness.program.process import Tail
 from harness.program.startup import sitecustomize
-from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, UNHEARD, HookOrder
+from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, HookOrder
 from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program, Scalar
 
 POLL_S = 0.05
@@ -174,8 +174,6 @@ class _HookedRun:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
         env[sitecustomize.VARIABLE] = str(folder)
         os.write(1, HEADER.encode())
-        step = re.compile(self.program.steps.step) if self.program.steps else None
-        lines = 0
         where = process.folder(self.program, self.order.roots)
         children = process.start(self.program, where, env)
         tails, failed_at = [Tail() for _ in children], dict[int, float]()
@@ -184,16 +182,12 @@ class _HookedRun:
             for read in process.OutputReader(children).reads(POLL_S):
                 alive()
                 tails[read.rank].add(read)
-                if read.rank == 0:
-                    lines += sum(bool(step and step.search(line)) for line in read.lines)
                 if children[read.rank].poll():
                     failed_at.setdefault(read.rank, read.at)
                 if failed_at and read.at - min(failed_at.values()) > process.DRAIN_S:
                     break  # the other ranks would wait for it
                 if (folder / ANSWER).exists() or self._is_over(folder, read.at):
                     return ""
-                if lines > self.skip and not (folder / CLAIM).exists():
-                    (folder / UNHEARD).touch()
             first = min(failed_at, key=lambda rank: failed_at[rank], default=0)
             code = children[first].poll()
         finally:
@@ -226,7 +220,7 @@ class _HookedRun:
         if not any(note.get("at") == "torch" for note in notes):
             return "the program is not Python with torch"
         if self.timed.by_lines:
-            return "the hook saw no line of progress and no step of an optimizer"
+            return "the hook saw no line of progress in what Python writes"
         return f"lines of progress report several steps, and the hook saw no {OPTIMIZER}"
 
 

@@ -4,7 +4,7 @@ A step ends with a line of progress that the program writes, or with a step of i
 The program is not changed: the hook wraps the `write` of its standard streams, and PyTorch calls
 it after steps of optimizers. After a few steps harness.measure.profile takes the next ones, and the
 hook writes the answer for the harness. If several processes load the hook, the first in which a
-step ends counts; another one only after that process has ended.
+step ends counts; another one only after that one ended without an answer.
 """
 
 import atexit
@@ -30,9 +30,7 @@ from harness.records import LINES, OPTIMIZER
 
 ANSWER = "answer.json"
 CLAIM = "claim"
-"""Holds the id of the process that counts."""
-UNHEARD = "unheard"
-"""Exists once the harness has read lines of progress that the hook did not see."""
+"""Exists while a process counts."""
 SKIPPED_STEPS = 3
 """Steps after the setup that are not counted: they may compile, tune and fill caches."""
 
@@ -63,8 +61,7 @@ class HookOrder:
 
 
 def watch(order: Path, note: Note) -> None:
-    """Watch the steps of this process and of those it forks, by a HookOrder in a file; the answer
-    goes into its folder."""
+    """Watch the steps of this process by a HookOrder in a file; the answer goes into its folder."""
     asked, folder = HookOrder(**json.loads(order.read_text(encoding="utf-8"))), order.parent
     note(at="torch")
     hook = StepHook(asked, folder, note)
@@ -102,7 +99,7 @@ class StepHook:
         if optimizer is not self._optimizer:
             return
         self._optimizer_steps += 1
-        if not self._asked.by_lines or (self._folder / UNHEARD).exists():
+        if not self._asked.by_lines:
             self._step_ended(OPTIMIZER, self._optimizer_steps)
 
     def line_written(self, line: str) -> None:
@@ -120,8 +117,8 @@ class StepHook:
         self._step_ended(LINES, self._lines)
 
     def forked(self) -> None:
-        """In a child: stop if the parent counts."""
-        self._over |= bool(self._by)
+        """A forked process, such as one that loads data, does not count."""
+        self._over = True
 
     def process_ends(self) -> None:
         """Without an answer so far: let another process count."""
@@ -154,16 +151,11 @@ class StepHook:
 
     def _claim(self) -> bool:
         """Whether this process is now the one that counts."""
-        claim = self._folder / CLAIM
         try:
-            fd = os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            fd = os.open(self._folder / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         except FileExistsError:
-            if _is_running(claim):
-                return False
-            claim.unlink(missing_ok=True)
-            return self._claim()
-        with open(fd, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
-            file.write(str(os.getpid()))
+            return False
+        os.close(fd)
         return True
 
     def _answer(self, ran: StepProfile) -> None:
@@ -205,13 +197,3 @@ def _listen(stream: Any, heard: Callable[[str], None]) -> None:
     if write is not None:
         with suppress(AttributeError):
             stream.write = listening
-
-
-def _is_running(claim: Path) -> bool:
-    """Whether the process whose id is in the file still runs."""
-    try:
-        pid = claim.read_text(encoding="utf-8")
-        state = Path("/proc", pid or "self", "stat").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return False
-    return state.rpartition(")")[2].split()[0] not in ("Z", "X")

@@ -76,7 +76,7 @@ MOST_LINES = {
     "harness/integrations": 910,
     "harness/machine": 1_370,
     "harness/measure": 2_350,
-    "harness/program": 1_850,
+    "harness/program": 1_760,
     "harness/records": 1_930,
     "harness/report": 4_750,
     "harness/runner": 2_600,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_100, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 23_000, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness.program.step_hook import ANSWER, CLAIM, UNHEARD, HookOrder, StepHook
+from harness.program.step_hook import ANSWER, CLAIM, HookOrder, StepHook
 from harness.records import (
     LINES,
     OPTIMIZER,
@@ -88,18 +88,6 @@ def test_steps_that_differ_are_counted_as_far_as_the_program_goes(
     assert len(counted(hooked)["series"]["dispatched_ops"]) == 2 + more
 
 
-def test_without_lines_from_python_the_optimizer_counts(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.steps(range(1, 9), line=False)
-    assert not (tmp_path / CLAIM).exists()
-
-    (tmp_path / UNHEARD).touch()
-    hooked.steps(range(9, 20), line=False)
-
-    assert hooked.answer is not None
-    assert hooked.answer["by"] == OPTIMIZER
-
-
 def test_a_line_of_another_thread_does_not_count(tmp_path: Path) -> None:
     hooked = HookedSteps(tmp_path)
 
@@ -130,18 +118,6 @@ def test_one_process_counts_until_it_ends(tmp_path: Path) -> None:
 
     assert first.notes == [{"steps": 1}]
     assert second.answer is not None
-
-
-def test_a_forked_child_does_not_count_if_its_parent_does(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
-    hooked.hook.forked()
-    hooked.step(1)
-    assert (tmp_path / CLAIM).exists()
-
-    hooked.hook.forked()
-    hooked.steps(range(2, 20))
-
-    assert hooked.answer is None
 
 
 def test_an_error_in_counting_is_noted_and_not_raised(
