@@ -57,14 +57,15 @@ def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
     return (_commit(repository.ask("log", "-1", f"--format={_FORMAT}", first, "--")), *listed)
 
 
-def merged_side(repository: Repository, merge: Commit) -> tuple[Commit, ...]:
-    """The commits that a merge brought in, from the merge base; empty if they are not one line."""
-    into, merged = merge.parents[:2]
+def merged_side(repository: Repository, commit: Commit) -> tuple[str, str] | None:
+    """The ends of the side that a merge brought in: the merge base, and its last commit."""
+    if not commit.merge:
+        return None
+    into, merged = commit.parents[:2]
     try:
-        parted = repository.merge_base(into, merged)
-        return between(repository, parted, merged)
-    except HarnessError:
-        return ()
+        return repository.merge_base(into, merged)[:10], merged[:10]
+    except HarnessError:  # the two sides have no common history
+        return None
 
 
 def summary(repository: Repository, commit: Commit) -> str:

@@ -1,8 +1,7 @@
 """A bisection on disk: a folder with a file of JSON lines.
 
     reports/bisects/20261121-161530-train-5f0c/
-        state.jsonl   the request, then every process, every skipped place, every merge entered
-        log.txt       the same for a person, with times
+        state.jsonl   the request, then every process, every skipped commit
         logs/         output of the worker processes and of builds
 
 Each line is on the disk before the next process starts. A kill loses only the process that is
@@ -30,7 +29,6 @@ from harness.store import reader, writer
 
 DEFAULT_ROOT = Path("reports/bisects")
 STATE = "state.jsonl"
-LOG = "log.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,7 @@ class BisectRequest:
     """The first line: everything that a search and its resumption need."""
 
     kind: Literal["begun"] = "begun"
-    schema: Literal[2] = 2
+    schema: Literal[3] = 3
     started_at: str
     suite: Suite
     """With only the one case."""
@@ -55,7 +53,6 @@ class BisectRequest:
     repository: str
     history: tuple[Commit, ...]
     """First the good commit, last the bad one."""
-    enter_merges: bool = False
     command: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -67,10 +64,8 @@ class Measured:
     """One process."""
 
     kind: Literal["taken"] = "taken"
-    level: int
-    """0 is the requested history, 1 the merged side of its culprit, and so on."""
     block: int
-    """Number of the block; -1 of a profile, which is in none."""
+    """Number of the block."""
     stage: BisectStage
     position: int
     commit: str
@@ -82,19 +77,9 @@ class Skipped:
     """A commit that cannot be measured."""
 
     kind: Literal["left_out"] = "left_out"
-    level: int
     position: int
     commit: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeEntered:
-    """The merged side of a culprit, which is searched next."""
-
-    kind: Literal["entered"] = "entered"
-    merge: str
-    history: tuple[Commit, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +91,7 @@ class Note:
     text: str
 
 
-JournalLine = BisectRequest | Measured | Skipped | MergeEntered | Note
+JournalLine = BisectRequest | Measured | Skipped | Note
 _LINE: TypeAdapter[JournalLine] = TypeAdapter(Annotated[JournalLine, Field(discriminator="kind")])
 
 
@@ -197,11 +182,6 @@ class Journal:
                 f"Free some space, then: harness bisect --resume {self.folder.name}",
             ) from error
         self.lines.append(line)
-
-    def log(self, text: str) -> None:
-        """Add a sentence to the log."""
-        with (self.folder / LOG).open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now(UTC):%H:%M:%S} {text}\n")
 
     # --- harness.runner.run.Writer ---
 

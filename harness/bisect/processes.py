@@ -14,9 +14,6 @@ from harness.runner.rig import Rig
 from harness.runner.run import run_one
 from harness.store.writer import now
 
-CHEAP = 0.1
-"""Largest share of a process's time for which accuracy is checked again."""
-
 
 class Stopped(Exception):
     """The search cannot continue now; it can be resumed."""
@@ -48,9 +45,7 @@ class Processes:
     def measured(self) -> tuple[Measured, ...]:
         return tuple(line for line in self.journal.lines if isinstance(line, Measured))
 
-    def log(self, text: str) -> None:
-        """Show a sentence to the person and add it to the log."""
-        self.journal.log(text)
+    def say(self, text: str) -> None:
         self.resources.say(text)
 
     def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
@@ -62,21 +57,13 @@ class Processes:
         budget_s = self.resources.budget_s
         if budget_s is not None and time.monotonic() >= self.started + budget_s:
             raise Stopped("the time budget is spent")
-        if not first and not is_cheap([m.measurement for m in self.measured]):
-            # Then accuracy is checked once for each code and case.
+        if not first:  # accuracy is checked once for each commit
             case = replace(case, settings=replace(case.settings, accuracy=False))
         launcher = self.rig.launcher.at(roots)
         measured = run_one(case, len(self.measured), launcher, self.journal, self.rig)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
         return measured
-
-
-def is_cheap(measured: Sequence[Measurement]) -> bool:
-    """Whether the last process that checked accuracy spent little of its time on it."""
-    last = next((m for m in reversed(measured) if m.accuracy and m.accuracy.tensors), None)
-    spent = [p.end_s - p.start_s for p in last.phases if p.name == "accuracy"] if last else []
-    return last is not None and bool(spent) and sum(spent) < CHEAP * last.wall_s
 
 
 def opened(

@@ -7,7 +7,7 @@ suite's factory names, and all that it imports.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
 from harness.bisect.history import Commit
-from harness.bisect.journal import BisectRequest, Journal, Measured, MergeEntered, Note, Skipped
+from harness.bisect.journal import BisectRequest, Journal, Measured, Note, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
 from harness.bisect.search import (
@@ -31,7 +31,7 @@ from harness.bisect.search import (
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Case, Measurement, Outcome
+from harness.records import Measurement, Outcome
 from harness.runner.interleave import clock
 
 TITLES = {
@@ -45,15 +45,20 @@ TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchedHistory:
-    """One history that was searched."""
+class BisectResult:
+    """What a search found, or why it ended without a commit."""
 
-    history: tuple[Commit, ...]
+    folder: Path
+    request: BisectRequest
     conclusion: CommitsConclusion
     probabilities: tuple[float, ...]
-    skipped: tuple[Skipped, ...]
+    """Of each commit of the history."""
     values: tuple[tuple[float, ...], ...]
     """Of each commit, in the order measured."""
+    skipped: tuple[Skipped, ...]
+    processes: int
+    wall_s: float
+    """Of this command, without those that it resumes."""
     step: float | None = None
     """Bad over good, as a ratio; None if the criterion is exact."""
     noise: float | None = None
@@ -63,115 +68,19 @@ class SearchedHistory:
     explained: Explained | None = None
     profile: ProfileChange | None = None
     """Of the culprit against the commit before it; None without a culprit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BisectResult:
-    """What a search found, or why it ended without a commit."""
-
-    folder: Path
-    request: BisectRequest
-    levels: tuple[SearchedHistory, ...]
-    processes: int
-    wall_s: float
-    """Of this command, without those that it resumes."""
+    merged: tuple[str, str] | None = None
+    """The good and the bad end of the side that the culprit merged; None if it is no merge."""
     notes: tuple[str, ...] = ()
     resumable: bool = False
 
     @property
     def found(self) -> bool:
-        return self.levels[0].conclusion.found
+        return self.conclusion.found
 
     @property
     def culprit(self) -> Commit | None:
-        """The first bad commit; for a merge that was entered, the one on its side if found."""
-        found = [v for v in self.levels if v.conclusion.found]
-        if not self.found:
-            return None
-        return found[-1].history[found[-1].conclusion.culprits[0]]
-
-
-class SearchLevel:
-    """One history that is searched; its places are positions of commits."""
-
-    def __init__(
-        self, processes: Processes, trees: BuiltTrees, number: int, history: tuple[Commit, ...]
-    ) -> None:
-        """Give a new search everything that the journal has. `number` is 0 for the requested
-        history, 1 for the merged side of its culprit, and so on."""
-        self._journal = processes.journal
-        self._launcher = processes.rig.launcher
-        self._trees = trees
-        self.number = number
-        self.history = history
-        request, last = self._journal.request, len(history) - 1
-        exact = request.criterion.exact
-        self.search = ExactSearch(last) if exact else NoisySearch(last, request.effect)
-        self.values: dict[int, list[float]] = {}
-        """Place -> the values read there, in the order measured."""
-        self._unreadable: dict[int, int] = {}
-        self.search.skipped |= {x.position for x in self.skipped}
-        blocks: dict[int, list[Measured]] = {}
-        for line in self._journal.lines:
-            if isinstance(line, Measured) and line.level == number and line.block >= 0:
-                blocks.setdefault(line.block, []).append(line)
-        for block in blocks.values():
-            found = [self.read(line) for line in block]
-            self.search.add(block[0].stage, [r for r in found if isinstance(r, ProcessReading)])
-
-    @property
-    def skipped(self) -> tuple[Skipped, ...]:
-        lines = self._journal.lines
-        return tuple(x for x in lines if isinstance(x, Skipped) and x.level == self.number)
-
-    def read(self, measured: Measured) -> ProcessReading | Unreadable:
-        """The reading of a process; or why it has none, and whether another one may have."""
-        place, measurement = measured.position, measured.measurement
-        request = self._journal.request
-        try:
-            least = request.case.settings.min_samples
-            value = criteria.read(request.criterion, measurement, least)
-        except Unreadable as error:
-            count = self._unreadable[place] = self._unreadable.get(place, 0) + 1
-            error.again &= count < TRIES * max(1, len(self.values.get(place, ())))
-            return error
-        self.values.setdefault(place, []).append(value)
-        wall_s = measurement.wall_s or None
-        return ProcessReading(position=place, value=value, hz=clock(measurement), wall_s=wall_s)
-
-    def first(self, place: int) -> bool:
-        """Whether no process of a place was measured yet."""
-        return place not in self.values and place not in self._unreadable
-
-    def prepare(self, place: int, block: Sequence[int]) -> tuple[Case, tuple[Path, ...]]:
-        """The case and the folders of the code to measure at a place, while all places of the block
-        stay prepared.
-
-        Raises:
-            BuildFailed: The code cannot be built.
-            Unreadable: The code does not have the case.
-        """
-        request = self._journal.request
-        keep = [self.history[p].sha for p in {0, self.search.last, *block}]
-        tree = self._trees.of(self.history[place].sha, keep)
-        roots = tuple((tree / root).resolve() for root in request.roots)
-        if self.first(place):
-            try:
-                self._launcher.at(roots).check(replace(request.suite, cases=(request.case,)))
-            except CaseRefused as error:
-                raise Unreadable(f"it does not have the case: {error.reason}") from None
-            except HarnessError as error:
-                if request.criterion.kind is not CriterionKind.OUTCOME:
-                    raise Unreadable(error.problem) from None
-        return request.case, roots
-
-    def remark(self) -> str:
-        """What the log adds after each process."""
-        if len(self.history) == 2:
-            return ""
-        chances = self.search.probabilities()
-        best = int(chances.argmax())
-        return f"; {self.history[best].short} {units.percent(chances[best])} likely"
+        """The first bad commit."""
+        return self.request.history[self.conclusion.culprits[0]] if self.found else None
 
 
 def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
@@ -185,169 +94,207 @@ def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
     repository = Repository.around(Path(request.repository))
     with ExitStack() as stack:
         processes = opened(stack, start, resources, repository.worktrees())
-        request = processes.journal.request
         resources.say(f"{processes.journal.folder.name}: {request}")
         folder = stack.enter_context(workplace(repository))
         trees = BuiltTrees(repository, folder, request.build, processes.journal.folder / "logs")
-        return _commits(request, processes, repository, trees)
+        bisection = Bisection(processes, trees)
+        conclusion, resumable = bisection.conclude()
+        return bisection.result(repository, conclusion, resumable)
 
 
-def _commits(
-    request: BisectRequest, processes: Processes, repository: Repository, trees: BuiltTrees
-) -> BisectResult:
-    """Search the history and, if requested, the merged side of its culprit, and so on."""
-    commits, levels, resumable = request.history, list[SearchedHistory](), False
-    while commits:
-        level = SearchLevel(processes, trees, len(levels), commits)
-        conclusion, resumable = _conclude(processes, level)
-        levels.append(_searched(processes, level, conclusion, repository))
-        commits = ()
-        if conclusion.found and request.enter_merges:
-            culprit = level.history[conclusion.culprits[0]]
-            commits = _merged_side(processes, repository, culprit, len(levels))
-    wall_s = time.monotonic() - processes.started
-    taken = len(processes.measured)
-    processes.log(f"ended after {taken} processes, {units.duration(wall_s)} in this command")
-    return BisectResult(
-        folder=processes.journal.folder,
-        request=request,
-        levels=tuple(levels),
-        processes=taken,
-        wall_s=wall_s,
-        notes=tuple(x.text for x in processes.journal.lines if isinstance(x, Note)),
-        resumable=resumable,
-    )
+class Bisection:
+    """A search under way. A place is the position of a commit in the history."""
 
+    def __init__(self, processes: Processes, trees: BuiltTrees) -> None:
+        """Give a new search everything that the journal has."""
+        self._processes = processes
+        self._journal = processes.journal
+        self._request = processes.journal.request
+        self._history = self._request.history
+        self._trees = trees
+        self._values: dict[int, list[float]] = {}  # by place, in the order measured
+        self._unreadable: dict[int, int] = {}
+        last = len(self._history) - 1
+        exact = self._request.criterion.exact
+        self._search = ExactSearch(last) if exact else NoisySearch(last, self._request.effect)
+        self._search.skipped |= {x.position for x in self._skipped}
+        blocks: dict[int, list[Measured]] = {}
+        for line in processes.measured:
+            if line.stage is not BisectStage.PROFILE:
+                blocks.setdefault(line.block, []).append(line)
+        for block in blocks.values():
+            found = [self._read(line) for line in block]
+            self._search.add(block[0].stage, [r for r in found if isinstance(r, ProcessReading)])
 
-def _merged_side(
-    processes: Processes, repository: Repository, culprit: Commit, level: int
-) -> tuple[Commit, ...]:
-    """The history to search next; empty if the culprit is not a merge of another history."""
-    entered = [x for x in processes.journal.lines if isinstance(x, MergeEntered)]
-    if level <= len(entered):
-        return entered[level - 1].history
-    commits = history.merged_side(repository, culprit) if culprit.merge else ()
-    if commits:
-        processes.journal.write(MergeEntered(merge=culprit.sha, history=commits))
-        processes.log(f"{culprit.short} is a merge of {len(commits) - 1} commits; searching them")
-    return commits
+    @property
+    def _skipped(self) -> tuple[Skipped, ...]:
+        return tuple(line for line in self._journal.lines if isinstance(line, Skipped))
 
-
-def _searched(
-    processes: Processes,
-    level: SearchLevel,
-    conclusion: CommitsConclusion,
-    repository: Repository,
-) -> SearchedHistory:
-    search, values = level.search, level.values
-    learnt = search.posterior() if isinstance(search, NoisySearch) else None
-    culprits = [level.history[c] for c in conclusion.culprits]
-    read = tuple(tuple(values.get(p, ())) for p in range(len(level.history)))
-    return SearchedHistory(
-        history=level.history,
-        conclusion=conclusion,
-        probabilities=tuple(map(float, search.probabilities())),
-        skipped=level.skipped,
-        values=read,
-        step=math.exp(learnt.step) if learnt else None,
-        noise=learnt.scale if learnt else None,
-        summary=history.summary(repository, culprits[-1]) if culprits else "",
-        explained=explained(search, conclusion, read),
-        profile=_profile_change(processes, level, conclusion) if conclusion.found else None,
-    )
-
-
-def _profile_change(
-    processes: Processes, level: SearchLevel, conclusion: CommitsConclusion
-) -> ProfileChange:
-    """Of the culprit and the commit before it, from the journal or a new process of each."""
-    assert conclusion.good is not None
-    ends = (conclusion.good, conclusion.culprits[-1])
-
-    def known() -> dict[int, Measurement]:
-        ours = [m for m in processes.measured if m.level == level.number]
-        ours.sort(key=lambda m: profiled(m.measurement))
-        return {m.position: m.measurement for m in ours}
-
-    missing = tuple(place for place in ends if not profiled(known()[place]))
-    block = NextBlock(stage=BisectStage.PROFILE, positions=missing)
-    if missing:
-        processes.log(TITLES[block.stage])
-    try:
-        _measure(processes, level, block)
-    except Stopped as stop:
-        return ProfileChange(unknown=str(stop))
-    return profile_change(*(known()[place] for place in ends))
-
-
-# --- blocks of processes ------------------------------------------------------------------
-
-
-def _conclude(processes: Processes, level: SearchLevel) -> tuple[CommitsConclusion, bool]:
-    """Measure until the search concludes, or stops and can be resumed (True)."""
-    stage = None
-    try:
-        while True:
-            skipped = {x.position: x.reason for x in level.skipped}
-            for place, name in ((0, "the good commit"), (level.search.last, "the bad commit")):
-                if place in skipped:
-                    reason = f"{name} cannot be measured: {skipped[place]}"
-                    return CommitsConclusion(reason=reason), False
-            block = level.search.next()
-            if not isinstance(block, NextBlock):
-                return block, False
-            if block.stage is not stage:
-                stage = block.stage
-                processes.log(TITLES[stage])
-            _measure(processes, level, block)
-    except Stopped as stop:
-        return CommitsConclusion(reason=str(stop)), True
-
-
-def _measure(processes: Processes, level: SearchLevel, block: NextBlock) -> None:
-    prepared, apart = {}, block.stage is BisectStage.PROFILE
-    for place in block.positions:
+    def conclude(self) -> tuple[CommitsConclusion, bool]:
+        """Measure until the search concludes, or stops and can be resumed (True)."""
+        stage = None
         try:
-            prepared[place] = level.prepare(place, block.positions)
-        except (BuildFailed, Unreadable) as error:
-            if not apart:
-                _skip(processes, level, place, str(error))
-            return
-    number, readings = max((m.block for m in processes.measured), default=-1) + 1, []
-    for place in block.positions:
-        case, roots = prepared[place]
-        case = criteria.prepared(case, criteria.PROFILED) if apart else case
-        measured = Measured(
-            level=level.number,
-            block=-1 if apart else number,
-            stage=block.stage,
-            position=place,
-            commit=level.history[place].sha,
-            measurement=processes.measure(case, roots, first=level.first(place)),
+            while True:
+                skipped = {x.position: x.reason for x in self._skipped}
+                for place, name in ((0, "the good commit"), (self._search.last, "the bad commit")):
+                    if place in skipped:
+                        reason = f"{name} cannot be measured: {skipped[place]}"
+                        return CommitsConclusion(reason=reason), False
+                block = self._search.next()
+                if not isinstance(block, NextBlock):
+                    return block, False
+                if block.stage is not stage:
+                    stage = block.stage
+                    self._processes.say(TITLES[stage])
+                self._measure(block)
+        except Stopped as stop:
+            return CommitsConclusion(reason=str(stop)), True
+
+    def result(
+        self, repository: Repository, conclusion: CommitsConclusion, resumable: bool
+    ) -> BisectResult:
+        search = self._search
+        learnt = search.posterior() if isinstance(search, NoisySearch) else None
+        values = tuple(tuple(self._values.get(p, ())) for p in range(len(self._history)))
+        profile = self._profile_change(conclusion) if conclusion.found else None
+        last = self._history[conclusion.culprits[-1]] if conclusion.culprits else None
+        merged = history.merged_side(repository, last) if last and conclusion.found else None
+        taken, wall_s = len(self._processes.measured), time.monotonic() - self._processes.started
+        self._processes.say(
+            f"ended after {taken} processes, {units.duration(wall_s)} in this command"
         )
-        processes.journal.write(measured)
-        if apart:
-            continue
-        reading, outcome = level.read(measured), measured.measurement.outcome
-        if isinstance(reading, ProcessReading):
-            readings.append(reading)
-            value = units.plain(processes.journal.request.criterion.name, reading.value)
-        else:
-            value = str(reading)
+        return BisectResult(
+            folder=self._journal.folder,
+            request=self._request,
+            conclusion=conclusion,
+            probabilities=tuple(map(float, search.probabilities())),
+            values=values,
+            skipped=self._skipped,
+            processes=taken,
+            wall_s=wall_s,
+            step=math.exp(learnt.step) if learnt else None,
+            noise=learnt.scale if learnt else None,
+            summary=history.summary(repository, last) if last else "",
+            explained=explained(search, conclusion, values),
+            profile=profile,
+            merged=merged,
+            notes=tuple(x.text for x in self._journal.lines if isinstance(x, Note)),
+            resumable=resumable,
+        )
+
+    def _profile_change(self, conclusion: CommitsConclusion) -> ProfileChange:
+        """Of the culprit and the commit before it, from the journal or a new process of each."""
+        assert conclusion.good is not None
+        ends = (conclusion.good, conclusion.culprits[-1])
+
+        def known() -> dict[int, Measurement]:
+            ours = sorted(self._processes.measured, key=lambda m: profiled(m.measurement))
+            return {m.position: m.measurement for m in ours}
+
+        missing = tuple(place for place in ends if not profiled(known()[place]))
+        if missing:
+            self._processes.say(TITLES[BisectStage.PROFILE])
+        try:
+            self._measure(NextBlock(stage=BisectStage.PROFILE, positions=missing))
+        except Stopped as stop:
+            return ProfileChange(unknown=str(stop))
+        return profile_change(*(known()[place] for place in ends))
+
+    # --- blocks of processes --------------------------------------------------------------
+
+    def _measure(self, block: NextBlock) -> None:
+        prepared, apart = {}, block.stage is BisectStage.PROFILE
+        for place in block.positions:
+            try:
+                prepared[place] = self._prepare(place, block.positions)
+            except (BuildFailed, Unreadable) as error:
+                if not apart:
+                    self._skip(place, str(error))
+                return
+        number, readings = max((m.block for m in self._processes.measured), default=-1) + 1, []
+        case = self._request.case
+        case = criteria.prepared(case, criteria.PROFILED) if apart else case
+        for place, roots in prepared.items():
+            measured = Measured(
+                block=number,
+                stage=block.stage,
+                position=place,
+                commit=self._history[place].sha,
+                measurement=self._processes.measure(case, roots, first=self._first(place)),
+            )
+            self._journal.write(measured)
+            if apart:
+                continue
+            reading = self._read(measured)
+            self._say(block, measured, reading)
+            if isinstance(reading, ProcessReading):
+                readings.append(reading)
+            elif not reading.again:
+                self._skip(place, str(reading))
+                return
+        if not apart:
+            self._search.add(block.stage, readings)
+
+    def _prepare(self, place: int, block: Collection[int]) -> tuple[Path, ...]:
+        """The folders of the code to measure at a place, while all places of the block stay
+        prepared.
+
+        Raises:
+            BuildFailed: The code cannot be built.
+            Unreadable: The code does not have the case.
+        """
+        request = self._request
+        keep = [self._history[p].sha for p in {0, self._search.last, *block}]
+        tree = self._trees.of(self._history[place].sha, keep)
+        roots = tuple((tree / root).resolve() for root in request.roots)
+        if self._first(place):
+            try:
+                suite = replace(request.suite, cases=(request.case,))
+                self._processes.rig.launcher.at(roots).check(suite)
+            except CaseRefused as error:
+                raise Unreadable(f"it does not have the case: {error.reason}") from None
+            except HarnessError as error:
+                if request.criterion.kind is not CriterionKind.OUTCOME:
+                    raise Unreadable(error.problem) from None
+        return roots
+
+    def _first(self, place: int) -> bool:
+        """Whether no process of a place was measured yet."""
+        return place not in self._values and place not in self._unreadable
+
+    def _read(self, measured: Measured) -> ProcessReading | Unreadable:
+        """The reading of a process; or why it has none, and whether another one may have."""
+        place, measurement = measured.position, measured.measurement
+        least = self._request.case.settings.min_samples
+        try:
+            value = criteria.read(self._request.criterion, measurement, least)
+        except Unreadable as error:
+            count = self._unreadable[place] = self._unreadable.get(place, 0) + 1
+            error.again &= count < TRIES * max(1, len(self._values.get(place, ())))
+            return error
+        self._values.setdefault(place, []).append(value)
+        wall_s = measurement.wall_s or None
+        return ProcessReading(position=place, value=value, hz=clock(measurement), wall_s=wall_s)
+
+    def _skip(self, place: int, reason: str) -> None:
+        commit = self._history[place]
+        self._journal.write(Skipped(position=place, commit=commit.sha, reason=reason))
+        self._search.skipped.add(place)
+        self._processes.say(f"{commit.short} skipped: {reason}")
+
+    def _say(
+        self, block: NextBlock, measured: Measured, reading: ProcessReading | Unreadable
+    ) -> None:
+        """`search 3 of about 12: 1a2b3c4d5e 10.2 ms; 5e4d3c2b1a 42 % likely`."""
+        value, outcome = str(reading), measured.measurement.outcome
         if outcome is not Outcome.OK:
             value = str(outcome)
+        elif isinstance(reading, ProcessReading):
+            value = units.plain(self._request.criterion.name, reading.value)
         about = "about " if block.stage is BisectStage.SEARCH else ""
-        name, turn = level.history[place].short, f"{block.number} of {about}{block.of}"
-        processes.log(f"{block.stage} {turn}: {name} {value}{level.remark()}")
-        if isinstance(reading, Unreadable) and not reading.again:
-            _skip(processes, level, place, str(reading))
-            return
-    level.search.add(block.stage, readings)
-
-
-def _skip(processes: Processes, level: SearchLevel, place: int, reason: str) -> None:
-    commit = level.history[place].sha
-    skipped = Skipped(level=level.number, position=place, commit=commit, reason=reason)
-    processes.journal.write(skipped)
-    level.search.skipped.add(place)
-    processes.log(f"{level.history[place].short} skipped: {reason}")
+        turn = f"{block.stage} {block.number} of {about}{block.of}"
+        chances, likely = self._search.probabilities(), ""
+        if self._search.last > 1:
+            best = int(chances.argmax())
+            likely = f"; {self._history[best].short} {units.percent(chances[best])} likely"
+        self._processes.say(f"{turn}: {self._history[measured.position].short} {value}{likely}")

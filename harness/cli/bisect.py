@@ -46,10 +46,6 @@ Roots = Annotated[
         help="Import code from this folder of each commit; default its root. Repeatable.",
     ),
 ]
-EnterMerges = Annotated[
-    bool | None,
-    Option(help="If a merge is the first bad commit, search inside (default), or stop."),
-]
 Budget = Annotated[float | None, Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")]
 Resumed = Annotated[
     str | None, Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest.")
@@ -71,7 +67,6 @@ def bisect(
     effect: Effect = 0.03,
     build: BuildCommand = "",
     root: Roots = None,
-    enter_merges: EnterMerges = None,
     budget: Budget = None,
     resume: Resumed = None,
     as_json: options.JsonOption = False,
@@ -103,7 +98,6 @@ def bisect(
             effect=effect,
             build=build,
             roots=tuple(root or (".",)),
-            enter_merges=enter_merges is not False,
         )
     else:
         raise HarnessError(

@@ -68,8 +68,8 @@ MOST_MODULES = 14
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 5_030,
-    "harness/bisect": 1_760,
-    "harness/cli": 2_220,
+    "harness/bisect": 1_670,
+    "harness/cli": 2_210,
     "harness/executor": 360,
     "harness/gate": 2_350,
     "harness/git": 540,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 23_000, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_950, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

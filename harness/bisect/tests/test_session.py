@@ -12,17 +12,16 @@ from harness.bisect import criteria, history, processes, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
-from harness.bisect.journal import STATE, BisectRequest, Journal, Measured, MergeEntered
+from harness.bisect.journal import STATE, BisectRequest, Journal, Measured
 from harness.bisect.search import ANCHOR_PAIRS, BisectStage
 from harness.bisect.session import TRIES
 from harness.bisect.tests.modelled import Machine, Tree, failing, install
 from harness.bisect.tests.planted import BUILD, Planted, make
 from harness.errors import HarnessError, SuiteError
 from harness.git.repository import Repository
-from harness.records import Accuracy, Case, Counters, Outcome, Phase, Profile, TensorError, Use
+from harness.records import Case, Counters, Outcome, Profile, Use
 from harness.report.series import bisection
 from harness.suite import load as suites
-from harness.tests import fake_runs
 from harness.tests.gate_repositories import fingerprint, git
 
 PLANTED = Planted(step=0.10)
@@ -103,22 +102,6 @@ def journalled(folder: Path) -> list[Measured]:
         return [x for x in journal.lines if isinstance(x, Measured)]
 
 
-@pytest.mark.parametrize(("accuracy_s", "again"), [(0.05, True), (0.5, False)])
-def test_a_later_process_checks_accuracy_where_it_is_cheap(accuracy_s: float, again: bool) -> None:
-    """The race that spoils some processes of one commit."""
-    case = fake_runs.case({})
-    first = replace(
-        fake_runs.timed(case, 0.1)[0],
-        accuracy=Accuracy(tensors=(TensorError(name="o", error=0.0, bound=1.0),)),
-        phases=(Phase(name="accuracy", start_s=1.0, end_s=1.0 + accuracy_s),),
-        wall_s=2.0,
-    )
-    later = replace(first, accuracy=None, phases=())
-
-    assert processes.is_cheap([first, later]) is again
-    assert not processes.is_cheap([later])
-
-
 def test_a_planted_step_is_found_confirmed_and_reported(
     past: Past, machine: Machine, tmp_path: Path
 ) -> None:
@@ -128,8 +111,8 @@ def test_a_planted_step_is_found_confirmed_and_reported(
 
     assert result.found
     assert culprit(result).sha == past[1][PLANTED.slow_at]
-    assert result.levels[0].step == pytest.approx(1.10, abs=0.02)
-    read = [values for values in result.levels[0].values if values]
+    assert result.step == pytest.approx(1.10, abs=0.02)
+    read = [values for values in result.values if values]
     assert len(machine.checked) == len(read)  # once for each commit
     assert machine.elsewhere == [past[0]]  # the user's own tree is no place for the code
     assert fingerprint(past[0]) == before
@@ -179,29 +162,23 @@ def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
     result = searched((folder, line), tmp_path / "state", HOST_SYNCS)
 
     assert not result.found
-    named = {result.levels[0].history[p].sha for p in result.levels[0].conclusion.culprits}
+    named = {result.request.history[p].sha for p in result.conclusion.culprits}
     assert named == {line[33], line[34]}
     assert "one of" in bisection.sentence(result)
-    reasons = {x.commit: x.reason for x in result.levels[0].skipped}
+    reasons = {x.commit: x.reason for x in result.skipped}
     assert "it does not have the case" in reasons[line[33]]
 
 
-@pytest.mark.parametrize("interrupt_at", [None, 11], ids=["at once", "resumed on the side"])
-def test_the_merged_side_of_a_culprit_is_searched_on_request(
-    past: Past, machine: Machine, tmp_path: Path, interrupt_at: int | None
+def test_a_merge_is_named_with_the_ends_of_the_side_to_search_next(
+    past: Past, machine: Machine, tmp_path: Path
 ) -> None:
-    machine.interrupt_at = interrupt_at  # the line of first parents takes fewer
-    try:
-        result = searched(past, tmp_path, HOST_SYNCS, enter_merges=True)
-    except KeyboardInterrupt:
-        journal = Journal.resume(tmp_path, "latest")
-        result = run(journal, tmp_path)
-        assert sum(isinstance(line, MergeEntered) for line in journal.lines) == 1
+    merge = searched(past, tmp_path, HOST_SYNCS)
 
-    assert machine.interrupt_at is None
-    assert culprit(result).subject == f"side 1 of {PLANTED.sync_at}"
-    assert "on the side that" in bisection.sentence(result)
-    assert [bool(level.summary) for level in result.levels] == [True, True]
+    assert culprit(merge).subject == f"merge {PLANTED.sync_at}"
+    assert merge.merged
+    side = searched((past[0], merge.merged), tmp_path, HOST_SYNCS)
+    assert culprit(side).subject == f"side 1 of {PLANTED.sync_at}"
+    assert (bool(side.summary), side.merged) == (True, None)
 
 
 @pytest.mark.parametrize("interrupt_at", [None, 9], ids=["at once", "resumed between the profiles"])
@@ -221,19 +198,18 @@ def test_what_the_culprit_changed_is_read_from_a_process_before_it_and_one_of_it
     except KeyboardInterrupt:
         result = run(Journal.resume(tmp_path, "latest"), tmp_path)
 
-    (level,) = result.levels
-    assert level.profile == ProfileChange(
+    assert result.profile == ProfileChange(
         calls=(
             CallsChange(kind="counter", name="host_syncs", before=1, after=2),
             CallsChange(kind="operator", name="aten::item", before=1, after=2),
         )
     )
-    assert level.explained == Explained(part=1, whole=1)
+    assert result.explained == Explained(part=1, whole=1)
     taken = journalled(tmp_path)
-    place = level.conclusion.culprits[0]
+    place = result.conclusion.culprits[0]
     profiles = [x.position for x in taken if x.stage is BisectStage.PROFILE]
     assert profiles == [place - 1, place]
-    assert {len(values) for values in level.values} == {0, 1}, "a profile is not a reading"
+    assert {len(values) for values in result.values} == {0, 1}, "a profile is not a reading"
     assert machine.processes == result.processes == len(taken)
 
 
@@ -267,7 +243,7 @@ def test_a_commit_without_a_reading_in_three_processes_is_skipped(
 
     unsteady = past[1][32]
     assert culprit(result).sha == past[1][PLANTED.slow_at]
-    reasons = {x.commit: x.reason for x in result.levels[0].skipped}
+    reasons = {x.commit: x.reason for x in result.skipped}
     assert "steady" in reasons[unsteady]
     assert sum(x.commit == unsteady for x in journalled(tmp_path)) == TRIES
 
@@ -325,6 +301,6 @@ def test_a_journal_that_is_in_use_unknown_or_damaged_is_refused(
         Journal.resume(tmp_path, "2019")
     lines = (folder / STATE).read_text().count("\n")
     with (folder / STATE).open("a") as file:
-        file.write('{"kind": "left_out", "level": 0}\n')
+        file.write('{"kind": "left_out"}\n')
     with pytest.raises(HarnessError, match=f"{STATE}:{lines + 1}"):
         Journal.resume(tmp_path, "latest")

@@ -38,14 +38,14 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     git(repository, "add", "toy/kernel.py")
     before = fingerprint(repository)
     places = ["--state", str(state), "--reports", str(tmp_path / "reports")]
-    ends = ["--case", CASE, "--good", line[0], "--bad", "main", "--no-enter-merges"]
+    ends = ["--case", CASE, "--good", line[0], "--bad", "main"]
     asked = [SUITE_PATH, *ends, "--counter", "host_syncs", "--build", BUILD]
     first = bisecting(repository, *asked, *places)
     journal = killed(first, state)
     assert first.returncode == -signal.SIGKILL
     left = journal.read_bytes()
     with journal.open("ab") as file:
-        file.write(b'{"kind": "taken", "level": 0, "blo')  # as if killed in the middle of a line
+        file.write(b'{"kind": "taken", "blo')  # as if killed in the middle of a line
 
     again = harness("bisect", "--resume", "latest", "--json", *places, cwd=repository)
 
@@ -53,8 +53,7 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     answer = json.loads(again.stdout)
     culprit = line[PLANTED.sync_at]
     assert (answer["found"], answer["culprit"]["sha"]) == (True, culprit)
-    (level,) = answer["histories"]
-    assert {"host_syncs", "aten::item"} <= {found["name"] for found in level["profile"]["calls"]}
+    assert {"host_syncs", "aten::item"} <= {found["name"] for found in answer["profile"]["calls"]}
     # Nothing is measured twice.
     whole = journal.read_bytes()
     assert whole.startswith(left)
@@ -64,7 +63,7 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     assert 4 <= len(searched) == len(set(searched)) <= 2 + 5  # about log2
     assert len(taken) == len(searched) + 2 == answer["processes"]
     # Commits that do not build are skipped with the reason.
-    left_out = {x["commit"]: x["reason"] for x in level["left_out"]}
+    left_out = {x["commit"]: x["reason"] for x in answer["left_out"]}
     assert left_out
     assert left_out.keys() <= {line[p] for p in PLANTED.unbuildable}
     assert all("it does not compile" in reason for reason in left_out.values())

@@ -12,7 +12,7 @@ from typing import Any
 from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.search import change
-from harness.bisect.session import BisectResult, SearchedHistory
+from harness.bisect.session import BisectResult
 from harness.report.markdown import cell, clipped, code, fenced, plain
 from harness.report.series import render
 
@@ -21,15 +21,11 @@ TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 def sentence(result: BisectResult) -> str:
     """The answer, without its first capital and full stop."""
-    first, criterion = result.levels[0], result.request.criterion
-    level = [v for v in result.levels if v.conclusion.found][-1] if result.found else first
-    commits = [level.history[p] for p in level.conclusion.culprits]
-    because = _because(level, criterion)
+    commits = [result.request.history[p] for p in result.conclusion.culprits]
+    because = _because(result)
     if result.found:
-        merge = first.history[first.conclusion.culprits[-1]].short
-        side = "" if level is first else f" on the side that {merge} merged"
-        name = f"{commits[0].short} is the first bad commit{side}"
-        share = _share(level, criterion) if level.explained and level.explained.rest else ""
+        name = f"{commits[0].short} is the first bad commit"
+        share = _share(result) if result.explained and result.explained.rest else ""
         share = f"; this is {share}: there may be another step" if share else ""
         return f"{name} ({plain(commits[0].subject)}): {because}{share}"
     if len(commits) > 1:
@@ -43,6 +39,7 @@ def sentence(result: BisectResult) -> str:
 def document(result: BisectResult) -> dict[str, Any]:
     """The result for a program."""
     culprit = result.culprit
+    commits = zip(result.request.history, result.probabilities, result.values, strict=True)
     return {
         "bisection": result.folder.name,
         "folder": str(result.folder),
@@ -55,7 +52,14 @@ def document(result: BisectResult) -> dict[str, Any]:
         "resumable": result.resumable,
         "notes": result.notes,
         "culprit": asdict(culprit) if culprit else None,
-        "histories": [_level_document(level) for level in result.levels],
+        "conclusion": asdict(result.conclusion),
+        "step": result.step,
+        "noise": result.noise,
+        "explained": asdict(result.explained) if result.explained else None,
+        "profile": asdict(result.profile) if result.profile else None,
+        "merged": result.merged,
+        "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
+        "left_out": [{"commit": x.commit, "reason": x.reason} for x in result.skipped],
     }
 
 
@@ -72,17 +76,18 @@ def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
 
 def markdown(result: BisectResult, date: datetime.date) -> str:
     """The page as text."""
-    criterion = result.request.criterion
+    rest = result.explained.rest if result.explained else None
+    another = tuple(result.request.history[p].short for p in rest or ())
     values: dict[str, Any] = {
         "result": result,
         "answer": sentence(result),
         "date": date.isoformat(),
         "command": shlex.join(result.request.command),
-        "because": lambda level: _because(level, criterion),
-        "share": lambda level: _share(level, criterion),
-        "look_on": lambda level: _look_on(level, result.request.command),
+        "share": _share(result),
+        "another": _search(result.request.command, another),
+        "side": _search(result.request.command, result.merged),
         "calls": lambda number: f"{number:.4g}",
-        "reading": lambda values: _median(criterion, values),
+        "reading": lambda values: _median(result.request.criterion, values),
         "change": units.change,
         "zip": zip,
         "text": cell,
@@ -92,24 +97,25 @@ def markdown(result: BisectResult, date: datetime.date) -> str:
     return render.rendered("bisection.md.j2", values)
 
 
-def _because(level: SearchedHistory, criterion: Criterion) -> str:
-    """The evidence for the conclusion of one history."""
-    conclusion, found = level.conclusion, level.conclusion.comparison
+def _because(result: BisectResult) -> str:
+    """The evidence for the conclusion."""
+    conclusion, found = result.conclusion, result.conclusion.comparison
+    history, criterion = result.request.history, result.request.criterion
     if conclusion.confirmed and found is not None and conclusion.good is not None:
-        good = level.history[conclusion.good].short
+        good = history[conclusion.good].short
         title = TITLES.get(criterion.name, str(criterion))
         moved = f"{title} {units.change(*change(found))} against {good} before it"
         return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
-        ends = ((level.history[at].short, level.values[at]) for at in (0, -1))
+        ends = ((history[at].short, result.values[at]) for at in (0, -1))
         read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
         if criterion.kind is CriterionKind.COUNTER and not conclusion.culprits and read:
             return f"{conclusion.reason} ({criterion.name}: {read})"
         return conclusion.reason
-    before, after = (level.values[p] for p in (conclusion.good, conclusion.culprits[-1]))
+    before, after = (result.values[p] for p in (conclusion.good, conclusion.culprits[-1]))
     if not (before and after):
         return conclusion.reason
-    at = f"{level.history[conclusion.good].short} before it"
+    at = f"{history[conclusion.good].short} before it"
     match criterion.kind, after[0] > before[0]:
         case CriterionKind.COUNTER, _:
             return f"{criterion.name} is {after[0]:g}, but {before[0]:g} at {at}"
@@ -122,35 +128,22 @@ def _because(level: SearchedHistory, criterion: Criterion) -> str:
     return f"{criterion.name} does not run, but it does at {at}"
 
 
-def _share(level: SearchedHistory, criterion: Criterion) -> str:
+def _share(result: BisectResult) -> str:
     """The culprit's part of the difference between good and bad; empty without a size."""
-    found, sized = level.explained, (CriterionKind.METRIC, CriterionKind.COUNTER)
+    criterion, sized = result.request.criterion, (CriterionKind.METRIC, CriterionKind.COUNTER)
+    found = result.explained
     if found is None or criterion.kind not in sized:
         return ""
     say = "{:+g}".format if criterion.exact else units.change
     return f"{say(found.part)} of {say(found.whole)}"
 
 
-def _look_on(level: SearchedHistory, command: Sequence[str]) -> str:
-    """The command that searches for another step; empty if the culprit explains the difference."""
-    if level.explained is None or level.explained.rest is None:
+def _search(command: Sequence[str], ends: tuple[str, ...] | None) -> str:
+    """The command of the search with another good and bad end; empty without ends."""
+    if not ends:
         return ""
-    good, bad = (level.history[place].short for place in level.explained.rest)
     words = re.split(r"\0--(?:good|bad)[=\0][^\0]*", "\0".join(command))
-    return shlex.join([*"".join(words).split("\0"), "--good", good, "--bad", bad])
-
-
-def _level_document(level: SearchedHistory) -> dict[str, Any]:
-    commits = zip(level.history, level.probabilities, level.values, strict=True)
-    return {
-        "conclusion": asdict(level.conclusion),
-        "step": level.step,
-        "noise": level.noise,
-        "explained": asdict(level.explained) if level.explained else None,
-        "profile": asdict(level.profile) if level.profile else None,
-        "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
-        "left_out": [{"commit": x.commit, "reason": x.reason} for x in level.skipped],
-    }
+    return shlex.join([*"".join(words).split("\0"), "--good", ends[0], "--bad", ends[1]])
 
 
 def _median(criterion: Criterion, values: Sequence[float]) -> str:

@@ -15,7 +15,7 @@ from harness.bisect.culprit import CallsChange, Explained, ProfileChange
 from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
-from harness.bisect.session import BisectResult, SearchedHistory
+from harness.bisect.session import BisectResult
 from harness.records import Change, Comparison
 from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
@@ -55,7 +55,6 @@ CONFIRMED = CommitsConclusion(
     reason="slower", culprits=(3,), good=2, probability=0.987, comparison=SLOWER, confirmed=True
 )
 COMMON: dict[str, Any] = {
-    "schema": 1,
     "started_at": "2026-11-21T07:30:12+00:00",
     "repository": ".",
     "suite": SUITE,
@@ -71,21 +70,21 @@ def of_commits(
     conclusion: CommitsConclusion, criterion: Criterion = STEP_TIME, **changes: Any
 ) -> BisectResult:
     values = ((0.1, 0.102), (), (0.101,), (0.111, 0.11), (0.11,))
-    level = SearchedHistory(
+    request = BisectRequest(criterion=criterion, history=COMMITS, **COMMON)
+    return BisectResult(
         **{
-            "history": COMMITS,
+            "request": request,
             "conclusion": conclusion,
             "probabilities": (0.0, 0.01, 0.0, 0.987, 0.003),
-            "skipped": (Skipped(level=0, position=1, commit="1" * 40, reason="no <build>"),),
+            "skipped": (Skipped(position=1, commit="1" * 40, reason="no <build>"),),
             "values": values,
             "step": None if criterion.exact else 1.102,
             "noise": None if criterion.exact else 0.008,
             "summary": " kernel.py | 2 +-\n",
+            **TAKEN,
             **changes,
         }
     )
-    request = BisectRequest(criterion=criterion, history=COMMITS, **COMMON)
-    return BisectResult(request=request, levels=(level,), **TAKEN)
 
 
 def exact(before: float, after: float) -> dict[str, Any]:
@@ -144,15 +143,17 @@ def test_a_page_without_a_culprit_or_a_size_has_no_share(result: BisectResult) -
     assert "Explained" not in bisection.markdown(result, DATE)
 
 
-def test_the_command_to_look_on_is_that_of_the_search_with_other_ends() -> None:
-    result = of_commits(CONFIRMED, explained=Explained(part=1.1, whole=1.2, rest=(0, 2)))
+def test_the_commands_to_search_on_are_that_of_the_search_with_other_ends() -> None:
+    share = Explained(part=1.1, whole=1.2, rest=(0, 2))
+    result = of_commits(CONFIRMED, explained=share, merged=("aaaa", "bbbb"))
     command = ("harness", "bisect", "my suite.yaml", "--good", "v1", "--case", "a", "--bad=main")
     request = replace(result.request, command=command)
 
     page = bisection.markdown(replace(result, request=request), DATE)
 
-    ends = "--good 0000000000 --bad 2222222222"
-    assert f"`harness bisect 'my suite.yaml' --case a {ends}`" in page
+    again = "`harness bisect 'my suite.yaml' --case a"
+    assert f"another step: {again} --good 0000000000 --bad 2222222222`" in page
+    assert f"the side that it merged: {again} --good aaaa --bad bbbb`" in page
 
 
 def test_the_sentence_without_a_confirmed_commit() -> None:
