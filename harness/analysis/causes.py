@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 from statistics import fmean, median
 
 from harness import units
-from harness.analysis.dead_axes import oddities
+from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
@@ -216,8 +216,8 @@ def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
                 known.add(name)
                 unread.setdefault(s.case.case_id, f"sets {name}, which was never read")
     yield from _one(CauseKind.DEAD, unread)
-    for d in oddities(run, ours).dead:
-        if d.axes == ("provider",) or not d.all_values or d.time_differs or known & {*d.axes}:
+    for d in dead_axes(run, ours):
+        if d.axes == ("provider",) or d.time_differs or known & {*d.axes}:
             continue
         own = [s.case for s in ours if s.case.workload == d.workload]
         own = [c for c in own if c.provider == d.provider]

@@ -1,4 +1,4 @@
-"""Axes that have no effect, and speeds that do not follow the work.
+"""Axes that have no effect.
 
 Two cases do the same if their counters, the names of their kernels and operators, and their outputs
 agree. Outputs agree if their digests differ by no more than twice as much as those of one case's
@@ -9,20 +9,17 @@ is not compared without counters, without such results, or if its counts vary fr
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.over_steps import slow_steps
 from harness.analysis.recorded import by_step, exact_counters
-from harness.analysis.scaling import MIN_POINTS, by_workload, group_of, groups_along, positive
-from harness.records import CaseSummary, Estimate, Measurement, Outcome, Run, Scalar
+from harness.analysis.scaling import by_workload, groups_along
+from harness.analysis.statistics import times_better
+from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar
 
 TIMES = 2.0
 """Two cases agree if they differ by at most this many times what one case's processes do."""
-LARGE = 0.10
-"""Relative difference in time or work above which it matters."""
-MIN_SPAN = 2.0
-"""Largest value of an axis over its smallest, from which a constant speed is odd."""
 
 Values = tuple[Scalar | None, ...]
 """One value of each axis that is examined together."""
@@ -30,7 +27,7 @@ Values = tuple[Scalar | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadAxis:
-    """Values of an axis that do the same in every pair of cases that could be compared."""
+    """An axis all values of which do the same in every pair of cases."""
 
     workload: str
     provider: str
@@ -38,48 +35,13 @@ class DeadAxis:
     axes: tuple[str, ...]
     """The axis, or axes that the suite only changes together."""
     values: tuple[Values, ...]
-    """The values that do the same, in the suite's order."""
-    all_values: bool
-    """Whether these are all values of the axis."""
+    """In the suite's order."""
     pairs: int
     """Pairs of cases that were compared; they are equal in all other axes."""
     without_kernels: bool
     """Whether kernels were not compared, because there is no GPU or no profile."""
-    fastest: float
-    slowest: float
-    """Smallest and largest ratio of the step times of a pair: later value over earlier one."""
     time_differs: bool
     """Whether the step times of a pair differ by more than noise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invariance:
-    """A speed that is constant within noise along an axis, though it should not be."""
-
-    group: str
-    """Workload, provider and the other swept axes."""
-    axis: str
-    low: float
-    high: float
-    """Smallest and largest value of the axis."""
-    metric: str
-    """tokens_per_s, or step_s."""
-    value: float
-    spread: float
-    """Largest value of the metric over its smallest, less one."""
-    growth: float | None
-    """FLOPs at the largest value over those at the smallest: per token for tokens_per_s, per step
-    for step_s. None if they are not counted."""
-    reached: bool
-    """Whether the workload was seen to use the axis."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Oddities:
-    """The dead axes and constant speeds of a run."""
-
-    dead: tuple[DeadAxis, ...] = ()
-    still: tuple[Invariance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,55 +49,37 @@ class _ComparedPair:
     """Two cases that differ in the examined axes only."""
 
     same: bool
-    ratio: float
-    """Step time of the later value over that of the earlier one."""
     time_differs: bool
     without_kernels: bool
 
 
-def oddities(run: Run, summaries: Sequence[CaseSummary]) -> Oddities:
-    """Every axis, including the provider, with values that do the same; and every speed that does
-    not follow the work along an axis that is not dead."""
-    ok = [s for s in summaries if s.outcome is Outcome.OK]
+def dead_axes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[DeadAxis, ...]:
+    """Every axis, including the provider, with values that all do the same."""
     dead: list[DeadAxis] = []
-    for workload, ours in by_workload(ok).items():
+    for workload, ours in by_workload(s for s in summaries if s.outcome is Outcome.OK).items():
         sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
         for provider in dict.fromkeys(s.case.provider for s in ours):
             members = [s for s in ours if s.case.provider == provider]
             sweeps += [(provider, axes, members) for axes in _sweeps(members)]
         for provider, axes, members in sweeps:
             dead += _dead(run, workload, provider, axes, members)
-    known = {(d.workload, d.provider, name) for d in dead if d.all_values for name in d.axes}
-    still = [
-        found
-        for axis in dict.fromkeys(name for s in ok for name in s.case.swept)
-        for group in _groups([s for s in ok if positive(s, axis)], (axis,))
-        if (group[0].case.workload, group[0].case.provider, axis) not in known
-        for found in _still(axis, group, run)
-    ]
-    return Oddities(dead=tuple(dead), still=tuple(still))
+    return tuple(dead)
 
 
 def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
     """Case id -> an axis without effect from which the suite computes the work of a program."""
-    cases = {s.case.case_id: (s, s.case.program) for s in summaries if s.case.program}
-    dead = oddities(run, [s for s, _ in cases.values()]).dead
-
-    def is_inert(s: CaseSummary, axis: str, name: str) -> bool:
-        here = [d for d in dead if (d.workload, d.provider) == (s.case.workload, s.case.provider)]
-        return any(axis in d.axes and _at(s, d.axes) in d.values for d in here) or all(
-            m.flags_read.get(name) is False for m in run.of(s.case.case_id)
-        )
-
-    return {
-        case_id: axis
-        for case_id, (s, program) in cases.items()
-        for axis in (program.work_axes if program and s.outcome is Outcome.OK else ())
-        if is_inert(s, axis, program.carried.get(axis, axis) if program else axis)
-    }
-
-
-# --- dead axes ---------------------------------------------------------------------------
+    programs = [s for s in summaries if s.case.program and s.outcome is Outcome.OK]
+    dead = dead_axes(run, programs)
+    found: dict[str, str] = {}
+    for s in programs:
+        program, case = s.case.program, s.case
+        here = [d for d in dead if (d.workload, d.provider) == (case.workload, case.provider)]
+        for axis in program.work_axes if program else ():
+            name = program.carried.get(axis, axis) if program else axis
+            unread = all(m.flags_read.get(name) is False for m in run.of(case.case_id))
+            if unread or any(axis in d.axes for d in here):
+                found[case.case_id] = axis
+    return found
 
 
 def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
@@ -163,41 +107,25 @@ def _dead(
     axes: tuple[str, ...],
     members: Sequence[CaseSummary],
 ) -> Iterator[DeadAxis]:
-    """The dead values of these axes."""
+    """These axes, if every value was compared with every other one and all do the same."""
     order = list(dict.fromkeys(_at(s, axes) for s in members))
-    known: dict[tuple[Values, Values], list[_ComparedPair]] = {}
+    compared, pairs = set[tuple[Values, Values]](), list[_ComparedPair]()
     for group in _groups(members, axes):
         by_value = {_at(s, axes): s for s in group}
         for a, b in combinations([v for v in order if v in by_value], 2):
             if pair := _compare(run, by_value[a], by_value[b]):
-                known.setdefault((a, b), []).append(pair)
-    same = {values for values, pairs in known.items() if all(p.same for p in pairs)}
-    for alike in _classes(order, same):
-        pairs = [p for values in combinations(alike, 2) for p in known[values]]
+                compared.add((a, b))
+                pairs.append(pair)
+    if pairs and compared == {*combinations(order, 2)} and all(p.same for p in pairs):
         yield DeadAxis(
             workload=workload,
             provider=provider,
             axes=axes,
-            values=alike,
-            all_values=len(alike) == len(order),
+            values=tuple(order),
             pairs=len(pairs),
             without_kernels=any(p.without_kernels for p in pairs),
-            fastest=min(p.ratio for p in pairs),
-            slowest=max(p.ratio for p in pairs),
             time_differs=any(p.time_differs for p in pairs),
         )
-
-
-def _classes(order: Sequence[Values], same: set[tuple[Values, Values]]) -> list[tuple[Values, ...]]:
-    """Groups of two or more values that all do the same."""
-    classes: list[list[Values]] = []
-    for value in order:
-        fits = (c for c in classes if all((other, value) in same for other in c))
-        if members := next(fits, None):
-            members.append(value)
-        else:
-            classes.append([value])
-    return [tuple(members) for members in classes if len(members) > 1]
 
 
 def _compare(run: Run, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
@@ -211,11 +139,11 @@ def _compare(run: Run, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
     if not differs and not (counted and (outputs or reported)):
         return None
     profiles = [m.profile for m in (*first, *second)]
-    times = [a.metrics["step_s"], b.metrics["step_s"]]
+    ratio = times_better(a.metrics["step_s"], b.metrics["step_s"], higher_is_better=False)
+    near = 1 - NO_EFFECT <= ratio.value <= 1 + NO_EFFECT
     return _ComparedPair(
         same=not differs,
-        ratio=times[1].value / times[0].value,
-        time_differs=not _within_noise(times, unknown=LARGE),
+        time_differs=not near and not (ratio.low or 0.0) <= 1 <= (ratio.high or 0.0),
         without_kernels=ran is None or any(c is None or bool(c.no_kernels) for c in profiles),
     )
 
@@ -310,67 +238,3 @@ def _aligned(a: Sequence[float], b: Sequence[float]) -> bool:
         for start in range(len(one) - most)
         if one and other and one[start] == other[0]
     )
-
-
-# --- speeds ------------------------------------------------------------------------------
-
-
-def _still(axis: str, group: Sequence[CaseSummary], run: Run) -> Iterator[Invariance]:
-    """The speed of a group that does not follow the work along a numeric axis.
-
-    Either tokens/s are constant though each token costs more FLOPs, or the step time is constant
-    though the step does. With constant FLOPs, a constant speed is odd only if the axis was not seen
-    to reach the workload; an upper-case axis, which is a variable and not a size, is left out then.
-    So are programs of more and more GPUs: they do more work in the same time.
-    """
-    if len({s.case.program.needs_gpus("cuda") for s in group if s.case.program}) > 1:
-        return
-    ranked = sorted(group, key=lambda s: positive(s, axis))
-    first, last = ranked[0], ranked[-1]
-    if positive(last, axis) < MIN_SPAN * positive(first, axis):
-        return
-    # By its effective configuration, or by the metrics that a program reports.
-    measured = [run.of(s.case.case_id) for s in ranked]
-    reached = all(s.effective.get(axis) == s.case.axes[axis] for s in ranked) or all(
-        _same_readings(first, a, b) is False for a, b in pairwise(measured)
-    )
-    for metric in ("tokens_per_s", "step_s"):
-        if not all(metric in s.metrics for s in ranked):
-            continue
-        if metric == "step_s" and len({positive(s, axis) for s in ranked}) >= MIN_POINTS:
-            continue  # the note of the scaling fit states it
-        growth = None
-        if first.flops and last.flops:
-            per = [(s.tokens or 1) if metric == "tokens_per_s" else 1 for s in (first, last)]
-            growth = (last.flops / per[1]) / (first.flops / per[0])
-        grows = growth is not None and growth > 1 + LARGE
-        estimates = [s.metrics[metric] for s in ranked]
-        if _within_noise(estimates) and (grows or (not reached and not axis.isupper())):
-            values = [e.value for e in estimates]
-            yield Invariance(
-                group=group_of(first.case, axis),
-                axis=axis,
-                low=positive(first, axis),
-                high=positive(last, axis),
-                metric=metric,
-                value=values[-1],
-                spread=max(values) / min(values) - 1,
-                growth=growth,
-                reached=reached,
-            )
-            return
-
-
-def _within_noise(estimates: Sequence[Estimate], *, unknown: float = NO_EFFECT) -> bool:
-    """Whether all may be one number: nearly equal, or with overlapping intervals.
-
-    `unknown` is the spread that may be noise if some have no interval.
-    """
-    values = [e.value for e in estimates]
-    spread = max(values) / min(values) - 1
-    if spread <= NO_EFFECT:
-        return True
-    ends = [(e.low, e.high) for e in estimates if e.low is not None and e.high is not None]
-    if len(ends) < len(estimates):
-        return spread <= unknown
-    return spread <= LARGE and max(low for low, _ in ends) <= min(high for _, high in ends)

@@ -12,7 +12,7 @@ from harness.analysis import overhead as sampling
 from harness.analysis import summary
 from harness.analysis import verdict as gate
 from harness.analysis.causes import in_output
-from harness.analysis.dead_axes import oddities
+from harness.analysis.dead_axes import dead_axes
 from harness.cli import console, options
 from harness.cli.options import document, out, say, show
 from harness.errors import HarnessError
@@ -141,12 +141,12 @@ def _show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
     out.print(console.summaries(cases))
     for program in text.ran_lines(recorded):
         show(program)
-    odd = text.oddity_sentences(oddities(recorded, cases))
+    dead = map(text.dead_axis_sentence, dead_axes(recorded, cases))
     seen = (
         f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
         for c in in_output(recorded)
     )
-    for note in (*recorded.notes, *odd, *seen, *conditions.flag_sentences(recorded)):
+    for note in (*recorded.notes, *dead, *seen, *conditions.flag_sentences(recorded)):
         show(f"note: {note.replace('`', '')}")
 
 
@@ -164,7 +164,7 @@ def _conclusion(
         "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
         "spread": [asdict(s) for s in summary.spreads(recorded)],
         "verdict": asdict(verdict),
-        "oddities": asdict(oddities(recorded, cases)),
+        "dead_axes": [asdict(d) for d in dead_axes(recorded, cases)],
         "cases": [
             {
                 "case": c.case.case_id,

@@ -11,7 +11,7 @@ from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
 from harness.analysis.causes import Cause, CauseKind, causes
-from harness.analysis.dead_axes import oddities
+from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, Versus, effects, longest, versus
 from harness.analysis.expectation import Assessment, assess
 from harness.analysis.overhead import time_use
@@ -243,7 +243,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "correctness": steadiness.correctness(run, of.summaries),
         "profile": profile_section(run, of.summaries, names),
         "causes": remedies.table(of.causes, names),
-        "oddities": text.oddity_sentences(oddities(run, of.summaries), word),
+        "dead": [text.dead_axis_sentence(d, word) for d in dead_axes(run, of.summaries)],
         "failures": failures(of.summaries, run),
         "not_run": not_run(of.summaries, run, names),
         "expectations": tables.expectations(of.assessments, names),

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from harness import units
-from harness.analysis.dead_axes import DeadAxis, Invariance, Oddities
+from harness.analysis.dead_axes import DeadAxis
 from harness.analysis.effects import Effect, Versus
 from harness.analysis.expectation import Assessment, Judgement, precision_of
 from harness.analysis.recorded import LAG_S, exact_counters
@@ -283,19 +283,7 @@ def _end(ratio: float) -> tuple[str, str]:
 # --- axes without effect, variables ------------------------------------------------------
 
 
-def oddity_sentences(found: Oddities, word: Word = str) -> tuple[str, ...]:
-    """One sentence for each axis; equal ones of several groups are joined."""
-    still: dict[object, list[Invariance]] = {}
-    for i in found.still:
-        workload = i.group.partition("/")[0]
-        still.setdefault((workload, i.axis, i.metric, i.reached), []).append(i)
-    return (
-        *(_dead_axes(d, word) for d in found.dead),
-        *(_invariances(alike, word) for alike in still.values()),
-    )
-
-
-def _dead_axes(d: DeadAxis, word: Word) -> str:
+def dead_axis_sentence(d: DeadAxis, word: Word = str) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     place = f"{d.workload}/{d.provider}" if d.provider else d.workload
     values, axes = (
@@ -304,35 +292,10 @@ def _dead_axes(d: DeadAxis, word: Word) -> str:
     )
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
-    elif d.all_values:
-        head = f"{axes} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
     else:
-        head = f"{axes}: {values} do the same"
+        head = f"{axes} {'has' if len(d.axes) == 1 else 'have'} no effect ({values})"
     same = "operators, kernels, counters and results"
     if d.without_kernels:
         same = "operators, counters and results (kernels not seen)"
-    low, high = units.change(d.fastest), units.change(d.slowest)
-    times = low if low == high else f"{low} to {high}"
-    time = f"only the step time differs ({times})" if d.time_differs else f"step time {times}"
-    return (
-        f"`{place}`: {head}: the same {same} in {units.plural('pair', d.pairs)} of cases; {time}."
-    )
-
-
-def _invariances(alike: Sequence[Invariance], word: Word) -> str:
-    """`forward/nsa`: 10.2 tokens/s from `seq_len` 128 to 2048, although ..."""
-    i = alike[0]
-    per_step = i.metric == "step_s"
-    step = "the step takes " if per_step else ""
-    text = f"`{i.group}`: {step}{units.quantity(i.metric, i.value)}"
-    text += f" from `{word(i.axis)}` {units.scalar(i.low)} to {units.scalar(i.high)}"
-    text += f", within {units.percent(i.spread)}"
-    if i.growth is not None and i.growth > 1:
-        cost = "it needs" if per_step else "a token costs"
-        text += f", although {cost} {units.factor(i.growth)} the FLOPs"
-    if i.reached:
-        why = f"a fixed cost{'' if per_step else ' per token'} dominates"
-    else:
-        why = "no evidence that the axis reached the workload"
-    more = f" The same in {units.plural('more group', len(alike) - 1)}." if alike[1:] else ""
-    return f"{text}: {why}.{more}"
+    time = "; only the step time differs" if d.time_differs else ""
+    return f"`{place}`: {head}: the same {same} in {units.plural('pair', d.pairs)} of cases{time}."

@@ -22,7 +22,7 @@ import pytest
 
 from harness.analysis import comparison, summary
 from harness.analysis.comparison import screen, screened, statistics
-from harness.analysis.dead_axes import oddities
+from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assess
 from harness.analysis.overhead import by_phase, time_use
@@ -70,7 +70,6 @@ def of_one(run: Run) -> dict[str, Values]:
     """All that is computed from one run alone."""
     summaries = summary.summarise(run)
     fits = fit(summaries)
-    odd = oddities(run, summaries)
     return {
         "run": _run(run),
         "cases": {s.case.case_id: _summary(s) for s in summaries},
@@ -94,14 +93,10 @@ def of_one(run: Run) -> dict[str, Values]:
         ],
         "same": [
             [
-                *(d.workload, d.provider, d.axes, d.values, d.all_values, d.pairs),
-                *(d.without_kernels, d.fastest, d.slowest, d.time_differs),
+                *(d.workload, d.provider, d.axes, d.values, d.pairs),
+                *(d.without_kernels, d.time_differs),
             ]
-            for d in odd.dead
-        ],
-        "still": [
-            [i.group, i.axis, i.low, i.high, i.metric, i.value, i.spread, i.growth, i.reached]
-            for i in odd.still
+            for d in dead_axes(run, summaries)
         ],
         "expectations": [
             [
