@@ -26,7 +26,7 @@ from harness.analysis.suspects import (
     fingerprint,
     reproduction,
 )
-from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Suite, Verdict, Weight
+from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Verdict, Weight
 from harness.report import (
     answer,
     conditions,
@@ -178,7 +178,7 @@ def _screen(of: Study) -> dict[str, object]:
         "answers": (
             *answer.beside(of.shown, suite),
             *worse,
-            *(text.crossover_brief(those, suite.axis) for those in _crossed(of)),
+            *text.crossovers(of.against, suite),
         ),
         "why": causes_said,
         "suspects": explained.suspects_table(of.diagnoses, suite),
@@ -186,7 +186,6 @@ def _screen(of: Study) -> dict[str, object]:
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": steps,
-        "readiness": [*answer.readiness(of.parts, suite)],
         "cost": conditions.cost(of.summaries, run, of.names),
     }
 
@@ -198,23 +197,6 @@ def _why(of: Study) -> tuple[str, str] | None:
         return of.run.suite.parts.get(asks, "Why").rstrip("?"), of.why
     takes = where_sentence(of.stacks, of.names)
     return ("Why", takes) if takes else None
-
-
-def _crossed(of: Study) -> list[list[Versus]]:
-    """Where one provider overtakes another, if a rule compares the two."""
-    ratios = [r for r in of.run.suite.rules if r.against]
-    compared = {a.workload for r in ratios for a, _ in r.pairs(of.run.suite.cases)}
-    crossed = [v for v in of.against if v.crossover and v.workload in compared]
-    met = dict.fromkeys((v.workload, v.theirs) for v in crossed)
-    along = [v for v in of.against if v.points[1:]]
-    groups = [[v for v in along if (v.workload, v.theirs) == k] for k in met]
-    return [[_worded(v, of.run.suite) for v in group] for group in groups]
-
-
-def _worded(v: Versus, suite: Suite) -> Versus:
-    """With the names of the providers for people."""
-    ours, theirs = (suite.provider(v.workload, p) for p in (v.ours, v.theirs))
-    return replace(v, ours=ours, theirs=theirs)
 
 
 def _results(of: Study) -> dict[str, object]:

@@ -226,11 +226,8 @@ def _compared(ours: CaseSummary, theirs: CaseSummary, suite: Suite) -> str:
     ratio = times_better(b, a, higher_is_better=False)
     ends = (ratio.low, ratio.high) if ratio.processes > 1 else (None, None)
     first, second = (suite.provider(c.workload, c.provider) for c in (ours.case, theirs.case))
-    steps = f"({units.duration(a.value)} and {units.duration(b.value)} a step)"
-    if ends[0] is not None and ends[1] is not None and ends[0] <= 1 <= ends[1]:
-        change = units.change(ratio.value, *ends)
-        return f"no difference shown between {first} and {second}: {change} {steps}"
-    return f"{first} is {units.slowdown(ratio.value, *ends)} than {second} {steps}"
+    steps = f"{units.duration(a.value)} and {units.duration(b.value)} a step"
+    return f"{first} is {units.slowdown(ratio.value, *ends)} than {second} ({steps})"
 
 
 def _pair(

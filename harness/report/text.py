@@ -5,23 +5,20 @@ profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
 from harness.analysis.effects import Effect, Versus
-from harness.analysis.expectation import Assessment, Judgement, precision_of
-from harness.analysis.recorded import LAG_S, exact_counters
+from harness.analysis.expectation import Assessment, Judgement
+from harness.analysis.recorded import LAG_S
 from harness.analysis.summary import OF_WORK
 from harness.records import (
-    COUNTERS,
     INTERPRETER,
-    OVER_STEPS,
     Case,
     CaseSummary,
     Environment,
     Measurement,
-    Outcome,
     Run,
     Stop,
     Suite,
@@ -29,10 +26,6 @@ from harness.records import (
 
 Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
-DIFFERENT = 1.1
-"""Ratio between pairs from which their range is printed."""
-TWOFOLD = 2.0
-"""Ratio of times from which one is called faster or slower; below, the change is in percent."""
 JUDGEMENTS = {
     Judgement.MET: "met",
     Judgement.BELOW: "missed",
@@ -83,51 +76,31 @@ def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable
         yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
 
 
+_ABSENT = {
+    "tokens_per_s": "the workload does not count tokens",
+    "peak_memory_bytes": "not reported",
+}
+
+
 def why_absent(
     summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
 ) -> str:
-    """Why a case has no value of a metric, in a few words."""
-    if summary.outcome is None:
-        return "did not run"
-    ok = [m for m in measurements if m.outcome is Outcome.OK]
-    if not ok:
-        return units.outcome_name(summary.outcome)
+    """Why a case that ended ok has no value of a metric of the page, in a few words."""
     if metric in summary.apart:
         return "its processes differ by more than 2x"
-    if metric in COUNTERS:
-        return exact_counters(ok).absent.get(metric, "")
-    precision = precision_of(summary.case.axes, summary.effective, environment)
     if metric in OF_WORK and summary.withdrawn:
         return f"the work of a step follows {summary.withdrawn}, which has no effect"
-    if metric == "tokens_per_s":
-        return "the workload does not count tokens"
-    if metric == "roofline_share":
-        if not (summary.flops or any(m.bytes for m in ok)):
-            return "the workload counts neither FLOPs nor bytes"
-        return f"no peak was measured for {precision or 'its precision'} in this run"
-    if metric == "step_cycles":
-        return environment.gpu_unavailable or "the SM clock was not read while sampling"
-    if metric == "mfu":
-        if summary.flops is None:
-            return "the workload does not count FLOPs"
-        if precision is None:
-            return "precision unknown"
-        return f"no data-sheet peak for {environment.device_name} at {precision}"
-    if metric in OVER_STEPS:
-        return "its steps do not report it, or are too few"
-    if metric == "peak_memory_bytes":
-        return "no device memory to measure" if environment.gpu is None else "not reported"
-    if all(m.telemetry is None for m in ok) and not summary.case.settings.telemetry:
-        return "the suite turned telemetry off"
-    telemetry = [m.telemetry for m in ok if m.telemetry is not None]
-    for t in telemetry:
-        if metric in t.unavailable:
-            return t.unavailable[metric]
-    if metric == "gpu_utilisation" and environment.gpu is None:
+    if metric in ("gpu_utilisation", "peak_memory_bytes") and environment.gpu is None:
         return environment.gpu_unavailable or "no GPU"
-    if metric in LAG_S and any(metric in t.channels for t in telemetry):
+    if metric in _ABSENT:
+        return _ABSENT[metric]
+    if not summary.case.settings.telemetry:
+        return "the suite turned telemetry off"
+    seen = [m.telemetry for m in measurements if m.telemetry is not None]
+    said = [t.unavailable[metric] for t in seen if metric in t.unavailable]
+    if not said and metric in LAG_S and any(metric in t.channels for t in seen):
         return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
-    return "no reading during warm-up or sampling"
+    return next(iter(said), "no reading during warm-up or sampling")
 
 
 def case_names(suite: Suite) -> dict[str, str]:
@@ -237,47 +210,39 @@ def _effect(e: Effect, word: Word) -> str:
     pairs = units.plural("pair", e.pairs)
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
-    if e.at_least:
-        return f"{units.at_least(e.ratio)} ({pairs})"
-    if e.disagree or e.smallest * DIFFERENT < 1 < e.largest / DIFFERENT:
-        return f"{_span(e)} by pair ({pairs})"
     amount = units.slowdown(e.ratio, e.low, e.high)
-    if e.negligible:
+    if e.at_least:
+        amount = units.at_least(e.ratio)
+    elif e.disagree:
+        amount = f"{units.slowdown(e.smallest)} to {units.slowdown(e.largest)}"
+    elif e.negligible:
         amount = f"unchanged ({units.change(e.ratio, e.low, e.high)})"
-    elif e.low is not None and e.high is not None and e.low <= 1 <= e.high:
-        amount = f"no difference shown ({amount})"
     elif e.low is None:
         pairs += ", one process a case"
-    differ = e.pairs > 1 and e.largest / e.smallest > DIFFERENT
-    return f"{amount}{f', {_span(e)} by pair' if differ else ''} ({pairs})"
+    elif e.high is not None and e.low <= 1 <= e.high:
+        amount = f"no difference shown ({amount})"
+    return f"{amount} ({pairs})"
 
 
-def crossover_brief(found: Sequence[Versus], word: Word = str) -> str:
-    """`nsa overtakes dense between T 8192 and 32768 (7 of 10 configurations; 2 already
-    ahead)`: where it does."""
-    v, ends = found[0], [one.crossover for one in found if one.crossover]
-    ahead = sum((one.points[0][1].low or 0) > 1 for one in found if not one.crossover)
-    between = f"{min(low for low, _ in ends):.10g} and {max(high for _, high in ends):.10g}"
-    many = f"{len(ends)} of {units.plural('configuration', len(found))}"
-    if ahead:
-        many += f"; {ahead} already ahead"
-    return f"{v.ours} overtakes {v.theirs} between {word(v.axis)} {between} ({many})."
-
-
-def _span(e: Effect) -> str:
-    """`28 % to 60 % slower`, `4.4x faster to 21 % slower`: the ends of the range of the pairs."""
-    (low, one), (high, other) = _end(e.smallest), _end(e.largest)
-    if one == other == "faster":
-        low, high = high, low
-    return f"{low}{'' if one == other else f' {one}'} to {high} {other}"
-
-
-def _end(ratio: float) -> tuple[str, str]:
-    """`("4.4x", "faster")`, `("21 %", "slower")`."""
-    word, times = ("slower", ratio) if ratio >= 1 else ("faster", 1 / ratio)
-    if times < TWOFOLD:
-        return f"{100 * (times - 1):.0f} %", word
-    return units.change(times), word
+def crossovers(found: Sequence[Versus], suite: Suite) -> Iterator[str]:
+    """`nsa overtakes dense between T 8192 and 32768 (7 of 10 configurations; 2 already ahead).`,
+    of two providers that a rule compares."""
+    ratios = [r for r in suite.rules if r.against]
+    compared = {a.workload for r in ratios for a, _ in r.pairs(suite.cases)}
+    groups: dict[tuple[str, str, str], list[Versus]] = {}
+    for v in found:
+        if v.points[1:] and v.workload in compared:
+            groups.setdefault((v.workload, v.ours, v.theirs), []).append(v)
+    for (workload, *providers), group in groups.items():
+        ends = [v.crossover for v in group if v.crossover]
+        if not ends:
+            continue
+        ahead = sum((v.points[0][1].low or 0) > 1 for v in group if not v.crossover)
+        ours, theirs = (suite.provider(workload, p) for p in providers)
+        between = f"{min(low for low, _ in ends):.10g} and {max(high for _, high in ends):.10g}"
+        many = f"{len(ends)} of {units.plural('configuration', len(group))}"
+        many += f"; {ahead} already ahead" if ahead else ""
+        yield f"{ours} overtakes {theirs} between {suite.axis(group[0].axis)} {between} ({many})."
 
 
 # --- axes without effect, variables ------------------------------------------------------
@@ -286,10 +251,8 @@ def _end(ratio: float) -> tuple[str, str]:
 def dead_axis_sentence(d: DeadAxis, word: Word = str) -> str:
     """`train/nsa`: `NSA_FWE_Q` has no effect (1 and 4): the same ... in 6 pairs of cases."""
     place = f"{d.workload}/{d.provider}" if d.provider else d.workload
-    values, axes = (
-        listed([", ".join(map(units.scalar, v)) for v in d.values]),
-        quoted(map(word, d.axes)),
-    )
+    values = listed([", ".join(map(units.scalar, v)) for v in d.values])
+    axes = quoted(map(word, d.axes))
     if d.axes == ("provider",):
         head = f"providers {values} do the same"
     else:

@@ -12,7 +12,6 @@ from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
     Case,
-    CostPlan,
     Decision,
     Estimate,
     Expectation,
@@ -120,14 +119,6 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
 
     assert said in built["answer"]
     assert built["next"].startswith(step)
-
-
-def test_a_suite_with_a_cost_says_what_is_ready() -> None:
-    fast, faster = PARTS.values()
-    missed = measured(dense_s=1.5, cost=CostPlan(steps=10, match=FLOOR.match))
-
-    assert values(missed)["readiness"] == [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
-    assert values(measured())["readiness"] == []
 
 
 def test_the_best_of_several_cases_has_its_name() -> None:

@@ -121,31 +121,20 @@ def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("smallest", "ratio", "largest", "expected"),
+    ("ratio", "expected"),
     [
-        pytest.param(1.5, 1.55, 1.6, "55.0 % [54.0 … 56.0] slower", id="alike"),
-        pytest.param(
-            1.3, 1.55, 1.8, "55.0 % [54.0 … 56.0] slower, 30 % to 80 % slower by pair", id="near"
-        ),
-        pytest.param(
-            0.5, 0.8, 0.9, "25.0 % [23.5 … 26.6] faster, 11 % to 2.0x faster by pair", id="less"
-        ),
-        pytest.param(0.2, 1.55, 4.4, "5.0x faster to 4.4x slower by pair", id="far"),
-        pytest.param(0.7, 1.0, 1.4, "43 % faster to 40 % slower by pair", id="both ways"),
-        pytest.param(
-            2.5, 3.0, 3.5, "3.000x [2.990 … 3.010] slower, 2.5x to 3.5x slower by pair", id="slower"
-        ),
-        pytest.param(
-            0.2, 0.25, 0.3, "4.00x [3.85 … 4.17] faster, 3.3x to 5.0x faster by pair", id="faster"
-        ),
+        (1.55, "55.0 % [54.0 … 56.0] slower"),
+        (0.8, "25.0 % [23.5 … 26.6] faster"),
+        (3.0, "3.000x [2.990 … 3.010] slower"),
+        (1.001, "unchanged (+0.1 % [-0.9 … +1.1])"),
+        (1.012, "no difference shown (+1.2 % [-0.8 … +3.2])"),
     ],
 )
-def test_an_effect_has_a_direction_and_the_range_of_its_pairs(
-    smallest: float, ratio: float, largest: float, expected: str
-) -> None:
+def test_an_effect_has_a_direction(ratio: float, expected: str) -> None:
+    around = 0.02 if ratio == 1.012 else 0.01
     effect = Effect(
-        workload="w", axis="gc", base="off", value="on", ratio=ratio, low=ratio - 0.01,
-        high=ratio + 0.01, smallest=smallest, largest=largest, pairs=4,
+        workload="w", axis="gc", base="off", value="on", ratio=ratio, low=ratio - around,
+        high=ratio + around, smallest=ratio, largest=ratio, pairs=4,
     )  # fmt: skip
 
     (sentence,) = text.effect_sentences([effect])
@@ -181,7 +170,7 @@ def test_pairs_that_disagree_have_a_range_but_no_mean() -> None:
 
     (sentence,) = text.effect_sentences([effect])
 
-    said = "5.0x faster to 4.4x slower by pair (4 pairs, seq_len=512)"
+    said = "5.0x faster to 4.4x slower (4 pairs, seq_len=512)"
     assert sentence == f"`gc`, on against off in v: {said}."
 
 
