@@ -6,11 +6,9 @@ Peers are left out. No cause is named without evidence: a run in which nothing i
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import chain, pairwise
 from statistics import fmean, median
 
 from harness import units
@@ -20,7 +18,6 @@ from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck, kernels_by_range
 from harness.analysis.scaling import groups_along, positive
-from harness.analysis.statistics import times_better
 from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
 
 MANY = 0.1
@@ -43,8 +40,6 @@ NEAR = 1.5
 """Step time over what its operators predict, or the reverse, within which dispatch is the step."""
 EAGER_S = 30e-6
 """Longest time in which a host dispatches one of PyTorch's operators; other calls take longer."""
-CLEAR = 1.05
-"""Ratio of neighbouring cells from which one of them can contradict its axis."""
 
 _RANK = re.compile(r"rank[-_ ]?\d+", re.IGNORECASE)
 _POWER = "GPU power of rank"
@@ -65,7 +60,6 @@ class CauseKind(StrEnum):
     SINKING = "tokens/s sinks"
     SLOW_STEPS = "slow steps"
     COLD = "cold start"
-    CELL = "suspect the cell"
     RANKS = "rank imbalance"
     STEEP = "steep range"
     SETTING = "costly setting"
@@ -131,7 +125,6 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *_ranks(measured),
         *_settings(run, judged),
         *_steep(run, judged),
-        *suspect_cells(run, sound),
     ]
     if any(c.kind is CauseKind.RANKS for c in found):  # the others wait for the slowest
         found = [c for c in found if c.kind is not CauseKind.COMMUNICATION]
@@ -294,42 +287,6 @@ def _over_time(
     yield from _one(CauseKind.LEAK, leaks)
     yield from _one(CauseKind.SINKING, sinking)
     yield from _one(CauseKind.SLOW_STEPS, slow)
-
-
-def suspect_cells(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
-    """A case that alone contradicts its axes: along each, all other neighbours move the other way.
-
-    One that contradicts a single axis of several may be an interaction of the two.
-    """
-    timed = [s for s in ours if "step_s" in s.metrics]
-    for grid in groups_along(timed, *dict.fromkeys(chain(*(s.case.swept for s in timed)))):
-        axes = [a for a in grid[0].case.swept if len({s.case.get(a) for s in grid}) > 1]
-        lone = [pair for axis in axes for pair in _lone(grid, axis)]
-        count = Counter(s.case.case_id for pair in lone for s in pair)
-        worst = [c for c, n in count.items() if n == max(count.values()) and n >= min(2, len(axes))]
-        if worst:
-            text = (
-                f"alone moves against {' and '.join(map(run.suite.axis, axes))}: measure it again"
-            )
-            yield Cause(kind=CauseKind.CELL, evidence=text, cases=tuple(worst))
-
-
-def _lone(grid: Sequence[CaseSummary], axis: str) -> Iterator[tuple[CaseSummary, CaseSummary]]:
-    """The one pair of neighbours along an axis that moves against three or more others."""
-    ways: dict[bool, list[tuple[CaseSummary, CaseSummary]]] = {True: [], False: []}
-    undecided = 0
-    for group in groups_along(grid, axis):
-        ranked = sorted(group, key=lambda s: positive(s, axis))
-        for a, b in pairwise(ranked):
-            ratio = times_better(a.metrics["step_s"], b.metrics["step_s"], higher_is_better=False)
-            low, high = ratio.low or 0.0, ratio.high or math.inf
-            if ratio.processes > 1 and (low > CLEAR or high < 1 / CLEAR):
-                ways[ratio.value > 1].append((a, b))
-            else:
-                undecided += 1
-    few, many = sorted(ways.values(), key=len)
-    if len(few) == 1 and len(many) >= 3 and not undecided:
-        yield few[0]
 
 
 # --- what costs time ---------------------------------------------------------------------

@@ -34,8 +34,6 @@ from harness.report.verdict_text import misses
 
 MAX_STEPS, MAX_ROWS = 5, 8
 """Next steps, and rows of the table of causes."""
-MINOR = (CauseKind.DEAD, CauseKind.CELL)
-"""Causes that spoil a comparison, but not the numbers of each case."""
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
@@ -54,7 +52,6 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
         AGAIN,
     ),
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
-    CauseKind.CELL: ("Measure the cell again", f"{AGAIN} -s measure.processes=6"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
     CauseKind.STEEP: ("Make {value} grow as the work does, then measure", AGAIN),
     CauseKind.SETTING: ("Set `{value}`", AGAIN),
@@ -137,8 +134,6 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:
-    if c.kind is CauseKind.CELL:
-        return " or ".join(names[i] for i in c.cases)
     more = f" and {units.plural('more case', len(c.cases) - 1)}" if c.cases[1:] else ""
     return f"{names[c.cases[0]]}{more}"
 
@@ -190,7 +185,7 @@ def next_steps(
     suite = shlex.quote(run.suite.path)
     if not run.ended_at:
         return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
-    urgent = [c for c in found if c.share is None and c.kind not in MINOR]
+    urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
     steps = dict.fromkeys(remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f"; it took {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""

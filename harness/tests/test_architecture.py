@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
-    "harness/analysis": 4_890,
+    "harness/analysis": 4_850,
     "harness/bisect": 1_670,
     "harness/cli": 2_210,
     "harness/executor": 360,
@@ -78,7 +78,7 @@ MOST_LINES = {
     "harness/measure": 2_350,
     "harness/program": 1_760,
     "harness/records": 1_930,
-    "harness/report": 4_640,
+    "harness/report": 4_630,
     "harness/runner": 2_600,
     "harness/store": 770,
     "harness/suite": 2_240,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_850, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_800, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

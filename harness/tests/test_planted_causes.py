@@ -267,11 +267,6 @@ def overflow(c: Case, m: Measurement) -> Measurement:
     return replace(made, process=m.process)
 
 
-def odd_cell(c: Case, m: Measurement) -> Measurement:
-    """One cell takes 2.5 times as long: against both of its axes."""
-    return slower(m, 2.5) if (c.axes["seq_len"], c.axes["gc"]) == (1024, "off") else m
-
-
 def interaction(c: Case, m: Measurement) -> Measurement:
     """Checkpointing helps the shortest rows: no single cell is to blame."""
     return slower(m, 0.7) if (c.axes["seq_len"], c.axes["gc"]) == (512, "on") else m
@@ -325,7 +320,6 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
         (steady_training, CASES, None),
         (overflow, CASES, CauseKind.OVERFLOW),
         (lambda _, m: replace(m, effective={"raised": "KeyError"}), CASES, CauseKind.RAISED),
-        (odd_cell, GC, CauseKind.CELL),
         (nothing, CASES, None),
         (nothing, GC, None),
         (busy_node, CASES, None),

@@ -43,19 +43,6 @@ def test_a_cause_has_its_command_and_what_it_saves(
     assert built["causes"].rows[0][0] in f"{built['lines']}{built['why']}"
 
 
-def test_a_suspect_cell_has_its_name_and_not_its_id() -> None:
-    ((_, where, evidence, *_),) = values(planted.planted(planted.odd_cell, planted.GC))[
-        "causes"
-    ].rows
-
-    assert where == "nsa, seq_len=1024, gc=off"
-    assert evidence.startswith("alone moves against ")
-    either = Cause(kind=CauseKind.CELL, evidence="alone", cases=("a", "b"))
-    table = remedies.table([either], {"a": "first", "b": "second"})
-    assert table is not None
-    assert table.rows[0][1] == "first or second"
-
-
 def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3) -> tuple[str, ...]:
     """What a run asks for that has one rule, on the cases with this checkpointing."""
     only = Match(criteria={"gc": (gc,)})
