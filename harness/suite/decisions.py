@@ -170,16 +170,6 @@ def _observation(o: Observation) -> Observation:
     return o
 
 
-def _once(suspects: Suspects) -> Suspects:
-    """The same pair the other way round is the same fact."""
-    pairs = [(s.without, s.with_) for s in suspects.tested if not s.control]
-    for i, (without, with_) in enumerate(pairs):
-        if (with_, without) in pairs[i:]:
-            text = "has a pair of cases twice, once the other way round"
-            raise wrong(text, key="tested", remedy="Keep the one whose `with` is slower.")
-    return suspects
-
-
 MetricName = Annotated[Text, AfterValidator(metric_name)]
 Known = Annotated[
     Gap,
@@ -194,9 +184,7 @@ Observed = Annotated[
 InThatRun = Literal["on", "off", "unknown"]
 Tested = Annotated[Suspect, reads(Suspect, then=InThatRun), AfterValidator(_one_form)]
 Diagnosis = Annotated[
-    Suspects,
-    reads(Suspects, gap=Known, tested=Some[Tested], observed=list[Observed]),
-    AfterValidator(_once),
+    Suspects, reads(Suspects, gap=Known, tested=Some[Tested], observed=list[Observed])
 ]
 
 

@@ -25,8 +25,7 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from harness.records import Match, Outcome, Scalar
 from harness.suite.positions import Document, Problem, nearest, show
@@ -206,22 +205,9 @@ def checked(model: type[AnyForm], document: Document) -> AnyForm:
 
 
 def schema_of(model: type[Form]) -> dict[str, Any]:
-    schema = model.model_json_schema(by_alias=True, schema_generator=_NoNulls)
+    """The JSON Schema of a file, for editors. It also allows null, which `read` refuses."""
+    schema = model.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
-
-
-class _NoNulls(GenerateJsonSchema):
-    """None, or an empty text, stands for an absent key; a suite can contain neither."""
-
-    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
-        inner: CoreSchema = schema["schema"]
-        return self.generate_inner(inner)
-
-    def default_schema(self, schema: Any) -> JsonSchemaValue:
-        if schema.get("default", ...) in (None, ""):
-            inner: CoreSchema = schema["schema"]
-            return self.generate_inner(inner)
-        return super().default_schema(schema)
 
 
 def problem(error: ErrorDetails, data: Any) -> Problem:

@@ -5,7 +5,7 @@ changed by the command line (harness.suite.choice) and expanded into cases (harn
 This module checks its rules against those cases. Errors have file, line and column.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +13,11 @@ from pathlib import Path
 from harness.errors import SuiteError
 from harness.records import METRICS, Case, Match, Metric, Rule, Suite
 from harness.suite import program, sweep
-from harness.suite.choice import Overrides, filtered, set_error
+from harness.suite.choice import filtered, overridden, set_error
 from harness.suite.decisions import contrary as wrong_abort
 from harness.suite.fields import checked
 from harness.suite.positions import Loc, Problem, nearest, read
-from harness.suite.schema import MeasureModel, SuiteModel, WorkloadModel
+from harness.suite.schema import SuiteModel, WorkloadModel
 
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
@@ -85,20 +85,15 @@ def shipped_folder() -> Path:
 
 def _find(ref: str | Path) -> tuple[Path, Path]:
     """The file of a suite, and the path to show, which `load` accepts in any folder."""
-    path = Path(ref)
-    for own in () if path.is_file() else (Path("suites", f"{path}.yaml"), Path(f"{path}.yaml")):
+    path, shipped = Path(ref), {file.stem: file for file in available()}
+    for own in (path, Path("suites", f"{path}.yaml"), Path(f"{path}.yaml")):
         if own.is_file():
             return own, own
-    if not path.is_file() and path.parent in (Path(), Path("suites")):
-        for file in available():
-            if path.name in (file.name, file.stem):
-                return file, Path("suites") / file.name
+    if path.parent in (Path(), Path("suites")) and path.name.removesuffix(".yaml") in shipped:
+        file = shipped[path.name.removesuffix(".yaml")]
+        return file, Path("suites") / file.name
     if not path.exists():
-        shipped = [file.stem for file in available()]
-        beside = sorted(map(str, path.parent.glob("*.y*ml")))
-        if shipped_folder() / "suites" != path.parent.resolve() and beside:
-            raise SuiteError(path, "no such suite", nearest(str(path), [*beside, *shipped]))
-        raise SuiteError(path, "no such suite", nearest(path.stem, shipped))
+        raise SuiteError(path, "no such suite", nearest(path.stem, [*shipped]))
     return path, path
 
 
@@ -114,11 +109,11 @@ def loads(
     if problems := [*_sweep_problems(model)]:
         raise document.error(problems)
     cases, problems = _cases(model)
-    if problems := [*problems, *(_rule_problems(model, cases) if cases else ())]:
+    if problems := [*problems, *(_decision_problems(model, cases) if cases else ())]:
         raise document.error(problems)
     free = program.free_metrics(model)
     if overrides:
-        cases = Overrides.parse(overrides, model).cases(model)
+        cases = sweep.expanded(*overridden(model, overrides))
         if contrary := _contrary(cases):
             raise set_error(" ".join(overrides), contrary)
     whole, parts = (
@@ -163,16 +158,9 @@ def _complete(rule: Rule, free: Metric | None, cases: Sequence[Case]) -> Rule:
 
 def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
     """Problems that prevent the expansion of workloads."""
-    known: set[tuple[str, str | None]] = set()
-    for i, one in enumerate(model.needs):
-        if again := known & {(key, one.else_) for key in one.stated()}:
-            text = f"{min(key for key, _ in again)} is required twice"
-            yield Problem(("requires", i), text, "Remove one.")
-        known |= {(key, one.else_) for key in one.stated()}
     yield from _repeated("workloads", "workloads", model.workloads)
     for w, workload in enumerate(model.workloads):
         yield from sweep.check(workload, ("workloads", w))
-    yield from program.check_same(model)
 
 
 def _repeated(
@@ -197,111 +185,17 @@ def _cases(model: SuiteModel) -> tuple[list[Case], list[Problem]]:
         if not kept:
             text = "every combination is excluded"
             problems.append(Problem((*loc, "exclude"), text, at_key=True))
+        if contrary := _contrary(kept):
+            remedy = "Lower min_samples or raise max_samples."
+            place = (*loc, "measure") if "measure" in workload.model_fields_set else ("measure",)
+            problems.append(Problem(place, contrary, remedy, at_key=True))
         cases += kept
-        problems += _measure_problems(workload, loc, kept)
         problems += program.check_settings(kept, loc)
-        for key, criteria in _matches(workload):
-            problems += sweep.check_match(criteria, (*loc, *key), kept)
+        for key in ("env", "kernels", "operators", "measure", "allow"):
+            stated = getattr(workload, key)
+            for i, some in enumerate(stated if isinstance(stated, list) else ()):
+                problems += sweep.check_match(some.match, (*loc, key, i, "match"), kept)
     return cases, problems
-
-
-def _rule_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem]:
-    """Parts of the suite that refer to cases it does not have."""
-    for e, expectation in enumerate(model.expectations):
-        yield from sweep.check_match(expectation.match, ("expectations", e, "match"), cases)
-    yield from _repeated("verdict", "rules", model.verdict)
-    known = {**METRICS, **program.free_metrics(model)}
-    for r, rule in enumerate(model.verdict):
-        if rule.metric not in known:
-            text = f"metric must name a metric, not {rule.metric!r}"
-            yield Problem(("verdict", r, "metric"), text, nearest(rule.metric, [*known]))
-        elif why := wrong_abort(replace(rule, free=known[rule.metric])):
-            yield Problem(("verdict", r, "abort"), f"abort {why}")
-        yield from (problems := sweep.check_match(rule.match, ("verdict", r, "match"), cases))
-        if rule.against is not None:
-            yield from (found := sweep.check_match(rule.against, ("verdict", r, "against"), cases))
-            if not found and not problems and not rule.pairs(cases):
-                text = "no matched case has a partner that is equal in all other axes"
-                yield Problem(("verdict", r, "against"), text, "Name every axis that differs.")
-        if rule.axis is not None and not problems:
-            matched = [case for case in cases if rule.match.accepts(case)]
-            yield from sweep.check_fit(rule.axis, ("verdict", r, "axis"), matched)
-    if model.cost:
-        yield from sweep.check_match(model.cost.match, ("cost", "match"), cases)
-    for i, label in enumerate(model.labels):
-        yield from sweep.check_match(label.match, ("labels", i, "match"), cases)
-    axes = [*dict.fromkeys(name for case in cases for name in case.axes)]
-    for i, (name, word) in enumerate(model.axis_names.items()):
-        if name not in axes:
-            text = f"no workload has the axis {name!r}"
-            yield Problem(("axis_names", name), text, nearest(name, axes), at_key=True)
-        beside = {a for c in cases if name in c.axes for a in ("provider", "workload", *c.axes)}
-        for other in sorted(beside - {*[*model.axis_names][i:]}):
-            if model.axis_names.get(other, other) == word:
-                text = f"{name!r} and {other!r} are both named {word!r}"
-                yield Problem(("axis_names", name), text, "Use another name.")
-    providers = [*dict.fromkeys(case.provider for case in cases)]
-    several = [*dict.fromkeys(f"{case.workload}/{case.provider}" for case in cases)]
-    for name in model.provider_names:
-        if name not in (*providers, *several):
-            text, near = f"no provider is {name!r}", nearest(name, [*providers, *several])
-            yield Problem(("provider_names", name), text, near, at_key=True)
-    for p, peer in enumerate(model.peers):
-        if peer not in providers:
-            yield Problem(("peers", p), f"no provider is {peer!r}", nearest(peer, providers))
-    if model.suspects:
-        if then := model.suspects.gap.then:
-            yield from sweep.check_match(then, ("suspects", "gap", "then"), cases)
-        for i, seen in enumerate(model.suspects.observed):
-            yield from sweep.check_match(seen.at, ("suspects", "observed", i, "at"), cases)
-            yield from sweep.check_match(seen.over, ("suspects", "observed", i, "over"), cases)
-        for i, suspect in enumerate(model.suspects.tested):
-            place: Loc = ("suspects", "tested", i)
-            if suspect.control:
-                yield from sweep.check_match(suspect.control, (*place, "control"), cases)
-            else:
-                yield from sweep.check_match(suspect.without, (*place, "without"), cases)
-                yield from sweep.check_match(suspect.with_, (*place, "with"), cases)
-    yield from _unasked(model)
-
-
-def _unasked(model: SuiteModel) -> Iterator[Problem]:
-    """Parts of the question that no rule asks, and rules that ask for no part of it."""
-    parts = {} if isinstance(model.question, str) else model.question
-    asked = [
-        *(("expectations", i, e.asks) for i, e in enumerate(model.expectations) if e.asks),
-        *(("verdict", i, r.asks) for i, r in enumerate(model.verdict) if r.asks),
-    ]
-    diagnosed = model.suspects.asks if model.suspects else None
-    named: list[tuple[Loc, str]] = [((key, i, "asks"), part) for key, i, part in asked]
-    named += [(("decides_for", "parts", i), p) for i, p in enumerate(model.deciding.parts)]
-    if diagnosed:
-        named.append((("suspects", "asks"), diagnosed))
-    for place, part in named:
-        if part not in parts:
-            yield Problem(place, f"question has no part {part!r}", nearest(part, [*parts]))
-    for part in parts:
-        if part not in (diagnosed, *(name for _, _, name in asked)):
-            remedy = f"Add `asks: {part}` to the rule or expectation that answers it."
-            yield Problem(("question", part), "no rule asks this part", remedy, at_key=True)
-
-
-def _matches(workload: WorkloadModel) -> Iterator[tuple[Loc, Match]]:
-    """Place and `match` of each part of the workload that is for some cases."""
-    for key in ("env", "kernels", "operators", "measure", "allow"):
-        if isinstance(stated := getattr(workload, key), list):
-            yield from (((key, i, "match"), some.match) for i, some in enumerate(stated))
-
-
-def _measure_problems(
-    workload: WorkloadModel, loc: Loc, cases: Sequence[Case]
-) -> Iterator[Problem]:
-    stated = workload.measure
-    measures: Sequence[MeasureModel] = [stated] if isinstance(stated, MeasureModel) else stated
-    if contrary := _contrary(cases):
-        own = any(m.model_fields_set & {"min_samples", "max_samples"} for m in measures)
-        place = (*loc, "measure") if own else ("measure",)
-        yield Problem(place, contrary, "Lower min_samples or raise max_samples.", at_key=True)
 
 
 def _contrary(cases: Sequence[Case]) -> str:
@@ -311,3 +205,91 @@ def _contrary(cases: Sequence[Case]) -> str:
         if fewest > most:
             return f"min_samples {fewest} is above max_samples {most}, for {case.case_id}"
     return ""
+
+
+def _decision_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem]:
+    """Parts of the suite that refer to cases, metrics or names it does not have."""
+    for place, match in _matches(model):
+        yield from sweep.check_match(match, place, cases)
+    yield from _repeated("verdict", "rules", model.verdict)
+    known = {**METRICS, **program.free_metrics(model)}
+    for r, rule in enumerate(model.verdict):
+        yield from _rule_problems(rule, ("verdict", r), known, cases)
+    axes = [*dict.fromkeys(name for case in cases for name in case.axes)]
+    providers = [*dict.fromkeys(case.provider for case in cases)]
+    named = [*providers, *dict.fromkeys(f"{case.workload}/{case.provider}" for case in cases)]
+    for key, what, stated, valid in (
+        ("axis_names", "axis", model.axis_names, axes),
+        ("provider_names", "provider", model.provider_names, named),
+        ("peers", "provider", model.peers, providers),
+    ):
+        for i, name in enumerate(stated):
+            if name not in valid:
+                place = (key, i if key == "peers" else name)
+                text = f"no case has the {what} {name!r}"
+                yield Problem(place, text, nearest(name, valid), at_key=True)
+    yield from _unasked(model)
+
+
+def _rule_problems(
+    rule: Rule, loc: Loc, known: Mapping[str, Metric], cases: Sequence[Case]
+) -> Iterator[Problem]:
+    if rule.metric not in known:
+        text = f"metric must name a metric, not {rule.metric!r}"
+        yield Problem((*loc, "metric"), text, nearest(rule.metric, [*known]))
+    elif why := wrong_abort(replace(rule, free=known[rule.metric])):
+        yield Problem((*loc, "abort"), f"abort {why}")
+    problems = sweep.check_match(rule.match, (*loc, "match"), cases)
+    if rule.against is not None:
+        problems += sweep.check_match(rule.against, (*loc, "against"), cases)
+        if not problems and not rule.pairs(cases):
+            text = "no matched case has a partner that is equal in all other axes"
+            yield Problem((*loc, "against"), text, "Name every axis that differs.")
+    if rule.axis is not None and not problems:
+        matched = [case for case in cases if rule.match.accepts(case)]
+        problems += sweep.check_fit(rule.axis, (*loc, "axis"), matched)
+    yield from problems
+
+
+def _matches(model: SuiteModel) -> Iterator[tuple[Loc, Match]]:
+    """Place and `match` of each part, beside the rules, that must select a case."""
+    for i, expectation in enumerate(model.expectations):
+        yield ("expectations", i, "match"), expectation.match
+    for i, label in enumerate(model.labels):
+        yield ("labels", i, "match"), label.match
+    if model.cost:
+        yield ("cost", "match"), model.cost.match
+    if not model.suspects:
+        return
+    if model.suspects.gap.then:
+        yield ("suspects", "gap", "then"), model.suspects.gap.then
+    for i, seen in enumerate(model.suspects.observed):
+        yield ("suspects", "observed", i, "at"), seen.at
+        yield ("suspects", "observed", i, "over"), seen.over
+    for i, suspect in enumerate(model.suspects.tested):
+        if suspect.control:
+            yield ("suspects", "tested", i, "control"), suspect.control
+        else:
+            yield ("suspects", "tested", i, "without"), suspect.without
+            yield ("suspects", "tested", i, "with"), suspect.with_
+
+
+def _unasked(model: SuiteModel) -> Iterator[Problem]:
+    """Parts of the question that no rule asks, and rules that ask for no part of it."""
+    parts = {} if isinstance(model.question, str) else model.question
+    asked: dict[Loc, str] = {
+        **{("expectations", i, "asks"): e.asks for i, e in enumerate(model.expectations)},
+        **{("verdict", i, "asks"): r.asks for i, r in enumerate(model.verdict)},
+    }
+    if model.suspects:
+        asked["suspects", "asks"] = model.suspects.asks
+    named = dict(asked)
+    for i, part in enumerate(model.deciding.parts):
+        named["decides_for", "parts", i] = part
+    for place, part in named.items():
+        if part and part not in parts:
+            yield Problem(place, f"question has no part {part!r}", nearest(part, [*parts]))
+    for part in parts:
+        if part not in asked.values():
+            remedy = f"Add `asks: {part}` to the rule or expectation that answers it."
+            yield Problem(("question", part), "no rule asks this part", remedy, at_key=True)

@@ -7,10 +7,10 @@ refused, and so is what could be misread: a repeated key, an empty value, NaN.
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ _CUT = re.compile(r"[ \t]+#\S.*")
 """A comment without a space after `#`, which may be the rest of a text."""
 _TAG = "tag:yaml.org,2002:"
 _NULL = _TAG + "null"
+_NUMBERS = {"int": "whole number of at most 63 bits", "float": "finite number"}
+_TAGS = {_TAG + name for name in ("map", "seq", "str", "bool", "null", "timestamp", *_NUMBERS)}
+"""Those that YAML itself gives a value. YAML 1.2 has no dates: a timestamp is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,9 @@ class Document:
 
     def position(self, problem: Problem) -> tuple[int, int]:
         """Line and column of a problem; those of the enclosing value if its own are unknown."""
-        if problem.at_key and problem.loc in self.keys:
-            return self.keys[problem.loc]
         loc = problem.loc
+        if problem.at_key and loc in self.keys:
+            return self.keys[loc]
         while loc not in self.values:
             loc = loc[:-1]
         return self.values[loc]
@@ -74,14 +77,14 @@ class Document:
     def error(self, problems: Iterable[Problem]) -> SuiteError:
         """One error for all problems, in the order of the file."""
         first, *others = sorted(problems, key=self.position)
-        line, column = self.position(first)
-        also = [
-            f"also at {'{}:{}'.format(*self.position(p))}: {p.text}" for p in others[:MAX_SHOWN]
-        ]
+        remedies = [first.remedy] if first.remedy else []
+        for other in others[:MAX_SHOWN]:
+            line, column = self.position(other)
+            remedies.append(f"also at {line}:{column}: {other.text}")
         if len(others) > MAX_SHOWN:
-            also.append(f"and {len(others) - MAX_SHOWN} more")
-        remedy = "\n  ".join([first.remedy, *also] if first.remedy else also)
-        return SuiteError(self.path, first.text, remedy, line=line, column=column)
+            remedies.append(f"and {len(others) - MAX_SHOWN} more")
+        line, column = self.position(first)
+        return SuiteError(self.path, first.text, "\n  ".join(remedies), line=line, column=column)
 
 
 def read(
@@ -95,31 +98,23 @@ def read(
     Raises:
         SuiteError: The text is not YAML, is empty, or contains something that is refused.
     """
-    reader = _NodeReader(path)
+    yaml, reader = YAML(typ="safe", pure=True), _NodeReader(path)
+    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
     try:
-        root = _composed(text)
+        root = yaml.compose(text)
         data = reader.plain(root, ()) if root is not None else None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         remedy = "Indent with spaces, not tabs." if "'\\t'" in str(error) else IN_QUOTES
         remedy = "Split the file." if "document" in str(error.problem) else remedy
-        raise SuiteError(
-            path,
-            f"not YAML: {error.problem}",
-            remedy,
-            line=mark.line + 1 if mark else 0,
-            column=mark.column + 1 if mark else 0,
-        ) from None
+        place = {"line": mark.line + 1, "column": mark.column + 1} if mark else {}
+        raise SuiteError(path, f"not YAML: {error.problem}", remedy, **place) from None
     except ReaderError as error:
-        before = text[: error.position]
-        raise SuiteError(
-            path,
-            f"not text: invalid character #x{ord(text[error.position]):04x}",
-            line=before.count("\n") + 1,
-            column=len(before) - before.rfind("\n"),
-        ) from None
+        character = f"#x{ord(text[error.position]):04x}"
+        raise SuiteError(path, f"not text: invalid character {character}") from None
     except RecursionError:
-        raise SuiteError(path, "nested too deeply to be read") from None
+        problem = "nested too deeply to be read, or an alias contains itself"
+        raise SuiteError(path, problem) from None
     if data is None:
         raise SuiteError(path, "the file is empty", least)
     return Document(path, data, reader.values, reader.keys)
@@ -134,16 +129,6 @@ def dumped(head: str, **data: Any) -> str:
     return f"# {head}\n{text.getvalue()}"
 
 
-@lru_cache(maxsize=32)
-def _composed(text: str) -> Node | None:
-    """The nodes of a document. Most of the time of reading a suite is spent here, and suites that
-    name each other are read many times."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
-    root: Node | None = yaml.compose(text)
-    return root
-
-
 @dataclass(slots=True)
 class _NodeReader:
     """Converts composed nodes to plain values, and records their places."""
@@ -151,59 +136,45 @@ class _NodeReader:
     path: Path | str
     values: dict[Loc, tuple[int, int]] = field(default_factory=dict)
     keys: dict[Loc, tuple[int, int]] = field(default_factory=dict)
-    open: list[Node] = field(default_factory=list)
-    """Mappings and lists that are being read, outermost first."""
 
     def plain(self, node: Node, loc: Loc) -> Any:
-        if node in self.open:
-            raise self._refuse(node, "an alias contains itself")
         self.values[loc] = _place(node)
+        if node.tag not in _TAGS:
+            raise self._refuse(node, f"tag {node.tag} is not allowed", "Remove the tag.")
+        if isinstance(node, MappingNode):
+            return self._mapping(node, loc)
         if isinstance(node, ScalarNode):
             return self._scalar(node, loc)
-        kind = "map" if isinstance(node, MappingNode) else "seq"
-        if node.tag != _TAG + kind:
-            raise self._refuse(node, f"tag {node.tag} is not allowed", "Remove the tag.")
-        self.open.append(node)
-        value = (
-            self._mapping(node, loc)
-            if isinstance(node, MappingNode)
-            else [self.plain(item, (*loc, i)) for i, item in enumerate(node.value)]
-        )
-        self.open.pop()
-        return value
+        return [self.plain(item, (*loc, i)) for i, item in enumerate(node.value)]
 
     def _mapping(self, node: MappingNode, loc: Loc) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _TAG + "merge":
                 raise self._refuse(key_node, "'<<' is not part of YAML 1.2", "Write out the keys.")
-            if key_node.tag != _TAG + "str" or not isinstance(key_node, ScalarNode):
+            if key_node.tag != _TAG + "str":
                 raise self._refuse(key_node, "a key must be text", "Put it in quotes.")
             key = key_node.value
             if key in mapping:
                 line, _ = self.keys[*loc, key]
-                raise self._refuse(
-                    key_node, f"key {key!r} is repeated", f"Remove it here or on line {line}."
-                )
+                remedy = f"Remove it here or on line {line}."
+                raise self._refuse(key_node, f"key {key!r} is repeated", remedy)
             self.keys[*loc, key] = _place(key_node)
             mapping[key] = self.plain(value_node, (*loc, key))
         return mapping
 
     def _scalar(self, node: ScalarNode, loc: Loc) -> Scalar:
-        tag = str(node.tag)
-        if tag == _NULL:
+        if node.tag == _NULL:
             name = next((step for step in reversed(loc) if isinstance(step, str)), "the file")
             raise self._refuse(node, f"{name} has no value", NO_VALUE)
-        if tag not in _SCALARS:
-            raise self._refuse(node, f"tag {tag} is not allowed", "Remove the tag.")
         if node.style is None and (cut := _CUT.match(node.end_mark.buffer, node.end_mark.pointer)):
             raise self._refuse(node, f"'{cut[0].strip()}' is a comment here", IN_QUOTES)
         try:
-            return _convert(tag, node.value)
+            return _convert(str(node.tag), node.value)
         except ValueError as error:
             raise self._refuse(node, str(error), "Put it in quotes if it is text.") from None
 
-    def _refuse(self, node: Node, problem: str, remedy: str = "") -> SuiteError:
+    def _refuse(self, node: Node, problem: str, remedy: str) -> SuiteError:
         line, column = _place(node)
         return SuiteError(self.path, problem, remedy, line=line, column=column)
 
@@ -221,40 +192,21 @@ def scalar(text: str) -> Scalar:
     tag = str(YAML(typ="safe", pure=True).resolver.resolve(ScalarNode, text, (True, False)))
     if tag == _NULL:
         raise ValueError(f"{text!r} is not a value")
-    return _convert(tag, text) if tag in _SCALARS else text
+    return _convert(tag, text)
 
 
 def _convert(tag: str, text: str) -> Scalar:
-    kind, convert = _SCALARS[tag]
-    try:
-        return convert(text)
-    except (KeyError, ValueError):
-        raise ValueError(f"{text} is not a {kind}") from None
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-def _whole(text: str) -> int:
-    if abs(number := int(text, base=0)) >= 2**63:
-        raise ValueError(text)
-    return number
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text.replace("_", ""))):
-        raise ValueError(text)
-    return number
-
-
-_SCALARS: Mapping[str, tuple[str, Callable[[str], Scalar]]] = {
-    _TAG + "str": ("text", str),
-    _TAG + "timestamp": ("text", str),  # YAML 1.2 has no dates
-    _TAG + "bool": ("boolean", _boolean),
-    _TAG + "int": ("whole number of at most 63 bits", _whole),
-    _TAG + "float": ("finite number", _finite),
-}
+    """The value of a plain word; ValueError for a number that is too large or not finite."""
+    kind = tag.removeprefix(_TAG)
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind not in _NUMBERS:
+        return text
+    with suppress(ValueError):  # .inf and .nan are no number here
+        number = int(text, base=0) if kind == "int" else float(text.replace("_", ""))
+        if abs(number) < (2**63 if kind == "int" else math.inf):
+            return number
+    raise ValueError(f"{text} is not a {_NUMBERS[kind]}")
 
 
 def show(value: Scalar) -> str:

@@ -75,19 +75,6 @@ def free_metrics(model: SuiteModel) -> Mapping[str, Metric]:
     }
 
 
-def check_same(model: SuiteModel) -> Iterator[Problem]:
-    """Metrics that two programs define differently."""
-    known: dict[str, tuple[str, Metric]] = {}
-    for w, workload in enumerate(model.workloads):
-        for name, reading in workload.metrics.items():
-            here = _metric(name, reading)
-            first, there = known.setdefault(name, (workload.name, here))
-            if name not in METRICS and here != there:
-                text = f"{show(name)} has another unit or direction in {first}"
-                place: Loc = ("workloads", w, "metrics", name)
-                yield Problem(place, text, "Rename one of them.", at_key=True)
-
-
 def bind(workload: WorkloadModel, case: Case) -> Program | None:
     """The program of one case of a workload that passed `check`; None for a factory."""
     if workload.command is None:

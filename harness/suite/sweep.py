@@ -5,7 +5,6 @@ runs, so it depends only on the file; it is valid in a path and on a command lin
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -21,6 +20,7 @@ from harness.suite.schema import (
     PathModel,
     PathSomeModel,
     SomeModel,
+    SuiteModel,
     WorkloadModel,
 )
 
@@ -143,6 +143,16 @@ def kept(workload: WorkloadModel, combinations: Sequence[Case]) -> list[Case]:
     return [case for case in combinations if not any(m.accepts(case) for m in workload.exclude)]
 
 
+def expanded(model: SuiteModel, overrides: Mapping[str, Any]) -> list[Case]:
+    """The cases of a suite, with these settings instead of its own."""
+    measure = model.measure.given()
+    return [
+        case
+        for workload in model.workloads
+        for case in kept(workload, combinations(workload, measure, overrides))
+    ]
+
+
 def _ours(stated: Sequence[SomeForm], case: Case) -> Sequence[SomeForm]:
     """The parts that are for a case."""
     return [some for some in stated if some.match.accepts(case)]
@@ -220,24 +230,18 @@ def check_match(match: Match, loc: Loc, candidates: Sequence[Case]) -> list[Prob
 
 
 def check_fit(axis: str, loc: Loc, matched: Sequence[Case]) -> list[Problem]:
-    """Why no curve allows the fit of a scaling exponent over an axis."""
-    curves: defaultdict[object, set[Scalar]] = defaultdict(set)
-    for case in matched:
-        value = case.axes.get(axis)
-        if axis in case.swept and isinstance(value, int | float) and not isinstance(value, bool):
-            others = frozenset((k, v) for k, v in case.axes.items() if k != axis)
-            curves[case.workload, case.provider, others].add(value)
-    if not curves:
-        numeric = dict.fromkeys(
-            name
-            for case in matched
-            for name in case.swept
-            if isinstance(case.axes[name], int | float)
-        )
+    """Why no scaling exponent over an axis can be fitted."""
+    numeric = {
+        name
+        for case in matched
+        for name in case.swept
+        if isinstance(case.axes[name], int | float) and not isinstance(case.axes[name], bool)
+    }
+    if axis not in numeric:
         text = f"{show(axis)} is not a swept axis of numbers here"
-        return [Problem(loc, text, nearest(axis, [*numeric]))]
-    longest = max(len(points) for points in curves.values())
-    if longest < MIN_FIT_POINTS:
-        text = f"a fit over {axis} needs {MIN_FIT_POINTS} values; no curve has more than {longest}"
+        return [Problem(loc, text, nearest(axis, sorted(numeric)))]
+    found = len({case.axes[axis] for case in matched if axis in case.swept})
+    if found < MIN_FIT_POINTS:
+        text = f"a fit over {axis} needs {MIN_FIT_POINTS} values; these cases have {found}"
         return [Problem(loc, text, "Add values to the axis.")]
     return []

@@ -13,7 +13,6 @@ from harness.tests.good_suite import GOOD, error_of
 MESSAGES = Path(__file__).with_name("messages.txt")
 OTHER = "  - {name: decode, factory: m:f, providers: [p], axes: {context: [1, 2]}}\n"
 PAIR = "{name: a, within: {gc: off}, without: {provider: dense}, with: {provider: nsa}}"
-MIRROR = "{name: b, within: {gc: off}, without: {provider: nsa}, with: {provider: dense}}"
 SUSPECTS = (
     "suspects:\n  gap: {{metric: step_s, expected: 1.0, seen: {}, source: s}}\n  tested: [{}]\n"
 )
@@ -29,7 +28,6 @@ MISTAKES = [
     ("processes: 4", "processes: ^1001"),
     ("processes: 4", "processes: {from: 3, to: ^2}"),
     ("processes: 4", "processes: ^{from: 3}"),
-    ("measure: {processes: 4", "^measure: {min_samples: 201"),
     ("measure: {timeout_s: 60}", "^measure: {max_samples: 1}"),
     ("[128, 256, 512]", "^[]"),
     ("256, 512]\n", "^[1]]\n"),
@@ -91,16 +89,12 @@ MISTAKES = [
     ("    env:", "    zip: [[gc, NSA_USE_FA2], ^[gc, seq_len]]\n    env:"),
     ("    env:", "    zip: [^[gc]]\n    env:"),
     ("exclude:", '^exclude:\n      - {gc: ["off", "on"]}'),
-    ("cost:", "axis_names: {seq_len: T, gc: ^T}\ncost:"),
-    ("cost:", "axis_names: {gc: ^preset}\ncost:"),
     ("cost:", f"{SUSPECTS.format('^0.5', PAIR)}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', '^{name: a, without: {gc: off}}')}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('dense', '^dens'))}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('name: a', 'name: a, then: ^no'))}cost:"),
-    ("cost:", f"{SUSPECTS.format('2.0', f'{PAIR}, {MIRROR}').replace('[', '^[')}cost:"),
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
     ("cost:", "requires: {torch: {^allow_tf32: true}}\ncost:"),
-    ("cost:", "requires: [{gpu: A100}, ^{gpu: H100}]\ncost:"),
     ("cost:", "requires: {gpu: A100, else: ^go on}\ncost:"),
 ]  # fmt: skip
 UNREADABLE = {

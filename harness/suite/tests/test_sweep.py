@@ -96,13 +96,6 @@ def test_workloads_need_different_names() -> None:
     assert "two workloads are named 'w'" in error_of(one + one[one.index("  - name: w") :])
 
 
-def test_axes_of_two_workloads_may_have_the_same_name() -> None:
-    one = swept_suite([range(2)])
-    two = one + one[one.index("  - name: w") :].replace("name: w", "name: v").replace("a0", "b0")
-
-    assert suites.loads(two + "\naxis_names: {a0: T, b0: T}\n", "x.yaml").axis("b0") == "T"
-
-
 # --- overrides ---------------------------------------------------------------------------
 
 
@@ -136,15 +129,6 @@ def test_an_overridden_fixed_axis_enters_the_id_only_with_several_values(tmp_pat
     assert one.axes["preset"] == two.axes["preset"] == "tiny"
     assert one.case_id == "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0"
     assert two.case_id == "train/nsa/preset=tiny/seq_len=128/gc=off/NSA_USE_FA2=0"
-
-
-def test_an_override_keeps_the_type_that_the_file_gives_a_value(tmp_path: Path) -> None:
-    path = write_suite(tmp_path, GOOD.replace('["off", "on"]', '["off", "on", "1"]'))
-
-    loaded = suites.load(path, overrides=["gc=off,1,2", "NSA_USE_FA2=0"])
-
-    assert [*dict.fromkeys(c.axes["gc"] for c in loaded.cases)] == ["off", "1", 2]
-    assert loaded.cases[0].axes["NSA_USE_FA2"] == 0
 
 
 def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
