@@ -340,9 +340,6 @@ def judged(verdict: GateVerdict) -> RenderableType:
     if cases:
         lines.append(_gate_cases(cases))
     lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
-    if verdict.left_out:
-        first, count = verdict.left_out[0], len(verdict.left_out)
-        lines.append(Text(f"left out: {count}, such as {first.case_id}: {first.reason}"))
     decision = (str(verdict.decision), DECISION_STYLE[verdict.decision])
     subject = verdict.subject.capitalize()
     lines.append(Text.assemble(f"{subject}: ", decision, f"  {verdict.reason}"))

@@ -221,10 +221,9 @@ def _median(measured: Sequence[Measurement], case: Case) -> float | None:
 
 def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Decision, str]:
     """The worst of all cases and findings, in one sentence."""
-    whole = [f for f in findings if f.counts]
-    decisions = [f.decision for f in whole] + [c.decision for c in cases]
+    decisions = [f.decision for f in findings] + [c.decision for c in cases]
     worst = min(decisions, key=WORST_FIRST.index, default=Decision.GO)
-    decisive = [f"{f.check}: {f.reason}" for f in whole if f.decision is worst]
+    decisive = [f"{f.check}: {f.reason}" for f in findings if f.decision is worst]
     concerned = [c for c in cases if c.decision is worst]
     if worst is not Decision.GO:
         decisive += [f"{c.case_id}: {c.reason}" for c in concerned]

@@ -43,7 +43,6 @@ class VerdictSubject(StrEnum):
     """What a verdict judges."""
 
     GATE = "gate"  # a change or a tree, by a policy
-    RUN = "run"  # a stored run, by its suite; stage and blocks mean nothing
     COMPARISON = "comparison"  # two runs or commits, without a policy; blocks nothing
 
 
@@ -147,18 +146,17 @@ class GateVerdict:
     reason: str
     """One sentence."""
     mode: Mode | None = None
-    """None of a run."""
+    """None of two stored runs."""
     stage: Stage = Stage.SHADOW
     blocks: bool = False
     """Whether the policy prevents the merge."""
     policy: str = ""
-    """Path of the policy; of the suite if that judges a run."""
+    """Path of the policy."""
     candidate: GateSide
     baseline: GateSide | None = None
     device: str = ""
     """Name of the GPU, or `cpu`."""
     cases: tuple[GateCase, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Of the whole: preflight, expired exemptions, a change of the policy."""
     started_at: str = ""

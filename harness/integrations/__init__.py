@@ -1,3 +1,3 @@
-"""Connects other tools: verdicts as JUnit, step summaries, comments and annotations, suites as
-benchmarks of pytest, and the first gate of another repository.
+"""Connects other tools: verdicts of gates as JUnit, summaries, comments and annotations, suites
+as benchmarks of pytest, the first gate of another repository.
 """

@@ -16,7 +16,7 @@ MAX_PROPERTY = 200
 def annotations(verdict: GateVerdict) -> str:
     """At most MOST commands, one per line, for the standard output of a step."""
     lines = [(verdict.decision, str(verdict.subject), verdict.reason, "")]
-    lines += [(f.decision, f.check, f.reason, "") for f in verdict.findings if f.counts]
+    lines += [(f.decision, f.check, f.reason, "") for f in verdict.findings]
     lines += [(c.decision, c.case_id, case_text(c), c.suite) for c in worst_first(verdict)]
     bad = [line for line in lines if line[0] is not Decision.GO]
     return "".join(command(_kind(line[0], verdict), *line) + "\n" for line in bad[:MOST])

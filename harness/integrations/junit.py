@@ -25,16 +25,11 @@ def junit(verdict: GateVerdict) -> str:
         _judged(verdict, "verdict", verdict.decision, verdict.reason, "\n".join(verdict.remedies))
     )
     for f in verdict.findings:
-        if f.counts:
-            tests[whole].append(_judged(verdict, f.check, f.decision, f.reason))
-        else:
-            tests[whole].append(_skipped(f.check, f"not applied: {f.reason}"))
+        tests[whole].append(_judged(verdict, f.check, f.decision, f.reason))
     for case in verdict.cases:
         said, text = case_sentence(case), case_text(case)
         test = _judged(verdict, case.case_id, case.decision, said, text, case.gpu_s)
         tests[case.suite].append(test)
-    for out in verdict.left_out:
-        tests[out.suite].append(_skipped(out.case_id, f"left out: {out.reason}"))
     root = Element("testsuites", name=f"harness {whole}")
     for suite, own in tests.items():
         element = _child(root, "testsuite", name=suite, tests=str(len(own)))
@@ -75,12 +70,6 @@ def _judged(
         return test
     if text:
         _child(test, "system-out", text)
-    return test
-
-
-def _skipped(name: str, message: str) -> Element:
-    test = _test(name)
-    _child(test, "skipped", message=message)
     return test
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from harness import units
-from harness.gate.records import GateCase, GateVerdict, Stage, VerdictSubject
+from harness.gate.records import GateCase, GateVerdict, Stage
 from harness.records import WORST_FIRST, Decision
 from harness.report.markdown import cell, code
 from harness.report.series.gate_text import (
@@ -26,7 +26,7 @@ SUMMARY_BYTES = 2**20 - 1
 COMMENT_CHARACTERS = 30_000
 """GitHub rejects comments of more than 65,536, and ci/post_comment.sh puts two pages into one."""
 MAX_LISTED = 20
-"""Findings, remedies and left-out cases, each."""
+"""Findings and remedies, each."""
 
 _TYPED = ("harness ", "exempt: ")
 """How a command line, or a line of a policy, begins."""
@@ -95,8 +95,6 @@ def _rendered(verdict: GateVerdict, rows: Sequence[str], omitted: Sequence[GateC
 
 def _effect(verdict: GateVerdict) -> str:
     """What follows from the verdict, and which setting decides that."""
-    if verdict.subject is VerdictSubject.RUN:
-        return f"A run, judged by the rules of {code(verdict.policy) or 'its suite'}"
     blocked = "is blocked" if verdict.blocks else "is not blocked"
     setting = undecided_text(verdict)
     why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.gate.records import GateCase, GateSide, GateVerdict, LeftOut, Mode, Stage, State
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.records import WORST_FIRST, Change, Decision, Finding
 from harness.tests import fake_runs
 
@@ -57,7 +57,6 @@ def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
             "baseline": GateSide(ref="origin/main", commit="b" * 40),
             "device": "NVIDIA H200",
             "cases": cases,
-            "left_out": (LeftOut(case_id="train/dense", suite="suites/gate.yaml", reason="docs"),),
             "started_at": "2026-11-21T07:30:12+00:00",
             "remedies": ("harness doctor --against RUN",),
             **changes,

@@ -10,20 +10,16 @@ import pytest
 import xmlschema
 from rich.console import Console
 
-from harness.analysis import scaling, summary
-from harness.analysis import verdict as gate
 from harness.cli.console import judged
 from harness.gate import counters
-from harness.gate.records import CounterChange, GateCase, GateSide, LeftOut, Stage
-from harness.integrations import page, run_verdict
+from harness.gate.records import CounterChange, GateCase, GateSide, Stage, encode
+from harness.integrations import page
 from harness.integrations.annotations import annotations, command
 from harness.integrations.junit import junit
 from harness.integrations.page import comment, step_summary
-from harness.records import Case, Decision, Finding, Measurement, Outcome, Stop
-from harness.tests import fake_runs
+from harness.records import Decision, Finding
 from harness.tests.command_line import harness
 from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_case, gate_verdict
-from harness.tests.stored_runs import store
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
 PAGE = Path(__file__).with_name("page.md")
@@ -68,12 +64,11 @@ def test_junit_has_a_test_for_every_case_and_the_verdict() -> None:
         "train/nsa": "passed",
         "forward/nsa": "failure",
         "decode/nsa": "skipped",
-        "train/dense": "skipped",
     }
     suites = {s.get("name"): s.attrib for s in ElementTree.fromstring(document)}
     counted = suites["suites/gate.yaml"]
     numbers = ("tests", "failures", "errors", "skipped", "time")
-    assert [counted[name] for name in numbers] == ["4", "1", "0", "2", "184.500"]
+    assert [counted[name] for name in numbers] == ["3", "1", "0", "1", "184.500"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +89,7 @@ def test_junit_has_a_test_for_every_case_and_the_verdict() -> None:
 def test_the_policy_decides_what_is_an_error(
     case: GateCase, policy: dict[str, Any], kind: str
 ) -> None:
-    document = junit(gate_verdict(case, left_out=(), **policy))
+    document = junit(gate_verdict(case, **policy))
 
     named = "preflight" if "findings" in policy else case.case_id
     assert {name for name, found in results(document).items() if found == kind} == {
@@ -109,7 +104,7 @@ def test_no_text_and_no_nan_breaks_the_xml() -> None:
 
     found = results(junit(gate_verdict(case, reason=NASTY, device=NASTY, remedies=(NASTY,))))
 
-    assert len(found) == 3
+    assert len(found) == 2
 
 
 # --- pages -------------------------------------------------------------------------------
@@ -124,7 +119,6 @@ def test_the_page_of_a_gate() -> None:
         candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True),
         findings=(
             Finding(check="policy", decision=Decision.GO, reason="it changes its own policy"),
-            Finding(check="tokens_per_s", decision=Decision.NO_GO, reason="low", counts=False),
         ),
         gpu_s=184.5,
         remedies=(
@@ -188,7 +182,6 @@ def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
         device=NASTY,
         remedies=(NASTY,),
         findings=(Finding(check=NASTY, decision=Decision.GO, reason=NASTY),),
-        left_out=(LeftOut(case_id=NASTY, suite=NASTY, reason=NASTY),),
     )
 
     text = comment(verdict)
@@ -241,67 +234,24 @@ def test_only_the_ten_worst_are_annotated() -> None:
     assert "forward/nsa" in lines[1]
 
 
-# --- runs --------------------------------------------------------------------------------
+# --- the command -------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_page_of_a_run(tmp_path: Path) -> None:
-    store(tmp_path, fake_runs.run(fake_runs.sweep(seq_len=[1]), lambda c: fake_runs.timed(c, 0.1)))
+@pytest.mark.parametrize(("form", "first"), [("junit", "<?xml"), ("comment", "## ❌ Gate: NO-GO")])
+def test_the_command_prints_a_verdict(form: str, first: str, tmp_path: Path) -> None:
+    (tmp_path / "verdict.json").write_text(encode(gate_verdict(gate_case(), SLOWER)))
 
-    page = harness("export", "latest", "--store", ".", "--format", "step-summary", cwd=tmp_path)
+    shown = harness("export", "verdict.json", "--format", form, cwd=tmp_path)
 
-    assert page.stdout.startswith("## ✅ Run: GO"), page.stderr
-
-
-def test_a_run_is_shown_as_a_verdict_but_not_as_a_gate() -> None:
-    ends = {512: None, 1024: Outcome.OUT_OF_MEMORY, 2048: Outcome.CRASH}
-
-    def measure(c: Case) -> list[Measurement]:
-        ended = ends[int(c.axes["seq_len"])]
-        return fake_runs.ended(c, ended) if ended else fake_runs.timed(c, 0.1)
-
-    run = fake_runs.run(fake_runs.sweep(seq_len=[*ends]), measure)
-    cases = summary.summarise(run)
-    verdict = gate.judge(run.suite, run.environment, cases, scaling.fit(cases))
-
-    judged = run_verdict.of_run(run, cases, verdict)
-    text, document, lines = comment(judged), junit(judged), annotations(judged)
-
-    decisions = [Decision.GO, Decision.INCONCLUSIVE, Decision.NO_GO]
-    assert [c.decision for c in judged.cases] == decisions
-    assert judged.cases[2].reason == "crash: planted: crash"
-    assert [*results(document).values()][-3:] == ["passed", "skipped", "failure"]
-    assert text.startswith(f"## {page._SIGNS[verdict.decision]} Run: {verdict.decision}\n")
-    assert f"A run, judged by the rules of `{run.suite.path}`." in text
-    assert not re.search(r"gate\b|stage|block|absolute", text.replace(run.suite.path, ""), re.I)
-    assert ElementTree.fromstring(document).get("name") == "harness run"
-    assert results(document)["verdict"] == "failure"
-    assert f"title={verdict.decision}%3A run" in lines
+    assert shown.stdout.startswith(first), shown.stderr
 
 
-def test_a_slow_case_that_counts_as_measured_is_no_failure() -> None:
-    run = fake_runs.variables()
-    seen = summary.summarise(run)
+@pytest.mark.parametrize("text", [None, "{}"])
+def test_a_file_without_a_verdict_is_refused(text: str | None, tmp_path: Path) -> None:
+    if text:
+        (tmp_path / "verdict.json").write_text(text)
 
-    judged = run_verdict.of_run(run, seen, gate.judge(run.suite, run.environment, seen, ()))
+    shown = harness("export", "verdict.json", "--format", "junit", cwd=tmp_path)
 
-    assert {c.decision for c in judged.cases} == {judged.decision} == {Decision.GO}
-    assert judged.reason.startswith("the fastest is train/nsa/A=1/B=1/C=0 with 53")
-    assert {*results(junit(judged)).values()} == {"passed"}
-
-
-def test_a_case_that_was_not_run_is_skipped_and_no_failure() -> None:
-    cases = fake_runs.sweep(seq_len=[1, 2])
-    run = dataclasses.replace(
-        fake_runs.run(cases, lambda c: fake_runs.timed(c, 1.0) if c is cases[0] else []),
-        stopped=Stop(rule="floor"),
-    )
-    seen = summary.summarise(run)
-    judged = run_verdict.of_run(run, seen, gate.judge(run.suite, run.environment, seen, ()))
-
-    document = junit(judged)
-
-    assert [c.case_id for c in judged.cases] == [cases[0].case_id]
-    assert [*results(document).values()][-2:] == ["passed", "skipped"]
-    assert f"{cases[1].case_id}" in comment(judged)
-    for said in (document, comment(judged)):
-        assert "decided by rule “floor”" in said
+    assert shown.returncode == 2
+    assert "harness gate --verdict FILE" in shown.stderr
