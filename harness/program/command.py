@@ -32,9 +32,10 @@ ALIVE_S = 0.1
 """Least time between two signs of life."""
 CUT_S = 1.0
 """A program that may be ended early is ended this long before the worker's timeout."""
+POLL_S = 0.5
+"""Longest time between two reads of a program without ranks."""
 LAST_BYTES = 200
-LAST_LINES, SHOWN = 3, 80
-"""Lines that are shown if none is a step, and characters of each."""
+"""Of a line that a detail shows."""
 LEAST_SHARE = 0.8
 """Of the time from line to line that a program's own times of its steps make up, or it is noted."""
 
@@ -47,19 +48,11 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
         where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
         raise Unsupported(f"needs {needed} GPUs, {where} {seen}")
     channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
-    return _measure(_Session(program, order, channel))
-
-
-def _measure(session: "_Session") -> Measurement:
-    order = session.order
+    session = _Session(program, order, channel)
     try:
         session.run()
     except (NotFinite, MissingMetric) as error:
-        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.UNSUPPORTED
-        failed = session.first or session.own
-        which = f"rank {failed.rank}: " if session.program.ranks else ""
-        missing = failed.error is None and outcome is Outcome.UNSUPPORTED  # in the whole output
-        return session.failed(outcome, f"{which}{error}{'' if missing else failed.after_step()}")
+        return session.unread(error)
     finally:
         session.reporter.alive()  # with the steps that no report has yet
         process.kill(session.processes)
@@ -68,13 +61,8 @@ def _measure(session: "_Session") -> Measurement:
         return measured
     if order.case.settings.profile:
         session.reporter.phase("profile")
-    return profile_run.attested(
-        measured,
-        order,
-        timed=session.timed(),
-        ends_at=session.deadline,
-        alive=session.alive,
-    )
+    timed, ends_at = session.timed(), session.deadline
+    return profile_run.attested(measured, order, timed=timed, ends_at=ends_at, alive=session.alive)
 
 
 class _Session:
@@ -85,20 +73,18 @@ class _Session:
         self.program, self.order = program, order
         self.processes: process.Processes = ()
         self.ended = ""
-        """Why the worker ended the program; empty if it ended by itself."""
+        """Why the worker ended the program, `sampled` or `timeout`; empty if it ended by itself."""
         self.began_at = self.ended_at = self.alive_at = self.counted_at = 0.0
-        self.lines = 0
         self.warm = False
         self.sampling_at: float | None = None
         self.deadline = order.launched_at + settings.timeout_s - CUT_S
-        self.setup_steps = program.steps.setup_steps if program.steps else 0
         self.folder = process.folder(program, order.roots)
         self.outputs = [
             RankOutput(rank, program, settings, order.launched_at)
             for rank in range(program.ranks or 1)
         ]
         self.own = self.outputs[0]
-        """That of rank 0, or of the only process."""
+        """Of rank 0, or of the only process."""
         self.metrics, self.series = self.own.metrics, self.own.series
         self.first: RankOutput | None = None
         """The rank that failed first."""
@@ -114,26 +100,25 @@ class _Session:
         if self.own.finder is None:
             self.reporter.since = self.began_at
             self.reporter.phase("sampling", self.began_at)
-        reader = process.OutputReader(self.processes)
-        for read in reader.reads(ALIVE_S) if self.program.ranks else reader.reads():
+        for read in process.reads(self.processes, ALIVE_S if self.program.ranks else POLL_S):
             output = self.outputs[read.rank]
-            (output.stderr if read.from_stderr else output.stdout).add(read)
             took = output.take(read)
             if output is self.own:
                 self._report(read, took)
             else:
                 output.series.log.take()
-            if output.error and not self.program.ranks:
-                raise output.error
-            for one, each, at in zip(self.outputs, self.processes, reader.ended_at, strict=True):
-                if at is not None and one.code is None:
-                    one.ended(each.returncode, at)
-            self.first = first_failed(self.outputs) if self.program.ranks else None
-            if self.first.is_first(read.at) if self.first else self._may_end(read.at):
+            if self.program.ranks:
+                self._count_ranks(read.at)
+                self.first = first_failed(self.outputs)
+            if self.first:
+                is_over = self.first.is_first(read.at)
+            else:
+                is_over = output.error is not None or self._may_end(read.at)
+            if is_over:
                 break
-            self._count_ranks(read.at)
-        self.ended_at = max((at for at in reader.ended_at if at), default=time.monotonic())
-        self.first = self.first or first_failed(self.outputs)
+        ends = [o.ended_at for o in self.outputs if o.ended_at is not None]
+        self.ended_at = max(ends, default=time.monotonic())
+        self.first = first_failed(self.outputs)
         if self.first is not None and self.first.error is not None:
             raise self.first.error
         if not self.ended and self.first is None:
@@ -142,7 +127,6 @@ class _Session:
 
     def _report(self, read: Read, took: Sequence[float]) -> None:
         """Report what rank 0 printed: the times of its steps, or that it lives."""
-        self.lines += len(read.lines)
         self.reporter.last_step = self.series.last_step
         stepped = self.series.last_line_at == read.at
         if stepped or (read.lines and self.reporter.since is None):
@@ -171,17 +155,15 @@ class _Session:
 
     def _count_ranks(self, now: float) -> None:
         """Report the steps of the ranks if they moved: any of them may stand still."""
-        if self.program.ranks and now - self.counted_at > ALIVE_S:
-            self.counted_at = now
-            counts = ranks.step_counts(self.outputs)
-            if counts != self.reporter.rank_steps:
-                self.reporter.rank_steps = counts
-                self.reporter.alive()
+        counts = ranks.step_counts(self.outputs)
+        if counts != self.reporter.rank_steps and now - self.counted_at > ALIVE_S:
+            self.counted_at, self.reporter.rank_steps = now, counts
+            self.reporter.alive()
 
     def timed(self) -> profile_run.TimedProgram | str:
         """Times and number of steps, or why they are unknown."""
         steps, series = self.program.steps, self.series
-        reported = [value.value for value in self._step_times()]
+        reported = [value.value for value in self._step_times]
         times = reported or list(series.time_s)
         if not times or (steps is None and not reported):
             return "steps cannot be counted: the suite sets neither progress nor step_s"
@@ -189,31 +171,30 @@ class _Session:
             setup_s=(series.warm_at or self.ended_at) - self.began_at,
             step_s=statistics.median(times),
             steps=series.finished or len(reported),
-            setup_steps=self.setup_steps,
+            setup_steps=series.setup_steps,
             by_lines=series.one_by_one if steps else None,
         )
 
     def _may_end(self, now: float) -> bool:
         """Whether to end the program now."""
-        if self.program.steps is None or not self.program.steps.until_sampled:
-            return False
-        cut = "timeout" if self.series.must_end(now, self.deadline) else ""
-        self.ended = "sampled" if self.series.enough else cut
+        steps = self.program.steps
+        if steps is not None and steps.until_sampled:
+            if self.series.enough:
+                self.ended = "sampled"
+            elif self.series.must_end(now, self.deadline):
+                self.ended = "timeout"
         return bool(self.ended)
 
     def _require_steps(self) -> None:
-        steps = self.program.steps
-        if steps is None or self._step_times() or self.series.count:
+        steps, finished = self.program.steps, self.series.finished
+        if steps is None or self._step_times or self.series.count:
             return
-        if not self.series.finished:
-            text = self.own.stdout.ending or self.own.stderr.ending
-            last = [repr(line[:SHOWN]) for line in text.splitlines() if line.strip()][-LAST_LINES:]
-            raise MissingMetric(
-                f"no step was read: none of its {self.lines} lines matches progress '{steps.step}'"
-                + (f"; the last: {', '.join(last)}" if last else "")
-            )
-        done = f"progress: the program ended after {self.series.finished} steps"
-        if self.series.finished > steps.setup_steps + 1:
+        if not finished:
+            last = self.own.stdout.last or self.own.stderr.last
+            problem = f"no step was read: no line of output matches progress '{steps.step}'"
+            raise MissingMetric(f"{problem}; the last: {last[:LAST_BYTES]!r}")
+        done = f"progress: the program ended after {finished} steps"
+        if finished > steps.setup_steps + 1:
             raise MissingMetric(
                 f"{done}, whose lines arrived together, so that their times are unknown; have it "
                 "flush its output after each step, or print the time of each step"
@@ -222,9 +203,18 @@ class _Session:
             f"{done}, including {steps.setup_steps} of setup; a sample needs two more lines"
         )
 
+    @property
     def _step_times(self) -> Sequence[Value]:
-        """Values of step_s that the program reported."""
+        """Values of the metric step_s."""
         return self.metrics.values.get("step_s", ())
+
+    def unread(self, error: NotFinite | MissingMetric) -> Measurement:
+        """A measurement without samples, of a program whose output cannot be used."""
+        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.UNSUPPORTED
+        failed = self.first or self.own
+        which = f"rank {failed.rank}: " if self.program.ranks else ""
+        after = failed.after_step() if failed.error else ""
+        return self.failed(outcome, f"{which}{error}{after}")
 
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
@@ -278,12 +268,12 @@ class _Session:
         if self.first is not None and not self.ended:
             return self._crashed(self.first)
         case, effective = self.order.case, self._effective()
-        steps, reported = self.program.steps, self._step_times()
+        steps, reported = self.program.steps, self._step_times
         if any(value.value <= 0 for value in reported):
             problem = "step_s: a reported time is not above 0; print more digits"
             return self.failed(Outcome.CRASH, problem)
         if reported:
-            series = ProgramSteps(case.settings, setup_steps=self.setup_steps)
+            series = ProgramSteps(case.settings, setup_steps=self.series.setup_steps)
             for value in reported:
                 series.add([Step(None, value.value)], value.at)
             effective["timed_by"] = "step_s, reported by the program"
@@ -339,10 +329,10 @@ class _Session:
         """The times of its steps that a program reports itself, over the time from line to line; 1
         if it reports or numbers none."""
         steps, own = self.program.steps, self.series
-        counted = own.finished - self.setup_steps
+        counted = own.finished - own.setup_steps
         if steps is None or own.last_step is None or own.warm_at is None or counted < 1:
             return 1.0
-        if not (self._step_times() or {"step_s", "step_ms"} & {*re.compile(steps.step).groupindex}):
+        if not (self._step_times or {"step_s", "step_ms"} & {*re.compile(steps.step).groupindex}):
             return 1.0
         took_s = (own.last_line_at or own.warm_at) - own.warm_at
         return statistics.fmean(series.time_s) * counted / max(took_s, 1e-9)

@@ -61,7 +61,7 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
         )
     if not where.is_dir():
         return f"cwd {program.cwd!r} is not a folder in {tree}; correct it"
-    if outside := _outside(program, roots, tree):
+    if roots and (outside := _outside(program, tree)):
         return (
             f"command names {outside}, which is not in the tree under test, {tree}; "
             "write it relative to cwd"
@@ -75,28 +75,20 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     return f"command {name!r} not found on PATH; install it or give its full path"
 
 
-def _outside(program: Program, roots: Sequence[str], tree: Path) -> str:
-    """A file named in the command that is tracked in the user's own working tree, whose present
-    state is not the commit under test. Untracked files there, such as data, are allowed."""
-    home = _home(tree) if roots else None
-    for word in program.argv if home else ():
+def _outside(program: Program, tree: Path) -> str:
+    """A file named in the command that lies in the user's own working tree, whose present state is
+    not the commit under test, and also in `tree`; data that only lies there is allowed."""
+    git = Path((try_git(tree, "rev-parse", "--git-common-dir") or "").strip())
+    home = (tree / git).resolve().parent
+    if git.name != ".git" or home == tree:
+        return ""
+    for word in program.argv:
         place = Path(word.rpartition("=")[2])  # --config=/home/me/repo/a.yaml
-        if not place.is_absolute() or place.resolve().is_relative_to(tree):
-            continue
-        tracked = ("ls-files", "--error-unmatch", "--", str(place.resolve()))
-        if (
-            place.resolve().is_relative_to(home or "")
-            and try_git(home or tree, *tracked) is not None
-        ):
+        real = place.resolve()
+        outside = place.is_absolute() and not real.is_relative_to(tree)
+        if outside and real.is_relative_to(home) and (tree / real.relative_to(home)).exists():
             return str(place)
     return ""
-
-
-def _home(tree: Path) -> Path | None:
-    """The main working tree of the repository, if `tree` is another one; else None."""
-    git = Path((try_git(tree, "rev-parse", "--git-common-dir") or "").strip())
-    main = (tree / git).resolve().parent
-    return main if git.name == ".git" and main != tree else None
 
 
 def find(case: Case, program: Program, where: Path) -> str | None:
@@ -184,6 +176,8 @@ class Read:
     from_stderr: bool
     data: bytes
     rank: int = 0
+    code: int | None = None
+    """Its exit code, if the process ended with this read."""
 
 
 @dataclass(slots=True)
@@ -249,75 +243,69 @@ class Lines:
         return self._begun + piece[:room] if room > 0 else self._begun
 
 
-class OutputReader:
-    """Reads the pipes of a program until all its processes have ended, and copies them to the
-    standard output; of several ranks, line by line with the rank before it."""
+def reads(processes: Processes, poll_s: float) -> Iterator[Read]:
+    """All output of a program in order, copied to the standard output, and a read without data when
+    a process ends and at least every `poll_s`. Of several ranks, lines are copied with the rank
+    before each."""
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    before = signal.signal(signal.SIGCHLD, lambda *_: None)  # only a handler wakes select
+    old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    try:
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(woken, selectors.EVENT_READ)
+            for rank, process in enumerate(processes):
+                for stream in (process.stdout, process.stderr):
+                    if stream is not None:
+                        pipe = rank, stream is process.stderr, Lines()
+                        waiting.register(stream, selectors.EVENT_READ, pipe)
+            yield from _until_end(processes, waiting, woken, poll_s)
+    finally:
+        signal.set_wakeup_fd(old)
+        signal.signal(signal.SIGCHLD, before)
+        woken.close()
+        wake.close()
 
-    def __init__(self, processes: Processes) -> None:
-        self._processes = processes
-        self.ended_at: list[float | None] = [None] * len(processes)
-        """time.monotonic at the end of each process."""
 
-    def reads(self, poll_s: float = 0.5) -> Iterator[Read]:
-        """All output in order, and a read without data when a process ends and at least every
-        `poll_s`."""
-        woken, wake = socket.socketpair()
-        woken.setblocking(False)
-        wake.setblocking(False)
-        before = signal.signal(signal.SIGCHLD, lambda *_: None)  # only a handler wakes select
-        old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-        try:
-            with selectors.DefaultSelector() as waiting:
-                waiting.register(woken, selectors.EVENT_READ)
-                for rank, process in enumerate(self._processes):
-                    for stream in (process.stdout, process.stderr):
-                        if stream is not None:
-                            pipe = rank, stream is process.stderr, Lines()
-                            waiting.register(stream, selectors.EVENT_READ, pipe)
-                yield from self._until_end(waiting, woken, poll_s)
-        finally:
-            signal.set_wakeup_fd(old)
-            signal.signal(signal.SIGCHLD, before)
-            woken.close()
-            wake.close()
+def _until_end(
+    processes: Processes, waiting: selectors.BaseSelector, woken: socket.socket, poll_s: float
+) -> Iterator[Read]:
+    running = dict(enumerate(processes))
+    ended_at = 0.0
+    while len(waiting.get_map()) > 1 or running:
+        for rank in [rank for rank, process in running.items() if process.poll() is not None]:
+            ended_at = time.monotonic()
+            yield Read(ended_at, (), False, b"", rank, running.pop(rank).returncode)
+        if not running and time.monotonic() - ended_at > DRAIN_S:
+            break
+        ready = waiting.select(poll_s if running else DRAIN_S / 10)
+        at = time.monotonic()
+        for key, _ in ready:
+            if key.fileobj is woken:
+                woken.recv(2**12)
+            else:
+                yield _read(waiting, key, at, mark=len(processes) > 1)
+        if not ready:
+            yield Read(at, (), False, b"")
+    for key in [*waiting.get_map().values()]:
+        if key.fileobj is not woken:
+            rank, is_stderr, lines = key.data
+            yield Read(time.monotonic(), tuple(lines.rest()), is_stderr, b"", rank)
 
-    def _until_end(
-        self, waiting: selectors.BaseSelector, woken: socket.socket, poll_s: float
-    ) -> Iterator[Read]:
-        while len(waiting.get_map()) > 1 or None in self.ended_at:
-            for rank, process in enumerate(self._processes):
-                if self.ended_at[rank] is None and process.poll() is not None:
-                    self.ended_at[rank] = time.monotonic()
-                    yield Read(time.monotonic(), (), False, b"", rank)
-            ends = [at for at in self.ended_at if at is not None]
-            over = len(ends) == len(self.ended_at)
-            if over and time.monotonic() - max(ends) > DRAIN_S:
-                break
-            ready = waiting.select(DRAIN_S / 10 if over else poll_s)
-            at = time.monotonic()
-            for key, _ in ready:
-                if key.fileobj is woken:
-                    woken.recv(2**12)
-                else:
-                    yield self._read(waiting, key, at)
-            if not ready:
-                yield Read(at, (), False, b"")
-        for key in [*waiting.get_map().values()]:
-            if key.fileobj is not woken:
-                rank, is_stderr, lines = key.data
-                yield Read(time.monotonic(), tuple(lines.rest()), is_stderr, b"", rank)
 
-    def _read(self, waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float) -> Read:
-        data, (rank, is_stderr, lines) = os.read(key.fd, CHUNK_BYTES), key.data
-        if not data:
-            waiting.unregister(key.fileobj)
-        found = tuple(lines.feed(data) if data else lines.rest())
-        several = len(self._processes) > 1
-        marked = "".join(f"{rank_mark(rank)}{line}\n" for line in found) if several else ""
-        left = memoryview(marked.encode() if several else data)
-        while left:
-            left = left[os.write(1, left) :]
-        return Read(at, found, is_stderr, data, rank)
+def _read(
+    waiting: selectors.BaseSelector, key: selectors.SelectorKey, at: float, *, mark: bool
+) -> Read:
+    data, (rank, is_stderr, lines) = os.read(key.fd, CHUNK_BYTES), key.data
+    if not data:
+        waiting.unregister(key.fileobj)
+    found = tuple(lines.feed(data) if data else lines.rest())
+    marked = "".join(f"{rank_mark(rank)}{line}\n" for line in found) if mark else ""
+    left = memoryview(marked.encode() if mark else data)
+    while left:
+        left = left[os.write(1, left) :]
+    return Read(at, found, is_stderr, data, rank)
 
 
 def abort_when_asked(processes: Processes) -> None:

@@ -179,10 +179,10 @@ class _HookedRun:
         tails, failed_at = [Tail() for _ in children], dict[int, float]()
         try:
             process.abort_when_asked(children)
-            for read in process.OutputReader(children).reads(POLL_S):
+            for read in process.reads(children, POLL_S):
                 alive()
                 tails[read.rank].add(read)
-                if children[read.rank].poll():
+                if read.code:
                     failed_at.setdefault(read.rank, read.at)
                 if failed_at and read.at - min(failed_at.values()) > process.DRAIN_S:
                     break  # the other ranks would wait for it

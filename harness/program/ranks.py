@@ -49,6 +49,7 @@ class RankOutput:
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
         self.code: int | None = None
         """Its exit code, if it ended by itself."""
+        self.ended_at: float | None = None
         self.error: NotFinite | MissingMetric | None = None
         """NaN or infinity that it reported, or a line that is garbled."""
         self.error_at: int | None = None
@@ -59,6 +60,10 @@ class RankOutput:
 
     def take(self, read: Read) -> list[float]:
         """Take in what it prints, up to an `error`; the times of the steps after setup."""
+        (self.stderr if read.from_stderr else self.stdout).add(read)
+        if read.code is not None:
+            self.code, self.ended_at = read.code, read.at
+            self.failed_at = self.failed_at or (read.at if read.code else None)
         steps = []
         for line in read.lines:
             step = None
@@ -72,11 +77,6 @@ class RankOutput:
                 steps.append(replace(step, values=self._unfinished))
                 self._unfinished = {}
         return self.series.add(steps, read.at)
-
-    def ended(self, code: int, at: float) -> None:
-        self.code = code
-        if code:
-            self.failed_at = self.failed_at or at
 
     def _fails(self, at: float, error: NotFinite | MissingMetric, own_step: int | None) -> None:
         if own_step is not None and isinstance(error, NotFinite):

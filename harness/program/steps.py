@@ -19,7 +19,7 @@ class ProgramSteps(StepSeries):
         super().__init__(settings, first=0)
         self.log = StepLog(launched_at)
         """The steps after setup, with the metrics of their lines, until they are reported."""
-        self._setup_steps = setup_steps
+        self.setup_steps = setup_steps
         self.last_line_at: float | None = None
         """time.monotonic of the last line that reports a step."""
         self.last_step: int | None = None
@@ -38,7 +38,7 @@ class ProgramSteps(StepSeries):
         for step in steps:
             advance = self._advance(step)
             self.finished += advance
-            if self.finished <= self._setup_steps:
+            if self.finished <= self.setup_steps:
                 is_setup = True
             elif step.time_s is not None:
                 self._keep(step.time_s, at - step.time_s, step, self.finished)
@@ -54,7 +54,7 @@ class ProgramSteps(StepSeries):
             took += [each_s] * min(done, EVERY_READING)
         if steps:
             self.last_line_at = at
-            if self.warm_at is None and self.finished >= self._setup_steps:
+            if self.warm_at is None and self.finished >= self.setup_steps:
                 self.warm_at = min(self.began_at[0], at) if self.began_at else at
         return took
 

@@ -56,7 +56,7 @@ wait_for_a_peer()
         (
             "print('it 1')",
             Outcome.UNSUPPORTED,
-            r"none of its 1 lines matches progress 'step \(\?P<step>\\d\+\)'; the last: 'it 1'$",
+            r"no line of output matches progress 'step \(\?P<step>\\d\+\)'; the last: 'it 1'$",
         ),
         ("print('step 1')", Outcome.UNSUPPORTED, "after 1 steps.* a sample needs two more lines"),
         (
