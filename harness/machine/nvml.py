@@ -157,7 +157,6 @@ class NvmlProbe:
         self.uuid, self.rank = uuid or "", rank
         self._unavailable: dict[str, str] = {}
         self._readers: dict[str, Callable[[], float | None]] = {}
-        self._device: object = None
         self._limit_w: float | None = None
         self._worker: int | None = None
         self._foreign: float | None = None
@@ -173,7 +172,6 @@ class NvmlProbe:
         except (pynvml.NVMLError, ProbeError) as error:
             self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
             return
-        self._device = device
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():
             try:
@@ -194,22 +192,12 @@ class NvmlProbe:
     def read(self) -> Mapping[str, float | None]:
         return {of_rank(c, self.rank): optional(read) for c, read in self._readers.items()}
 
-    def use_by_worker(self) -> tuple[float | None, float | None]:
-        """GPU utilisation by the worker, and power as a share of its limit; None if unknown."""
+    def use(self) -> tuple[float | None, float | None]:
+        """GPU utilisation, and power as a share of its limit; None if unknown."""
         found = {channel: optional(read) for channel, read in self._readers.items()}
-        used, power_w = found.get("gpu_utilisation"), found.get("gpu_power_w")
-        if found.get("gpu_foreign_processes"):
-            used = optional(self._own_utilisation)
-        return used, power_w / self._limit_w if power_w and self._limit_w else None
-
-    def _own_utilisation(self) -> float:
-        since_us = int((time.time() - FOREIGN_EVERY_S) * 1e6)
-        try:
-            of_each = pynvml.nvmlDeviceGetProcessUtilization(self._device, since_us)
-        except pynvml.NVMLError_NotFound:  # no process ran a kernel
-            return 0.0
-        own = self._own_ids()
-        return sum(float(u.smUtil) for u in of_each if u.pid in own) / 100
+        power_w, limit_w = found.get("gpu_power_w"), self._limit_w
+        share = power_w / limit_w if power_w and limit_w else None
+        return found.get("gpu_utilisation"), share
 
     def close(self) -> None:
         self._readers = {}  # NVML would fail from now on

@@ -15,7 +15,7 @@ class EvidenceFile:
     """One file of evidence of a failure, or why there is none."""
 
     name: str
-    """python stacks, native stacks or traceback; in earlier records also telemetry."""
+    """python stacks or traceback; in earlier records also native stacks and telemetry."""
     path: str = ""
     """Relative to the run folder; empty if there is no file."""
     note: str = ""
@@ -59,17 +59,12 @@ class ActivitySample:
     states: tuple[str, ...] = ()
     """Of the main threads, as psutil names them."""
     gpu_utilisation: float | None = None
-    """By these processes; None without a GPU or if unknown, as the next one."""
+    """None without a GPU or if unknown, as the next one."""
     gpu_power: float | None = None
     """As a share of the limit."""
-    stack: tuple[str, ...] = ()
-    """Frames of the process with the most CPU time, innermost first: `function (file:line)`; of the
-    thread that holds the GIL, or of the main thread. Empty if unknown."""
-    frame: str = ""
-    """The innermost of them outside of libraries."""
     waits_in: str = ""
-    """The function of the kernel in which its main thread waits; empty if it runs or is unknown."""
-    holds_gil: bool = False
+    """The function of the kernel in which the main thread of the process with the most CPU time
+    waits; empty if it runs or is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

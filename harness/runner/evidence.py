@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.processes import family
 from harness.records import Case, Evidence, EvidenceFile
 from harness.runner import ranks, stacks
 from harness.runner.forkserver import Worker, end_of
@@ -59,26 +58,19 @@ class Stuck:
 
 
 def stuck(worker: Worker, case: Case, folder: Folder, rank_steps: Sequence[int] | None) -> Stuck:
-    """Have a worker write its Python stacks, and read its native ones. `rank_steps` are those of
-    each rank, if its silence was judged."""
+    """Have a worker write its Python stacks. `rank_steps` are those of each rank, if its silence
+    was judged."""
     several = case.program.ranks if case.program else 0
-    pids = [process.pid for process in family(worker.pid)]
-    pids = pids[1 : 1 + stacks.MAX_FAMILY] if case.program else [worker.pid]
-    native, native_file = stacks.native_stacks(pids)
     python = stacks.python_stacks(worker, folder.log, several)
-    python_file = EvidenceFile(name="python stacks", note="not written by the process")
+    file = EvidenceFile(name="python stacks", note="not written by the process")
     if python:
-        kept = replace(python_file, note="faulthandler")
-        python_file = folder.write("python-stacks.txt", python, kept)
-    if native:
-        native_file = folder.write("native-stacks.txt", native, native_file)
-    files = (python_file, native_file)
+        file = folder.write("python-stacks.txt", python, replace(file, note="faulthandler"))
     own = {rank: stacks.written_stack(text) for rank, text in stacks.by_rank(python).items()}
     behind = ranks.stuck(rank_steps, own) if several and rank_steps is not None else None
     if behind is None:
-        return Stuck(frame=stacks.written_stack(python).frame, files=files)
+        return Stuck(frame=stacks.written_stack(python).frame, files=(file,))
     rank, why = behind
-    return Stuck(frame=own[rank].frame if rank in own else "", files=files, rank=rank, behind=why)
+    return Stuck(frame=own[rank].frame if rank in own else "", files=(file,), rank=rank, behind=why)
 
 
 def cut_log(log: Path) -> None:

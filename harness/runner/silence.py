@@ -1,6 +1,6 @@
 """What a process does that finishes no step, by samples of its activity: whether it hangs.
 
-Three samples are two windows. A process *hangs* if over both its CPU time, I/O, memory and stack
+Three samples are two windows. A process *hangs* if over both its CPU time, I/O, memory and place
 stood still and the GPU was idle; or if they stood still but for a host that polls, while a kernel
 that computes nothing kept the GPU busy. Otherwise it is *busy*, and only its time limit ends it: an
 endless loop looks like a long step.
@@ -125,7 +125,7 @@ def judge(samples: Sequence[ActivitySample]) -> Activity | None:
     if len(last) <= WINDOWS:
         return None
     windows = list(pairwise(last))
-    if not all(_is_still(*w) for w in windows) or len({_place(s) for s in last}) > 1:
+    if not all(_is_still(*w) for w in windows) or len({s.waits_in for s in last}) > 1:
         return Activity.BUSY
     powers, gpu = [s.gpu_power or 1.0 for s in last], [s.gpu_utilisation or 0.0 for s in last]
     varies = max(powers) - min(powers) > POWER_VARIES * max(powers)
@@ -148,7 +148,7 @@ def reason(seen: Activity, samples: Sequence[ActivitySample]) -> str:
         what = "one kernel keeps the GPU busy at low power"
     elif "stopped" in last.states:
         what = "a signal stopped it"
-    return f"{what}, and it holds the GIL" if last.holds_gil else what
+    return what
 
 
 def _is_still(before: ActivitySample, after: ActivitySample) -> bool:
@@ -158,11 +158,6 @@ def _is_still(before: ActivitySample, after: ActivitySample) -> bool:
         and abs(after.rss_bytes - before.rss_bytes) < IDLE_RSS_BYTES
         and "disk-sleep" not in after.states
     )
-
-
-def _place(sample: ActivitySample) -> tuple[str, ...]:
-    """Where a thread is, without the line: a loop that polls stays in its function."""
-    return tuple(frame.rpartition(":")[0] for frame in sample.stack) or (sample.waits_in,)
 
 
 def _cores(before: ActivitySample, after: ActivitySample) -> float:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -13,7 +14,6 @@ from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
 from harness.processes import family
 from harness.records import ActivitySample, Case, Telemetry
-from harness.runner import stacks
 from harness.runner.forkserver import Worker
 
 PROBE_INTERVAL_S = 0.05
@@ -102,13 +102,12 @@ class Sampler:
                 io = process.io_counters()  # last: it may not be readable
                 io_bytes += io.read_chars + io.write_chars
         # A rank that waits for another one keeps its GPU busy, so the busiest GPU counts.
-        uses = [gpu.use_by_worker() for gpu in self._gpus]
+        uses = [gpu.use() for gpu in self._gpus]
         utilisation = max((used for used, _ in uses if used is not None), default=None)
         power = max((drawn for _, drawn in uses if drawn is not None), default=None)
         # The worker of a program only waits for its output.
         pids = [pid for pid in spent if (pid != self._worker.pid) is self._is_program]
-        pid = max(pids, key=lambda pid: spent[pid], default=0)
-        thread = stacks.thread_stack(pid)
+        busiest = max(pids, key=lambda pid: spent[pid], default=0)
         return ActivitySample(
             at_s=time.monotonic() - self._worker.launched_at,
             cpu_s=sum(spent.values()),
@@ -117,8 +116,14 @@ class Sampler:
             states=tuple(sorted(states)),
             gpu_utilisation=utilisation,
             gpu_power=power,
-            stack=thread.frames,
-            frame=thread.frame,
-            waits_in=stacks.waits_in(pid),
-            holds_gil=thread.holds_gil,
+            waits_in=_waits_in(busiest),
         )
+
+
+def _waits_in(pid: int) -> str:
+    """The function of the kernel in which a process's main thread waits; empty if it runs or that
+    is unknown."""
+    try:
+        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
+    except OSError:
+        return ""

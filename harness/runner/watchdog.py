@@ -143,22 +143,24 @@ def _with_evidence(
 ) -> Ending:
     """The ending of a worker that still lives, with where it is."""
     seen, samples = story.silence.seen, story.silence.samples or (sampler.take(),)
-    said, frame = [ending.detail], samples[-1].frame
-    found = replace(ending.evidence, activity=samples)
-    behind = ""
-    if ending.outcome is not None:
-        stuck = evidence.stuck(worker, case, folder, story.answered.rank_steps if seen else None)
-        behind = stuck.behind
-        if behind or not frame:
-            frame = stuck.frame
-        found = replace(found, files=stuck.files, rank=stuck.rank)
-    if behind:
-        said.append(f"rank {found.rank} is behind: {behind}")
+    said = [ending.detail]
+    stuck = evidence.stuck(worker, case, folder, story.answered.rank_steps if seen else None)
+    if stuck.behind:
+        said.append(f"rank {stuck.rank} is behind: {stuck.behind}")
     elif ending.outcome is Outcome.HANG and seen:
         said.append(reason(seen, samples))
-    said.append(f"last in {frame}" if frame else "its stacks could not be taken")
-    words = filter(None, (*said, ending.advice))
-    return replace(ending, detail="; ".join(words), evidence=replace(found, frame=frame))
+    said.append(f"last in {stuck.frame}" if stuck.frame else "its stacks could not be taken")
+    return replace(
+        ending,
+        detail="; ".join(filter(None, (*said, ending.advice))),
+        evidence=replace(
+            ending.evidence,
+            activity=samples,
+            files=stuck.files,
+            rank=stuck.rank,
+            frame=stuck.frame,
+        ),
+    )
 
 
 class Story:
@@ -268,9 +270,7 @@ class Story:
         else:
             if over and busy and self._told_at != self.heard_at:
                 self._told_at = self.heard_at
-                where = silence.samples[-1].frame or "unknown code"
-                text = f"{self._unfinished(now)}; last in {where}"
-                self._observer.busy(self._case, self._process, text)
+                self._observer.busy(self._case, self._process, self._unfinished(now))
             return None
         return Ending(
             outcome=outcome,

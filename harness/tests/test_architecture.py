@@ -74,21 +74,21 @@ MOST_LINES = {
     "harness/gate": 2_350,
     "harness/git": 540,
     "harness/integrations": 830,
-    "harness/machine": 1_370,
+    "harness/machine": 1_360,
     "harness/measure": 2_350,
     "harness/program": 1_740,
-    "harness/records": 1_930,
+    "harness/records": 1_920,
     "harness/report": 4_630,
-    "harness/runner": 2_600,
+    "harness/runner": 2_520,
     "harness/store": 770,
     "harness/suite": 2_110,
-    "harness/worker": 720,
+    "harness/worker": 710,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_750, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_700, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -312,16 +312,16 @@ def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("house", "names", "user"),
+    ("house", "names", "users"),
     [
         # A switch read anywhere else would escape the check of unknown names.
-        ("nsa", "os.environ os.environb os.getenv os.getenvb", "nsa/flags.py"),
-        # NVML dates what it has seen of a process; all else is measured by a monotonic clock.
-        ("harness", "time.time time.time_ns", "harness/machine/nvml.py"),
+        ("nsa", "os.environ os.environb os.getenv os.getenvb", {"nsa/flags.py"}),
+        # All is measured by a monotonic clock.
+        ("harness", "time.time time.time_ns", set()),
     ],
 )
-def test_one_module_alone_uses(house: str, names: str, user: str) -> None:
-    assert {f for f, path in sources(house).items() if uses(path, *names.split())} == {user}
+def test_at_most_one_module_uses(house: str, names: str, users: set[str]) -> None:
+    assert {f for f, path in sources(house).items() if uses(path, *names.split())} == users
 
 
 def test_only_the_command_line_and_the_child_end_a_process() -> None:

@@ -20,7 +20,6 @@ descriptor of a message; replies are short:
 """
 
 import ctypes
-import errno
 import faulthandler
 import gc
 import importlib
@@ -55,8 +54,6 @@ KILL_WAIT_S = 5.0
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
-_PR_SET_PTRACER = 0x59616D61
-_PR_SET_PTRACER_ANY = 2**64 - 1
 
 
 def main(control_fd: int, first: Sequence[str]) -> None:
@@ -153,7 +150,6 @@ def _become_worker(
         os.dup2(log, 1)
         os.dup2(log, 2)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-        _let_be_traced()
         faulthandler.enable(all_threads=True)
         faulthandler.register(messages.ASK_FOR_STACKS, all_threads=True)
         os.environ.update(env)
@@ -238,15 +234,6 @@ def _require_untouched_gpu() -> None:
     files = (fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
     if any(file.name.startswith("nvidia-uvm") for file in files):
         raise RuntimeError("CUDA was initialised by an import")
-
-
-def _let_be_traced() -> None:
-    """Let another process, such as py-spy, read the stacks of a worker that hangs."""
-    try:
-        _prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a kernel without Yama knows no such request
-            raise
 
 
 def _prctl(option: int, value: int) -> None:

@@ -109,23 +109,11 @@ def test_a_reading_is_in_si_units(fake: FakeNvml) -> None:
     assert fake.open_sessions == 0
 
 
-def test_the_use_of_a_gpu_by_the_worker_leaves_out_others(
-    fake: FakeNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvml, "FOREIGN_EVERY_S", 0.0)
-    shares = [SimpleNamespace(pid=os.getpid(), smUtil=7), SimpleNamespace(pid=2**30, smUtil=90)]
-    fake.answers["nvmlDeviceGetProcessUtilization"] = lambda *_: shares
-    probe, power = NvmlProbe(UUID), 117.915 / 700
-
-    assert probe.use_by_worker() == (0.98, power), "it is alone"
-    fake.pids = [2**30]
-    assert probe.use_by_worker() == (0.07, power)
-    for error, used in (("NOT_FOUND", 0.0), ("NOT_SUPPORTED", None)):
-        fake.fails["nvmlDeviceGetProcessUtilization"] = nvml_error(error)
-        assert probe.use_by_worker() == (used, power)
-    assert NvmlProbe(None).use_by_worker() == (None, None)
+def test_the_power_of_a_gpu_is_a_share_of_its_limit_if_that_is_known(fake: FakeNvml) -> None:
+    assert NvmlProbe(UUID).use() == (0.98, 117.915 / 700)
+    assert NvmlProbe(None).use() == (None, None)
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
-    assert NvmlProbe(UUID).use_by_worker() == (None, None), "no share of an unknown limit"
+    assert NvmlProbe(UUID).use() == (0.98, None)
 
 
 def test_a_channel_that_the_gpu_lacks_is_unavailable_with_the_reason(fake: FakeNvml) -> None:

@@ -173,7 +173,6 @@ def test_a_hang_names_the_rank_that_does_not_reach_the_collective(
 ) -> None:
     clock = LeapingClock(tmp_path / "mark")
     monkeypatch.setattr(watchdog, "time", clock)
-    monkeypatch.setattr(stacks, "NATIVE_S", 0.1)
     program = f"""
 def read_data():
     time.sleep(0.5)

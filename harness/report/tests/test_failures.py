@@ -17,7 +17,7 @@ def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(
         frame="wait (x.py:3)",
         files=(
             EvidenceFile(name="python stacks", path="evidence/x.0/python-stacks.txt"),
-            EvidenceFile(name="native stacks", note="py-spy is not installed"),
+            EvidenceFile(name="traceback", note="not written: disk full"),
         ),
     )
     said = "no progress for 30.2 s\na second line"
@@ -33,12 +33,12 @@ def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(
         (tmp_path / name).touch()
     (found,) = failures(summary.summarise(recorded), recorded)
 
-    assert elsewhere.files == "no native stacks (py-spy is not installed)"
+    assert elsewhere.files == "no traceback (not written: disk full)"
     assert found.outcome == "hang"
     assert found.detail == "no progress for 30.2 s"
     assert found.facts[0] == "innermost frame: wait (x.py:3)"
     assert found.files.startswith(
-        "`evidence/x.0/python-stacks.txt`, no native stacks (py-spy is not installed)"
+        "`evidence/x.0/python-stacks.txt`, no traceback (not written: disk full)"
     )
     assert "log `x.log`" in found.files
     only = f"--filter {case.case_id} --set measure.processes=1"

@@ -103,7 +103,6 @@ def test_a_stopped_worker_is_killed(
 ) -> None:
     """It can neither write its stacks nor take SIGTERM."""
     monkeypatch.setattr(stacks, "PYTHON_S", 0.1)
-    monkeypatch.setattr(stacks, "NATIVE_S", 0.5)
     (m,) = run(warm, tmp_path, make_case("stops_itself", settings=replace(QUICK, stall_s=0.5)))
 
     assert m.outcome is Outcome.HANG

@@ -17,8 +17,7 @@ from harness.tests.workers import QUICK, make_case
 
 AT = 1000.0
 """time.monotonic at the launch."""
-IN_STEP = ("step (train.py:7)", "main (train.py:20)")
-SAMPLE = ActivitySample(at_s=0.0, cpu_s=5.0, io_bytes=10**6, rss_bytes=10**9, stack=IN_STEP)
+SAMPLE = ActivitySample(at_s=0.0, cpu_s=5.0, io_bytes=10**6, rss_bytes=10**9)
 
 
 def samples(*changes: Mapping[str, object], **each: object) -> list[ActivitySample]:
@@ -29,10 +28,8 @@ def samples(*changes: Mapping[str, object], **each: object) -> list[ActivitySamp
 
 IDLE: dict[str, list[ActivitySample]] = {
     "a lock": samples(waits_in="futex_wait_queue"),
-    "an event": samples(stack=("wait (threading.py:327)", *IN_STEP)),
-    "a holder of the GIL": samples(waits_in="hrtimer_nanosleep", holds_gil=True),
     "a pipe, with a GPU at rest": samples(waits_in="pipe_read", gpu_utilisation=0.01),
-    "nothing that moves much": samples({"cpu_s": 4.99}, {"io_bytes": 10**6 - 900}, stack=()),
+    "nothing that moves much": samples({"cpu_s": 4.99}, {"io_bytes": 10**6 - 900}),
 }
 WORK: dict[str, list[ActivitySample]] = {
     "an endless loop": samples({"cpu_s": 2.0}, {"cpu_s": 5.0}, {"cpu_s": 8.0}),
@@ -40,7 +37,7 @@ WORK: dict[str, list[ActivitySample]] = {
     "it waits for a processor": samples({"states": ("running", "sleeping")}),
     "memory grows": samples({"rss_bytes": 10**8}, {"rss_bytes": 5 * 10**8}),
     "a network file system": samples({}, {"states": ("disk-sleep",)}),
-    "the stack moves": samples({}, {"stack": ("load (data.py:3)",)}),
+    "it waits elsewhere": samples({}, {"waits_in": "pipe_read"}, waits_in="futex_wait_queue"),
     "many kernels": samples(gpu_utilisation=1.0, gpu_power=0.9),
     "kernels of several kinds": samples({}, {"gpu_power": 0.3}, gpu_utilisation=1.0, gpu_power=0.2),
     "kernels with gaps": samples({}, {"gpu_utilisation": 0.8}, gpu_utilisation=1.0, gpu_power=0.2),
@@ -52,8 +49,7 @@ WORK: dict[str, list[ActivitySample]] = {
 @pytest.mark.parametrize("what", IDLE)
 def test_a_process_in_which_nothing_moves_is_idle(what: str) -> None:
     assert judge(IDLE[what]) is Activity.IDLE
-    gil = ", and it holds the GIL" if "GIL" in what else ""
-    assert reason(Activity.IDLE, IDLE[what]) == f"it stands still{gil}"
+    assert reason(Activity.IDLE, IDLE[what]) == "it stands still"
 
 
 @pytest.mark.parametrize("what", WORK)
@@ -64,9 +60,8 @@ def test_a_process_in_which_anything_moves_is_busy(what: str) -> None:
 @pytest.mark.parametrize("cpu_s", [(5.0, 5.0, 5.0), (2.0, 5.0, 8.0)])  # blocked, or polling
 def test_a_kernel_that_computes_nothing_and_does_not_end_is_named(cpu_s: Sequence[float]) -> None:
     found = samples(*({"cpu_s": s} for s in cpu_s), gpu_utilisation=1.0, gpu_power=0.22)
-    held = [replace(s, stack=("barrier (distributed_c10d.py:4)", *IN_STEP)) for s in found]
 
-    assert judge(found) is judge(held) is Activity.SPINNING_KERNEL
+    assert judge(found) is Activity.SPINNING_KERNEL
     assert reason(Activity.SPINNING_KERNEL, found).startswith("one kernel keeps the GPU busy")
 
 
@@ -153,7 +148,7 @@ def test_an_endless_loop_is_reported_as_busy_and_runs_into_the_time_limit() -> N
     ending = process.silent(1000.0)
 
     said = "busy: no step finished in {} s, in warmup; no step is known yet; it uses 1.0 CPU cores"
-    assert process.said == [f"{said.format(90.5)}; last in unknown code"]
+    assert process.said == [said.format(90.5)]
     assert ending is not None
     assert (ending.outcome, ending.detail) == (Outcome.TIMEOUT, said.format(400))
     assert ending.advice.startswith("if it is not stuck, set timeout_s to 2")
