@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from scipy.stats import entropy
 
 from harness import units
 from harness.analysis import comparison as compare
-from harness.analysis.statistics import Floats, hodges_lehmann, t_factor
+from harness.analysis.statistics import Floats, hodges_lehmann
 from harness.bisect.posterior import (
     CommitGroup,
     Grid,
@@ -36,9 +35,6 @@ MORE_PAIRS = 20
 """New pairs of the anchors if the first ones show no difference; twice as many confirm at most."""
 MAX_BLOCKS = 400
 """Of the search stage. Readings that still disagree by then do not fit a single step."""
-EARLY_PAIRS, MOST_PAIRS = 5, 300
-"""Pairs after which noise is judged, and the most that a search may need. On a noisy node (2.5 %)
-1 in 200 searches ends so, of those with 15 % of noise 4 in 5."""
 UP, DOWN = "bad over good", "good over bad"
 """Case ids of a comparison: which side is the candidate."""
 
@@ -203,8 +199,6 @@ class NoisySearch:
     def _anchors(self) -> NextBlock | CommitsConclusion | None:
         """The next block of the anchors, or that they do not differ; None once they differ."""
         pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
-        if why := hopeless(pairs, self.thresholds):
-            return CommitsConclusion(reason=why)
         found = self._differ(pairs)
         if found is True:
             return None
@@ -260,27 +254,6 @@ def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, most: i
     """The next block of some positions, forwards and backwards in turns."""
     order = positions if taken % 2 == 0 else positions[::-1]
     return NextBlock(stage=stage, positions=order, number=taken + 1, of=most)
-
-
-def hopeless(pairs: Sequence[Pair], thresholds: Thresholds) -> str:
-    """After EARLY_PAIRS of the anchors that do not differ clearly: why noise hides the effect."""
-    if len(pairs) != EARLY_PAIRS:
-        return ""
-    logs, effect = compare.time_logs(pairs), math.log1p(thresholds.tolerance)
-    centre = float(np.median(logs))
-    # The largest deviation but one: a disturbed pair is none, and of five normal ones it is 0.9 sd.
-    spread = float(np.sort(np.abs(logs - centre))[-2]) / 0.9
-    # Shown nine times in ten, with the error that the confirmation allows.
-    shown = spread * (NormalDist().inv_cdf(1 - thresholds.alpha) + NormalDist().inv_cdf(0.9))
-    apart = abs(centre) > 1.25 * t_factor(EARLY_PAIRS - 1) * spread / EARLY_PAIRS**0.5
-    if apart or (needed := math.ceil((shown / effect) ** 2)) <= MOST_PAIRS:
-        return ""
-    least = min(1.0, math.expm1(shown / MORE_PAIRS**0.5))
-    return (
-        f"processes scatter by {units.percent(spread / 2**0.5)}; {2 * needed:,} of them would "
-        f"show a change of {units.percent(thresholds.tolerance)}. Use a quieter machine, or "
-        f"--effect {least:.2g}"
-    )
 
 
 def change(found: Comparison) -> tuple[float, float | None, float | None]:

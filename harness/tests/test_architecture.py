@@ -68,7 +68,7 @@ MOST_MODULES = 14
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 4_850,
-    "harness/bisect": 1_670,
+    "harness/bisect": 1_650,
     "harness/cli": 2_190,
     "harness/executor": 360,
     "harness/gate": 2_350,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_700, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_650, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -1,7 +1,6 @@
 """A planted step is found in a history of readings; without a step no commit is found."""
 
 import math
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -227,34 +226,6 @@ def test_the_same_blocks_give_the_same_probabilities() -> None:
         again.add(question.stage, block)
         if i + 1 >= ANCHOR_PAIRS:
             assert first.probabilities() == pytest.approx(again.probabilities())
-
-
-@pytest.mark.parametrize(
-    ("pairs", "needed"),
-    [
-        ([0.3, -0.2, 0.1, -0.3, 0.2], 5000),
-        ([0.03, -0.02, 0.01, -0.03, 0.02], None),
-        ([0.001, -0.002, 0.5, 0.0, 0.001], None),
-        ([1.2, 0.9, 1.0, 0.8, 1.1], None),
-    ],
-    ids=["noise", "less noise", "one disturbed process", "a large step"],
-)
-def test_noise_that_hides_the_effect_is_told_after_ten_processes_with_their_number(
-    pairs: list[float], needed: int | None
-) -> None:
-    search = NoisySearch(8, 0.03)
-    for log in pairs:
-        assert isinstance(search.next(), NextBlock)
-        ends = ((0, 1.0), (search.last, math.exp(log)))
-        block = [ProcessReading(position=p, value=value) for p, value in ends]
-        search.add(BisectStage.ANCHORS, block)
-
-    answer = search.next()
-
-    assert isinstance(answer, NextBlock) is (needed is None)
-    if not isinstance(answer, NextBlock) and needed is not None:
-        (number,) = re.findall(r"([\d,]+) of them would show", answer.reason)
-        assert int(number.replace(",", "")) == pytest.approx(needed, rel=0.5)
 
 
 def test_an_effect_may_be_larger_than_the_tolerance_of_a_stored_baseline() -> None:
