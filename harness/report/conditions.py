@@ -128,8 +128,10 @@ def elapsed(run: Run) -> str:
     return units.duration((end - start).total_seconds())
 
 
-def time_use_sentence(used: TimeUse) -> str:
+def time_use_sentence(used: TimeUse | None) -> str:
     """How the wall time of a run was spent."""
+    if used is None:
+        return "not available"
     where = "" if used.whole else " in processes"
     if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
         return f"{units.duration(used.wall_s)}{where}; phases unknown"

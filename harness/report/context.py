@@ -1,8 +1,9 @@
 """From a run to what the analysis finds in it, and to the values that its page prints."""
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
@@ -10,23 +11,19 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
-from harness.analysis.causes import Cause, CauseKind, causes
+from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
-from harness.analysis.effects import Effect, Versus, effects, longest, versus
-from harness.analysis.expectation import Assessment, assess
+from harness.analysis.effects import Effect, effects, longest, versus
+from harness.analysis.expectation import assess
 from harness.analysis.overhead import time_use
-from harness.analysis.roofline import Stack, stacks
-from harness.analysis.scaling import ScalingFit
-from harness.analysis.summary import Spread, spreads, summarise
+from harness.analysis.roofline import stacks
+from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import (
-    Diagnosis,
-    Fingerprint,
-    Reproduction,
     diagnose,
     fingerprint,
     reproduction,
 )
-from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Verdict, Weight
+from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Weight
 from harness.report import (
     answer,
     conditions,
@@ -37,91 +34,41 @@ from harness.report import (
     text,
     verdict_text,
 )
-from harness.report.answer import Part
 from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
 from harness.report.profile import profile_section, where_sentence, where_table
-from harness.report.series.since import NO_RUN, Since, since
+from harness.report.series.since import NO_RUN, since
 
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Study:
     """What the analysis finds in a run, each thing once."""
 
-    run: Run
-    summaries: Sequence[CaseSummary]
-    fits: Sequence[ScalingFit]
-    verdict: Verdict
-    """By the rules of the suite."""
-    shown: Verdict
-    """The same with the names to show, without what other sections say."""
-    parts: Sequence[Part]
-    """Of the question, with their answers."""
-    stacks: Sequence[Stack]
-    against: Sequence[Versus]
-    assessments: Sequence[Assessment]
-    causes: Sequence[Cause]
-    diagnoses: Sequence[Diagnosis]
-    again: Reproduction | None
-    why: str
-    """What explains the gap of the suite's suspects, in one sentence."""
-    fingerprint: Fingerprint | None
-    changed: Since | None
-    spreads: Sequence[Spread]
-    sections: Mapping[str, dict[str, Any]]
-    """The results by workload."""
-    names: Mapping[str, str]
-    """Id of a case -> its short name."""
-
-
-def study(run: Run, before: Run | None = None) -> Study:
-    """Analyse and judge a run.
-
-    Args:
-        before: The earlier run that it is compared with.
-    """
-    summaries = summarise(run)
-    withdrawn = {s.case.case_id for s in summaries if s.withdrawn}
-    known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
-    run = replace(run, measurements=tuple(known))
-    suite, fits = run.suite, scaling.fit(summaries)
-    names = text.case_names(suite)
-    verdict = gate.judge(suite, run.environment, summaries, fits)
-    against = versus(summaries)
-    first = remedies.slowest(verdict)
-    asked = [s.case.case_id for s in judged(run, summaries)]
-    diagnoses, again = diagnose(suite, summaries), reproduction(suite, summaries)
-    why = explained.line(diagnoses, suite, run.environment.device_name, again)
-    shown = answer.brief(answer.named(verdict, suite, fits))
-    groups, axis_effects = scaling.by_workload(summaries), effects(summaries)
-    return Study(
-        run=run,
-        summaries=summaries,
-        fits=fits,
-        verdict=verdict,
-        shown=shown,
-        parts=[*answer.parts(shown, suite, why)],
-        stacks=stacks(run, summaries, asked, first=first),
-        against=against,
-        assessments=assess(suite, run.environment, summaries),
-        causes=causes(run, summaries),
-        diagnoses=diagnoses,
-        again=again,
-        why=why,
-        fingerprint=fingerprint(run, summaries),
-        changed=since(before, run, summaries, names) if before else None,
-        spreads=spreads(run),
-        sections={
-            workload: _section(run, workload, members, axis_effects)
-            for workload, members in groups.items()
-        },
-        names=names,
-    )
+    def __init__(self, run: Run, before: Run | None = None) -> None:
+        self.summaries = summarise(run)
+        withdrawn = {s.case.case_id for s in self.summaries if s.withdrawn}
+        known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
+        self.run = run = replace(run, measurements=tuple(known))
+        self.names = text.case_names(run.suite)
+        self.fits = scaling.fit(self.summaries)
+        self.verdict = gate.judge(run.suite, run.environment, self.summaries, self.fits)
+        first = remedies.slowest(self.verdict)
+        asked = [s.case.case_id for s in judged(run, self.summaries)]
+        self.stacks = stacks(run, self.summaries, asked, first=first)
+        self.causes = causes(run, self.summaries)
+        self.diagnoses = diagnose(run.suite, self.summaries)
+        self.again = reproduction(run.suite, self.summaries)
+        device = run.environment.device_name
+        self.why = explained.line(self.diagnoses, run.suite, device, self.again)
+        # With the names to show, without what other sections say.
+        self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
+        self.parts = [*answer.parts(self.shown, run.suite, self.why)]
+        self.changed = since(before, run, self.summaries, self.names) if before else None
+        self.spreads = spreads(run)
 
 
 def build(
@@ -133,7 +80,7 @@ def build(
         directory: Folder of the report; records below it are linked.
         before: The earlier run that it is compared with.
     """
-    of = study(run, before)
+    of = Study(run, before)
     pictures = draw(of.run, of.summaries, of.fits, of.stacks, of.verdict)
     values: dict[str, object] = {
         "run": of.run,
@@ -148,19 +95,17 @@ def build(
 
 def _screen(of: Study) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
-    run, v, suite = of.run, of.verdict, of.run.suite
-    steps = (
-        *remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks),
-        *filter(None, [of.changed.step if of.changed else ""]),
-    )[: remedies.MAX_STEPS]
+    run, v, suite, changed = of.run, of.verdict, of.run.suite, of.changed
+    steps = [*remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks)]
+    steps += [changed.step] if changed and changed.step else []
     relevant = remedies.relevant(of.causes, v)
     if suite.suspects:  # how the step of that day goes explains what somebody saw
         then = of.again.case_id if of.again else ""
         how = [c.of(then) for c in of.causes if c.kind is CauseKind.DISPATCH and then in c.cases]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    worse = [of.changed.regressed] if of.changed and of.changed.regressed else []
-    node = [of.changed.node] if of.changed and of.changed.node else []
+    node = [changed.node] if changed and changed.node else []
+    trust = steadiness.trust(run, of.summaries, v, of.spreads, of.causes)
     lines = answer.first_lines(
         of.parts,
         of.shown,
@@ -168,7 +113,7 @@ def _screen(of: Study) -> dict[str, object]:
         cost=conditions.cost_sentence(of.summaries, run, of.names),
         why=_why(of) or ("Why", next(iter(causes_said), "")),
         step=next(iter(steps), ""),
-        trust="; ".join((*node, *steadiness.trust(run, of.summaries, v, of.spreads, of.causes))),
+        trust="; ".join((*node, *trust)),
     )
     return {
         "outcome": answer.outcome(of.parts, of.shown),
@@ -177,15 +122,15 @@ def _screen(of: Study) -> dict[str, object]:
         "parts": answer.parts_table(of.parts),
         "answers": (
             *answer.beside(of.shown, suite),
-            *worse,
-            *text.crossovers(of.against, suite),
+            *([changed.regressed] if changed and changed.regressed else []),
+            *text.crossovers(versus(of.summaries), suite),
         ),
         "why": causes_said,
         "suspects": explained.suspects_table(of.diagnoses, suite),
-        "fingerprint": explained.fingerprint_table(of.fingerprint, suite),
+        "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
-        "next_steps": steps,
+        "next_steps": steps[: remedies.MAX_STEPS],
         "cost": conditions.cost(of.summaries, run, of.names),
     }
 
@@ -201,7 +146,11 @@ def _why(of: Study) -> tuple[str, str] | None:
 
 def _results(of: Study) -> dict[str, object]:
     """The sections of the workloads: those on the page, and those in the appendix."""
-    suite, sections = of.run.suite, of.sections
+    suite, axis_effects = of.run.suite, effects(of.summaries)
+    sections = {
+        workload: _section(of.run, workload, members, axis_effects)
+        for workload, members in scaling.by_workload(of.summaries).items()
+    }
     counting = [r for r in suite.rules if r.counts is not Weight.NOTE]
     timed = [r.match for r in counting if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
@@ -228,7 +177,9 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "dead": [text.dead_axis_sentence(d, word) for d in dead_axes(run, of.summaries)],
         "failures": failures(of.summaries, run),
         "not_run": not_run(of.summaries, run, names),
-        "expectations": tables.expectations(of.assessments, names),
+        "expectations": tables.expectations(
+            assess(run.suite, run.environment, of.summaries), names
+        ),
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
@@ -242,18 +193,16 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
 def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object]:
     """Where and when it was measured, what changed since, and how to repeat it."""
     run, env = of.run, of.run.environment
-    used = time_use(run)
     return {
         "since": of.changed,
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "machine": conditions.environment_line(env),
         "environment": conditions.environment(run),
-        "requirements": tuple(conditions.requirement_bullets(run)),
-        "doctor": tuple(conditions.doctor_bullets(env)),
+        "doctor": (*conditions.requirement_bullets(run), *conditions.doctor_bullets(env)),
         "flags": tuple(conditions.flag_sentences(run)),
         "elapsed": conditions.elapsed(run),
-        "time_use": conditions.time_use_sentence(used) if used else "not available",
+        "time_use": conditions.time_use_sentence(time_use(run)),
         "commands": _commands(of, before),
         "exports": [
             f"export {n}={shlex.quote(v)}"
@@ -304,7 +253,9 @@ def _section(
         which = f"Rows with {run.suite.axis(where[0])}={where[1]}" if where else "The first rows"
         said = f"{which}; the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
-    length = longest(members) if len(members) == 2 else ""  # the table shows how it grows
+    # The table shows how a step grows, and compares the providers.
+    told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
+    own = [e for e in axis_effects if e.workload == workload and e.axis not in told]
     return {
         "title": workload,
         "fixed": fixed,
@@ -312,18 +263,7 @@ def _section(
         "full": full if some else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
-        "effects": [
-            *text.effect_sentences(
-                [
-                    e
-                    for e in axis_effects
-                    if e.workload == workload
-                    and e.axis != length
-                    and not (several and e.axis == "provider")
-                ],
-                run.suite.axis,
-            ),
-        ],
+        "effects": [*text.effect_sentences(own, run.suite.axis)],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
         "common": common,
         "effective": effective,
@@ -351,30 +291,16 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
 
 
 def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
-    folder = Path(run.folder)
-
-    def named(path: Path, *, link: bool = True) -> str:
-        try:
-            inside = path.resolve().relative_to(directory.resolve())
-        except ValueError:
-            return code(str(path))
-        return f"[{code(str(inside))}]({quote(str(inside))})" if link else code(str(inside))
-
-    lines = [
-        f"{named(folder / 'run.jsonl')}: environment, suite and every measurement with its samples"
-    ]
-    logs = {m.log for m in run.measurements if m.log and (folder / m.log).is_file()}
-    if logs:
+    """The record, and the folder of the logs where it is."""
+    folder = Path(run.folder).resolve()
+    record, logs = folder / "run.jsonl", folder / "logs"
+    with suppress(ValueError):
+        record, logs = (path.relative_to(directory.resolve()) for path in (record, logs))
+    link = code(str(record))
+    if not record.is_absolute():
+        link = f"[{link}]({quote(str(record))})"
+    lines = [f"{link}: environment, suite and every measurement with its samples"]
+    if (folder / "logs").is_dir():
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
-        where = named(folder / PurePath(min(logs)).parent, link=False)
-        lines.append(f"{where}: output of {units.plural('process', len(logs))}")
-    profiles = [m.profile for m in run.measurements if m.profile and m.profile.trace_bytes]
-    kept = [p for p in profiles if p.trace]
-    if traces := [p for p in kept if (folder / p.trace).is_file()]:
-        first = named(folder / traces[0].trace, link=False)
-        size = units.size(sum(p.trace_bytes for p in traces))
-        others = f", and {len(traces) - 1} more beside it" if traces[1:] else ""
-        lines.append(f"{first}{others}: Chrome traces, {size}, for {code(PERFETTO)}")
-    if large := len(profiles) - len(kept):
-        lines.append(f"{units.plural('Chrome trace', large)} too large to keep")
+        lines.append(f"{code(str(logs))}: output of the processes, and traces for {code(PERFETTO)}")
     return tuple(lines)
