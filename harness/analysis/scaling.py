@@ -1,20 +1,17 @@
 """How the step time grows along an axis.
 
 step_s = c * axis^exponent, fitted on logarithms: each point weighs by its relative error, so the
-longest sequence does not dominate. A timeout is a censored point: the time is at least its bound.
-A curve that bends, as from a fixed cost to growth, has one exponent per segment.
-
-Sources: Tobin 1958 (regression with a censored response); Olsen 1978, "Note on the uniqueness
-of the maximum likelihood estimator for the Tobit model", whose parameters make it concave.
+longest sequence does not dominate. A case that timed out has no point; if its bound is above the
+curve of the others, there is no fit. A curve that bends, as from a fixed cost to growth, has one
+exponent per segment.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import log_ndtr
 
 from harness.analysis.statistics import Floats, t_factor, times_better
 from harness.records import Case, CaseSummary, Estimate, Outcome, as_text
@@ -25,9 +22,6 @@ FLAT = 0.1
 """Absolute exponent below which the axis may not have reached the workload."""
 UNKNOWN = 1.0
 """Width of the interval above which an exponent is not known: 1 to 2 is linear to quadratic."""
-MIN_SCATTER = 1e-3
-"""Smallest relative scatter that the censored fit assumes, less than processes of one case have.
-Without it, points that are exactly on a line would have an unbounded likelihood."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,16 +167,15 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         why = f"{distinct} measured values of {axis}; a fit needs {MIN_POINTS}"
         return replace(found, reason=why)
     x, y = (np.log(np.array(column)) for column in zip(*timed, strict=True))
-    if bounds:
-        x_c, y_c = (np.log(np.array(column)) for column in zip(*bounds, strict=True))
-        slope, low, high = _tobit(x, y, x_c, y_c)
-    else:
-        slope, low, high = _least_squares(x, y)
+    slope, low, high = _least_squares(x, y)
+    for at, bound_s in bounds:
+        if math.log(bound_s) > y.mean() + high * (math.log(at) - x.mean()):
+            return replace(found, reason=f"steeper than a power law: {at:,g} timed out")
     if high - low > UNKNOWN:
         end = found.last.low if found.last else None
         return replace(
             found,
-            reason=f"not known from {len(timed) + len(bounds)} points",
+            reason=f"not known from {len(timed)} points",
             steepens=end is not None and end > slope + FLAT,
         )
     exponent = Estimate(
@@ -264,66 +257,3 @@ def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float]:
     variance = float(residual @ residual) / (len(x) - 2)
     half = t_factor(len(x) - 2) * math.sqrt(variance / float(dx @ dx))
     return slope, slope - half, slope + half
-
-
-def _tobit(x: Floats, y: Floats, x_c: Floats, y_c: Floats) -> tuple[float, float, float]:
-    """Slope and its 95 % interval if y_c are lower bounds at x_c.
-
-    Maximum likelihood with a profile-likelihood interval. The cut of the profile,
-    n * log(1 + t^2 / (n - 2)), gives the t-interval if no point is censored. For the few points of
-    a sweep it is wider than the asymptotic chi-square.
-    """
-    ones, ones_c = np.ones_like(x), np.ones_like(x_c)
-    beta, best = _maximise(np.column_stack([ones, x]), y, np.column_stack([ones_c, x_c]), y_c)
-    slope, n = float(beta[1]), len(x)
-    cut = best - 0.5 * n * math.log1p(t_factor(n - 2) ** 2 / (n - 2))
-
-    def excess(b: float) -> float:
-        """The profile likelihood at slope b, above the cut."""
-        return _maximise(ones[:, None], y - b * x, ones_c[:, None], y_c - b * x_c)[1] - cut
-
-    return slope, _crossing(excess, slope, -1.0), _crossing(excess, slope, 1.0)
-
-
-def _maximise(X: Floats, y: Floats, X_c: Floats, y_c: Floats) -> tuple[Floats, float]:
-    """Coefficients and log-likelihood of a regression with right-censored points (X_c, y_c).
-
-    In Olsen's parameters theta = 1 / sigma and gamma = beta / sigma the log-likelihood is
-    concave: sum(log theta - r^2 / 2) + sum(log Phi(-r_c)), with r = theta * y - X @ gamma.
-    """
-    from scipy.optimize import minimize  # slow to import, needed for censored points only
-
-    start, *_ = np.linalg.lstsq(X, y, rcond=None)
-    sigma = max(float(np.sqrt(np.mean((y - X @ start) ** 2))), 10 * MIN_SCATTER)
-
-    def negative(parameters: Floats) -> tuple[float, Floats]:
-        theta, gamma = parameters[0], parameters[1:]
-        r, r_c = theta * y - X @ gamma, theta * y_c - X_c @ gamma
-        log_survival = log_ndtr(-r_c)
-        value = len(y) * math.log(theta) - 0.5 * float(r @ r) + float(log_survival.sum())
-        # Hazard of the normal, phi(r) / Phi(-r), from logarithms: neither underflows.
-        hazard = np.exp(-0.5 * r_c**2 - 0.5 * math.log(2 * math.pi) - log_survival)
-        d_theta = len(y) / theta - float(r @ y) - float(hazard @ y_c)
-        d_gamma = r @ X + hazard @ X_c
-        return -value, -np.concatenate([[d_theta], d_gamma])
-
-    result = minimize(
-        negative,
-        np.concatenate([[1 / sigma], start / sigma]),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(1e-6, 1 / MIN_SCATTER), *[(None, None)] * X.shape[1]],
-        options={"maxiter": 2000, "ftol": 1e-13, "gtol": 1e-7},
-    )
-    theta, gamma = result.x[0], result.x[1:]
-    return gamma / theta, -float(result.fun)
-
-
-def _crossing(excess: Callable[[float], float], start: float, direction: float) -> float:
-    """The point in a direction at which `excess`, positive at `start`, falls to zero."""
-    from scipy.optimize import brentq
-
-    step = 0.01
-    while excess(start + direction * step) > 0:
-        step *= 2
-    return float(brentq(excess, start, start + direction * step, xtol=1e-4))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.analysis import scaling
@@ -56,14 +55,15 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
     assert (fit.group, fit.note) == ("forward/nsa", "")
 
 
-def test_a_timeout_makes_the_fit_steeper() -> None:
-    """Three points are linear; the fourth took at least eight times what they predict."""
-    x, y = np.log([128.0, 256, 512]), np.log([0.0103, 0.0194, 0.041])
+@pytest.mark.parametrize(("bound_s", "fits"), [(0.05, True), (0.64, False)])
+def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(bound_s: float, fits: bool) -> None:
+    """Three points are linear; the fourth would take 0.08 s."""
+    steps = {**power(1.0, LENGTHS[:3]), 1024: math.inf}
 
-    without, *_ = scaling._least_squares(x, y)
-    with_it, *_ = scaling._tobit(x, y, np.log([1024.0]), np.log([0.64]))
+    fit = fitted(steps, outcome=Outcome.TIMEOUT, lower_bound_s=bound_s)
 
-    assert with_it > without + 0.3
+    assert (fit.exponent is not None) == fits
+    assert fit.reason == ("" if fits else "steeper than a power law: 1,024 timed out")
 
 
 @pytest.mark.parametrize(("third", "reason"), [(0.042, ""), (0.08, "not known from 3 points")])
@@ -71,15 +71,6 @@ def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason:
     fit = fitted({128: 0.01, 256: 0.02, 512: third})
 
     assert (fit.reason, fit.exponent is None) == (reason, bool(reason))
-
-
-def test_a_bound_far_below_the_line_changes_nothing() -> None:
-    x, y = np.log([128.0, 256, 512, 1024]), np.log([0.01, 0.021, 0.039, 0.082])
-
-    plain = scaling._least_squares(x, y)
-    censored = scaling._tobit(x, y, np.log([2048.0]), np.log([1e-6]))
-
-    assert censored == pytest.approx(plain, abs=2e-3)
 
 
 def test_two_measured_points_give_no_fit() -> None:
