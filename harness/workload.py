@@ -53,9 +53,9 @@ class Workload:
     those at the beginning. Called before every step, outside of its time, so that an output kept
     from an earlier step is wrong. None: every step has the same inputs."""
     stateful: bool | None = None
-    """Whether a step changes what the next one computes, as training does. If not, every step
-    must give the same output for the same inputs, or the outcome is incorrect. None: unknown; then
-    only an output that differs from others that agree is incorrect."""
+    """Whether a step changes what the next one computes, as training does. False: every step must
+    give the same output for the same inputs, or the outcome is incorrect. None: unknown, so that
+    outputs of steps are not compared."""
     unreplayed: Callable[[], Any] | None = None
     """The step of a `run` that replays a CUDA graph, with the same kernels launched one by one: a
     profile of it shows the ranges of kernels, which those of a graph lack. Called after `run`."""

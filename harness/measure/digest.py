@@ -1,8 +1,8 @@
 """Outputs of steps in a few numbers: whether two cases, or two steps, computed the same.
 
 The first step of a process starts from seeded weights and inputs; a training step then changes
-the weights. Any other step computes the same from the same inputs, so the last timed output is
-compared with the first one, or with that of one more step on the same inputs.
+the weights. Any other step computes the same from the same inputs, so the last timed output, or
+that of one more step with the first inputs, is compared with the first one.
 """
 
 import math
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from harness.measure import accuracy, memory
 from harness.records import Accuracy, TensorDigest
-from harness.workload import Workload
 
 CHUNK = 2**18
 """Elements in float64 at a time: 2 MB, which also fits on a nearly full device."""
@@ -46,57 +45,35 @@ class FirstOutput:
         return None if peak is None else max(peak, self._peak_bytes)
 
 
-class Repeats:
-    """Compares outputs of steps with the same inputs: they agree up to rounding."""
+def require_same(output: Any, step: int, first: Elements, checked: Accuracy) -> None:
+    """Raise Incorrect if the output of a step with the first inputs is not the first output, up to
+    rounding: twice the bound of its accuracy, or half of its digits."""
+    found = elements(output)
+    bounds = {t.name: 2 * t.bound for t in checked.tensors}  # each is within the bound
+    for name, tensor in {**found, **first}.items():
+        error = _error(name, found, first)
+        bound = bounds.get(name, math.sqrt(accuracy.eps_of(tensor.dtype)))
+        if not error <= bound:
+            problem = f"run() in step {step}, compared with step 0: {name or 'output'}"
+            problem += f": error {error:.3g}, bound {bound:.3g}"
+            raise accuracy.Incorrect(problem, checked)
 
-    def __init__(self, workload: Workload, checked: Accuracy, first: Elements) -> None:
-        self._stateful = workload.stateful
-        self._bounds = {t.name: 2 * t.bound for t in checked.tensors}  # each is within the bound
-        self._checked = checked
-        self._seen = {0: (0, first)}
-        self._equal, self.problem = False, ""
 
-    def add(self, output: Any, step: int, inputs: int) -> None:
-        """Compare the output of a step with the first one seen of the same inputs, if any."""
-        found = elements(output)
-        before, expected = self._seen.setdefault(inputs, (step, found))
-        if expected is found or self._stateful:
-            return
-        errors = [self._error(name, found, expected) for name in {**expected, **found}]
-        self._equal |= bool(found) and not any(error for _, error, _ in errors)
-        for name, error, bound in errors:
-            if not error <= bound:
-                where = f"run() in step {step}, compared with step {before}"
-                self.problem = self.problem or (
-                    f"{where}: {name or 'output'}: error {error:.3g}, bound {bound:.3g}"
-                )
+def require_change(output: Any, step: int, first: Elements, checked: Accuracy) -> None:
+    """Raise Incorrect if a step with other inputs than the first returned the same output."""
+    found = elements(output)
+    names = [name for name, x in found.items() if x.is_floating_point()]
+    if names and not any(_error(name, found, first) for name in names):
+        problem = f"run() in step {step} had fresh inputs, but returned the output of step 0"
+        raise accuracy.Incorrect(f"{problem}: it is kept, not computed", checked)
 
-    def require(self) -> None:
-        """Raise Incorrect if an output was wrong.
 
-        If the workload does not say whether a step changes what the next one computes, outputs
-        that never come back are taken for those of such steps.
-        """
-        if self.problem and (self._stateful is False or self._equal):
-            hint = (
-                "" if self._stateful is False else "; set Workload.stateful if steps change state"
-            )
-            raise accuracy.Incorrect(self.problem + hint, self._checked)
-
-    def require_change(self, output: Any, step: int) -> None:
-        """Raise Incorrect if a step with other inputs than the first returned the same output."""
-        found, (_, first) = elements(output), self._seen[0]
-        names = [name for name, x in found.items() if x.is_floating_point()]
-        if names and not any(self._error(name, found, first)[1] for name in names):
-            problem = f"run() in step {step} had fresh inputs, but returned the output of step 0"
-            raise accuracy.Incorrect(f"{problem}: it is kept, not computed", self._checked)
-
-    def _error(self, name: str, found: Elements, expected: Elements) -> tuple[str, float, float]:
-        a, b = found.get(name), expected.get(name)
-        if a is None or b is None or a.shape != b.shape:
-            return name, math.inf, 0.0
-        bound = self._bounds.get(name, math.sqrt(accuracy.eps_of(b.dtype)))
-        return name, accuracy.error_of(a, b), bound
+def _error(name: str, found: Elements, first: Elements) -> float:
+    """Infinite if a tensor is absent or has another shape."""
+    a, b = found.get(name), first.get(name)
+    if a is None or b is None or a.shape != b.shape:
+        return math.inf
+    return accuracy.error_of(a, b)
 
 
 def elements(output: Any) -> Elements:

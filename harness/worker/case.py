@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -25,11 +25,6 @@ from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporte
 from harness.records import Accuracy, Measurement, MeasureSettings, Outcome
 from harness.worker.factory import load_factory
 from harness.workload import Workload
-
-REPEATS = 32
-"""Most steps after the last sample whose outputs are compared with earlier ones."""
-REPEATS_SHARE = 0.1
-"""Their largest share of the time spent on steps before."""
 
 
 class DeviceMissing(Exception):
@@ -62,9 +57,8 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     accuracy.require_finite_output(taken.output, steps=taken.steps)
 
     reporter.phase("repeat")
-    outputs = digest.Repeats(workload, checked, first.elements)
     if workload.steps is None:
-        taken = _repeated(run, workload.fresh, taken, outputs, deadline, reporter)
+        taken = _repeated(run, workload, taken, first.elements, checked, deadline)
     effective, flags_read = attestation.observed(case, workload)
     effective |= {"timed_as": "graph replay"} if case.settings.graph else {}
     effective |= {"fresh_inputs": True} if workload.fresh else {}
@@ -184,34 +178,25 @@ def _timed(
 
 def _repeated(
     run: inputs.Run,
-    fresh: Callable[[int], None] | None,
+    workload: Workload,
     taken: timing.Timing,
-    outputs: digest.Repeats,
+    first: digest.Elements,
+    checked: Accuracy,
     deadline: float,
-    reporter: WorkerReporter,
 ) -> timing.Timing:
-    """The readings without the last output, which is compared with the first one; so are those of
-    a few more steps. Incorrect if two of the same inputs differ, or two of different ones do not.
-    """
-    step = taken.steps - 1
-    # With fresh inputs every step has its own, which are still in place.
-    own = step if fresh else 0
-    outputs.add(taken.output, step, own)
-    if fresh and step:
-        outputs.require_change(taken.output, step)
+    """The readings without the last output, which is compared with the first one. If every step has
+    its own inputs the two must differ, and a step with the first inputs is compared."""
+    step, output = taken.steps - 1, taken.output
     taken = replace(taken, output=None)  # only one output is alive at a time
-    step_s = statistics.median(taken.samples_s)
-    spent_s = sum(taken.warmup_s) + sum(taken.samples_s)
-    more = int(min(REPEATS, REPEATS_SHARE * spent_s / step_s))
-    more = max(more, 2 if outputs.problem else 1 if fresh else 0)
-    for i in range(min(more, int((deadline - monotonic()) / step_s) - 1)):
-        if fresh and i == 1:
-            fresh(0)
-        reporter.alive()
-        outputs.add(run(), step + i + 1, own if i == 0 else 0)
-    outputs.require()
-    if fresh:
-        fresh(0)
+    if workload.fresh and step:
+        digest.require_change(output, step, first, checked)
+        workload.fresh(0)
+        if deadline - monotonic() < 2 * statistics.median(taken.samples_s):
+            return taken
+        del output
+        step, output = step + 1, run()
+    if workload.stateful is False:
+        digest.require_same(output, step, first, checked)
     return taken
 
 
