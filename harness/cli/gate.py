@@ -25,10 +25,6 @@ def gate(
     head: Annotated[
         str, typer.Option(metavar="REF", help="The candidate; . is the working tree.")
     ] = WORKING_TREE,
-    baseline: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RUN", help="Compare with this stored run. Repeatable: one a suite."),
-    ] = None,
     counters: options.CountersOption = False,
     record: Annotated[
         bool,
@@ -51,28 +47,24 @@ def gate(
 
     \b
     harness gate --base origin/main    # candidate and merge base, interleaved processes
-    harness gate --baseline RUN        # against a stored run
-    harness gate                       # against the runs that the policy names
     harness gate --counters            # exact counts per step, on any machine
     harness gate --counters --record   # store them; commit ci/baselines/counters.json
 
     Exit status: 0 GO; 1 NO-GO; 2 the request could not be carried out; 3 INCONCLUSIVE.
     """
-    if baseline and (counters or base):
+    if not (base or counters):
         raise HarnessError(
-            "--baseline, --base and --counters choose different comparisons",
-            "Give --baseline alone, or remove it.",
+            "nothing to compare with: neither --base nor --counters is given",
+            "Give --base REF. Two stored runs: harness compare RUN RUN",
         )
     if record and (base or head != WORKING_TREE or not counters):
         raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
-    mode = Mode.RELATIVE if base else Mode.BASELINE
     request = Request(
-        mode=Mode.COUNTERS if counters else mode,
+        mode=Mode.COUNTERS if counters else Mode.RELATIVE,
         policy=policy_file,
         base=base,
         head=head,
         store=store_root,
-        runs=baseline or (),
         command=command(),
         wait_for_gpu_s=wait_for_gpu,
         self_test=self_test,

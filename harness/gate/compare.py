@@ -2,7 +2,7 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy unless a gate gives its own. A
+Both are judged by the gate's rules without a policy. A
 case of one side only, or one measured in another environment, is undecided.
 """
 
@@ -19,7 +19,6 @@ from harness.gate.policy import Policy, PolicyForm
 from harness.gate.records import (
     GateCase,
     GateVerdict,
-    LeftOut,
     Mode,
     State,
     VerdictSubject,
@@ -57,8 +56,6 @@ def runs(
     filters: Sequence[str] = (),
     counters: bool = False,
     across: bool = False,
-    policy: Policy = PLAIN,
-    beside: int = 0,
 ) -> GateVerdict:
     """Compare two stored runs.
 
@@ -66,8 +63,6 @@ def runs(
         filters: As of `harness run --filter`.
         counters: Compare counters per step instead of times.
         across: Judge even if the environments differ.
-        policy: Of a gate, whose thresholds and exemptions apply.
-        beside: Number of cases of other suites that the same gate judges.
 
     Raises:
         HarnessError: They are the same run, or have no such case.
@@ -89,7 +84,7 @@ def runs(
     differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
     unlike, why = (differs, {}) if one_suite else ({}, differs)
     pairs = {i: (before[i], after[i]) for i in both}
-    cases = _judged(baseline, candidate, pairs, why, counters, policy, beside)
+    cases = _judged(baseline, candidate, pairs, why, counters)
     foreign = [d for d in around if d.name not in (*EXPECTED, CARD)]
     if foreign and not across:
         cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
@@ -97,8 +92,8 @@ def runs(
         cases = [_across(c, unlike[c.case_id]) if c.case_id in unlike else c for c in cases]
     new = [c for i, c in after.items() if i not in before]
     gone = [c for i, c in before.items() if i not in after]
-    cases += [_lacking(candidate, c, State.NEW, PLAIN) for c in new]  # no exemption is for it
-    cases += [_lacking(candidate, c, State.MISSING, policy) for c in gone]
+    cases += [_lacking(candidate, c, State.NEW) for c in new]
+    cases += [_lacking(candidate, c, State.MISSING) for c in gone]
     suites = drift.configuration(
         replace(baseline.suite, cases=tuple(before[c] for c in both)),
         replace(candidate.suite, cases=tuple(after[c] for c in both)),
@@ -178,7 +173,7 @@ def _differs(baseline: Case, candidate: Case) -> str:
 
 
 def _times(
-    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]], policy: Policy, beside: int
+    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]]
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
     """The comparisons of step times, and why a case has none."""
     sides: dict[str, tuple[Sequence[Measurement], Sequence[Measurement]]] = {}
@@ -191,7 +186,7 @@ def _times(
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
             sides[case_id] = before, after
     one_build = _code(a) is not None and _code(a) == _code(b)
-    own = policy.thresholds()
+    own = PLAIN.thresholds()
     own = replace(own, build_cv=0.0) if one_build else own
     measured_on = [
         {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
@@ -204,7 +199,6 @@ def _times(
         own,
         day_cv=DAY_CV if one else CARD_CV,  # two hosts, if there is no card
         other_card=not one and b.environment.gpu is not None,
-        beside=beside,
     )
     return {c.case_id: c for c in found}, why
 
@@ -221,8 +215,6 @@ def _judged(
     pairs: Mapping[str, tuple[Case, Case]],
     why: Mapping[str, str],
     counters: bool,
-    policy: Policy,
-    beside: int,
 ) -> list[GateCase]:
     """The cases of both runs, as a gate judges them.
 
@@ -231,7 +223,7 @@ def _judged(
     """
     times: Mapping[str, Comparison] = {}
     if not counters:
-        times, few = _times(a, b, {i: c for i, c in pairs.items() if i not in why}, policy, beside)
+        times, few = _times(a, b, {i: c for i, c in pairs.items() if i not in why})
         why = {**why, **few}
     counted = counting.compare(
         {i: counting.Counted(baseline=a.of(i), candidate=b.of(i)) for i in pairs}
@@ -250,7 +242,7 @@ def _judged(
             folder=b.folder,
             counted=counted[case_id] if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
-            policy=policy,
+            policy=PLAIN,
             today=datetime.date.today(),
         )
         case, (changes, finding) = decide.judge_case(evidence), counted[case_id]
@@ -284,15 +276,15 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
         reason=reason,
         findings=(*case.findings, finding),
         comparison=compared and replace(compared, pairs_needed=None, minutes_needed=None),
-        exemption="",  # of the comparison
     )
 
 
-def _lacking(run: Run, case: Case, state: State, policy: Policy) -> GateCase:
+def _lacking(run: Run, case: Case, state: State) -> GateCase:
     """A case that one side lacks."""
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
-    gone = LeftOut(suite=run.suite.path, case_id=case.case_id, reason=reason)
-    return replace(decide.judge_gone(gone, policy, datetime.date.today()), state=state)
+    today = datetime.date.today()
+    gone = decide.judge_gone(run.suite.path, case.case_id, reason, PLAIN, today)
+    return replace(gone, state=state)
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:

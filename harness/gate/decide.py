@@ -15,7 +15,7 @@ from harness import units
 from harness.analysis import verdict
 from harness.gate import counters
 from harness.gate.policy import Policy
-from harness.gate.records import GateCase, LeftOut, Mode, State
+from harness.gate.records import GateCase, Mode, State
 from harness.records import (
     FAILURES,
     WORST_FIRST,
@@ -97,11 +97,12 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
     )
 
 
-def judge_gone(gone: LeftOut, policy: Policy, today: datetime.date) -> GateCase:
+def judge_gone(
+    suite: str, case_id: str, reason: str, policy: Policy, today: datetime.date
+) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found = [_not_measured(gone.reason)]
-    found, excuse = _excused(found, gone.case_id, State.MISSING, policy, today)
-    return replace(settled(gone.suite, gone.case_id, State.MISSING, found), exemption=excuse)
+    found, excuse = _excused([_not_measured(reason)], case_id, State.MISSING, policy, today)
+    return replace(settled(suite, case_id, State.MISSING, found), exemption=excuse)
 
 
 def _not_measured(reason: str) -> Finding:
@@ -264,10 +265,7 @@ def remedies(
     steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
     if most := max((c.comparison.pairs_needed or 0 for c in failed if c.comparison), default=0):
-        how, where = f"confirm_pairs in {policy.path}", ""
-        if mode is Mode.BASELINE:
-            how, where = "harness gate --base REF", " measured now"
-        steps.append(f"{most} pairs{where} would decide: {how}")
+        steps.append(f"{most} pairs would decide: confirm_pairs in {policy.path}")
     if not merging:
         return steps
     slower = [c for c in failed if c.comparison and c.comparison.change is Change.SLOWER]

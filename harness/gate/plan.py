@@ -13,11 +13,11 @@ from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import counters, policy
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
-from harness.gate.records import LeftOut, Mode
-from harness.gate.trees import Trees, from_root, noted, take
+from harness.gate.records import Mode
+from harness.gate.trees import Trees, from_root, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.machine import doctor, requirements
-from harness.records import Case, Decision, Environment, Finding, Grade, Run, Suite
+from harness.records import Case, Decision, Environment, Finding, Grade, Suite
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig
 from harness.store import reader as store
@@ -35,9 +35,7 @@ class Request:
     given: Policy | None = None
     """Of a comparison: replaces that file, and `base` itself is compared, not the merge base."""
     base: str = ""
-    """The ref to compare with; empty for none."""
-    runs: Sequence[str] = ()
-    """The stored runs to compare with, one a suite."""
+    """The ref to compare with; empty for the counters on record."""
     head: str = WORKING_TREE
     """A ref, or `.` for the working tree."""
     store: Path = store.DEFAULT_ROOT
@@ -56,11 +54,9 @@ class Plan:
     trees: Trees
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
-    stored: Mapping[str, Run]
-    """Suite -> the stored run to compare with."""
     tasks: tuple[Task, ...]
-    gone: tuple[LeftOut, ...]
-    """Cases of the baseline, or on record, that are not measured."""
+    gone: Mapping[tuple[str, str], str]
+    """Suite and case of the baseline, or on record, that is not measured -> why."""
     recorded: counters.CounterBaseline | None
     """The counters on record, if counters are compared."""
     rig: Rig
@@ -90,16 +86,15 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         HarnessError: The request cannot be carried out.
     """
     began, counting = now(), request.mode is Mode.COUNTERS
-    repository = _repository(request)
-    root = repository.root if repository else Path.cwd()
+    repository = Repository.around(Path.cwd())
     loaded = request.given
     if loaded is None:
-        loaded = replace(policy.load(request.policy), path=from_root(request.policy, root))
+        place = from_root(request.policy, repository.root)
+        loaded = replace(policy.load(request.policy), path=place)
     gated = "" if request.given else loaded.path
     trees = take(held, repository, gated, base=request.base, head=request.head)
-    suites, stored, left = _chosen(request, loaded, trees)
+    suites = _chosen(request, loaded, trees)
     kept = counters.load() if counting else None
-    gone = (*left, *_gone(request.mode, trees, loaded, suites, kept))
     rig = Rig(_device(suites, loaded), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
     held.enter_context(rig)
     sides = _sides(request, loaded, trees, suites, rig)
@@ -108,17 +103,10 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, here, remedy)
     why = () if counting else unfitness(here, store=request.store)
-    findings = (
-        *trees.findings,
-        *_unmatched(loaded, suites, gone, trees),
-        *_younger(trees, suites),
-        *map(unfit, why),
-    )
     plan = Plan(
         policy=loaded,
         trees=trees,
         suites=suites,
-        stored=stored,
         tasks=tuple(
             Task(
                 suite=path,
@@ -128,11 +116,11 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
             for path, suite in suites.items()
             for case in suite.cases
         ),
-        gone=gone,
+        gone=dict(_gone(request.mode, trees, loaded, suites, kept)),
         recorded=kept,
         rig=rig,
         sides=sides,
-        findings=findings,
+        findings=(*trees.findings, *map(unfit, why)),
         began=began,
     )
     if plan.sound:
@@ -140,59 +128,24 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     return plan
 
 
-def _chosen(
-    request: Request, loaded: Policy, trees: Trees
-) -> tuple[dict[str, Suite], dict[str, Run], list[LeftOut]]:
-    """The suites that are judged, the stored runs to compare them with, and the cases of suites
-    without such a run."""
+def _chosen(request: Request, loaded: Policy, trees: Trees) -> dict[str, Suite]:
+    """The suites that are judged."""
     asked = _choices(loaded, request.mode)
     if not asked:
         raise SuiteError(
             loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
         )
-    suites, stored, left = {c.suite: require(trees.places, c, loaded) for c in asked}, {}, []
-    if request.mode is Mode.BASELINE:
-        stored, why = _stored(request, loaded, suites), "no stored run of its suite was named"
-        for path in suites.keys() - stored.keys():
-            ids = [case.case_id for case in suites.pop(path).cases]
-            left += [LeftOut(suite=path, case_id=case_id, reason=why) for case_id in ids]
+    suites = {c.suite: require(trees.places, c, loaded) for c in asked}
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
-    return suites, stored, left
+    return suites
 
 
 def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:
     """The case with its processes before the first decision."""
     if mode is Mode.COUNTERS:
         return counters.without_times(case)
-    # On a noisy node two processes are not enough to bound a ratio.
-    count = pairs if mode is Mode.RELATIVE else max(case.settings.processes, pairs)
-    return replace(case, settings=replace(case.settings, processes=count))
-
-
-def _unmatched(
-    loaded: Policy, suites: Mapping[str, Suite], gone: Sequence[LeftOut], trees: Trees
-) -> Iterator[Finding]:
-    """A note for each exemption that covers no case, of what is timed or of what is counted."""
-    case_ids = [case.case_id for suite in suites.values() for case in suite.cases]
-    case_ids += [left.case_id for left in gone]
-    for choice in (*loaded.form.suites, *loaded.form.counters):
-        with suppress(SuiteError):  # an unreadable suite of the other mode has no case to cover
-            other = suite_of(trees.places, choice)
-            case_ids += [case.case_id for case in chosen_of(other, choice).cases] if other else []
-    for i, entry in enumerate(loaded.form.exempt):
-        if not any(map(entry.covers, case_ids)):
-            reason = f"no case matches the exemption at {loaded.place('exempt', i)}: remove it"
-            yield noted("exempt", reason)
-
-
-def _younger(trees: Trees, suites: Mapping[str, Suite]) -> Iterator[Finding]:
-    """A note for each suite of which the candidate has another version, or none."""
-    for path, suite in suites.items():
-        file = trees.tree / path
-        if not file.is_file() or file.read_bytes() != suite.text.encode():
-            there = "has another version" if file.is_file() else "does not have it"
-            yield noted("suite", f"{path} is read from the working tree; the candidate {there}")
+    return replace(case, settings=replace(case.settings, processes=pairs))
 
 
 def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
@@ -202,30 +155,20 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
 # --- suites and cases ----------------------------------------------------------------------
 
 
-def _repository(request: Request) -> Repository | None:
-    """The repository of the current folder, or None if there is none and none is needed."""
-    try:
-        return Repository.around(Path.cwd())
-    except HarnessError:
-        if request.base or request.head != WORKING_TREE:
-            raise
-        return None
-
-
 def _gone(
     mode: Mode,
     trees: Trees,
     loaded: Policy,
     chosen: Mapping[str, Suite],
     kept: counters.CounterBaseline | None,
-) -> Iterator[LeftOut]:
-    """Cases of the baseline, or of the file of counters, that are not measured now."""
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Cases of the baseline, or of the file of counters, that are not measured now; and why."""
     measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
     if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():
             why = f"recorded counters exist but the case was not run; {counters.RENEW} removes them"
             for case_id in sorted(cases.keys() - measured.get(path, set())):
-                yield LeftOut(suite=path, case_id=case_id, reason=why)
+                yield (path, case_id), why
         return
     before_change = loaded
     if trees.base_policy is not None:
@@ -237,33 +180,7 @@ def _gone(
             before = suite_of(trees.folders[:1], choice)
             for case in chosen_of(before, choice).cases if before else ():
                 if case.case_id not in measured.get(choice.suite, set()):
-                    yield LeftOut(suite=choice.suite, case_id=case.case_id, reason=why)
-
-
-def _stored(request: Request, loaded: Policy, suites: Mapping[str, Suite]) -> dict[str, Run]:
-    """The stored run of each suite that has one.
-
-    Raises:
-        HarnessError: There is none, no such run, or the policy does not choose its suite.
-    """
-    found: dict[str, Run] = {}
-    names = request.runs or [c.baseline for c in loaded.form.suites if c.baseline]
-    if not names:
-        raise HarnessError(
-            "nothing to compare with: no base, and no baseline here or in the policy",
-            f"Give --base REF or --baseline RUN. Without either: harness run {next(iter(suites))}",
-        )
-    for name in names:
-        run = store.load(request.store, name)
-        path = next((p for p, suite in suites.items() if suite.name == run.suite.name), None)
-        if path is None:
-            problem = f"run {run.run_id} is of suite {run.suite.name}, which {loaded.path} omits"
-            raise HarnessError(problem, f"Name a run of one of: {', '.join(suites)}")
-        if path in found:
-            text = f"{found[path].run_id} and {run.run_id} are both of {path}"
-            raise HarnessError(text, "Name one run a suite.")
-        found[path] = run
-    return found
+                    yield (choice.suite, case.case_id), why
 
 
 # --- the machine -------------------------------------------------------------------------
@@ -279,7 +196,7 @@ def _sides(
         roots = [(tree / root).resolve() for root in loaded.form.roots]
         launcher = rig.start(
             roots,
-            elsewhere=repository.worktrees() if repository else (),
+            elsewhere=repository.worktrees(),
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
         here = rig.describe(
@@ -289,7 +206,7 @@ def _sides(
             required={key for s in suites.values() for key in (*s.requires, *s.wants)},
         )
         sides.append(Side(name, roots, launcher, here))
-    if repository and request.head == WORKING_TREE:  # its snapshot is on no branch
+    if request.head == WORKING_TREE:  # its snapshot is on no branch
         sides[-1].environment = replace(here, git=read_git(repository.root))
     return tuple(sides)
 

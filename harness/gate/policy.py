@@ -55,13 +55,6 @@ class ChosenSuite(Form):
     """Patterns or parts of case ids, as for `harness run --filter`; all if absent."""
 
 
-class TimedSuite(ChosenSuite):
-    """A suite whose step times are compared, and the cases of it that the gate judges."""
-
-    baseline: Text = ""
-    """The stored run that `harness gate` compares with, if it names neither base nor baseline."""
-
-
 CompareForm = form_of(
     Thresholds, leave=("build_cv",), most_pairs=Annotated[int, Field(ge=1)]
 )  # the record checks the others
@@ -101,7 +94,7 @@ class PolicyForm(Form):
     """Whether a case that the baseline cannot run passes if it runs correctly."""
     roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
     """Folders of the repository from which its packages are imported."""
-    suites: Annotated[list[TimedSuite], Field(min_length=1)]
+    suites: Annotated[list[ChosenSuite], Field(min_length=1)]
     """Suites that are timed."""
     counters: Annotated[list[ChosenSuite], Field(default_factory=list)]
     """Suites that `harness gate --counters` counts: small cases that run anywhere."""

@@ -27,7 +27,7 @@ class Mode(StrEnum):
     """What the candidate is compared with."""
 
     RELATIVE = "relative"  # the baseline commit, in interleaved fresh processes
-    BASELINE = "baseline"  # a stored run
+    BASELINE = "baseline"  # one stored run, with another
     COUNTERS = "counters"  # counters per step, exactly; needs no GPU
 
 
@@ -99,15 +99,6 @@ class GateCase:
     @property
     def change(self) -> Change | None:
         return self.comparison.change if self.comparison else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A case that is not measured."""
-
-    case_id: str
-    suite: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
-from harness.gate import compare, counters, decide
+from harness.gate import counters, decide
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, side_of
-from harness.records import Comparison, Finding, Measurement, Pair, Run, Thresholds
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
+from harness.records import Comparison, Finding, Measurement, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -50,10 +50,14 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
     cases = _cases(request, plan, answers)
-    cases += [decide.judge_gone(gone, plan.policy, request.today) for gone in plan.gone]
+    cases += [
+        decide.judge_gone(*key, reason, plan.policy, request.today)
+        for key, reason in plan.gone.items()
+    ]
     expired = decide.expired(plan.policy, request.today)
     findings = (*plan.findings, *answers.findings, *expired)
     decision, reason = decide.overall(cases, findings)
+    baseline = plan.trees.baseline
     return GateVerdict(
         decision=decision,
         reason=reason,
@@ -62,7 +66,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         blocks=decide.blocks(decision, plan.policy),
         policy=plan.policy.path,
         candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
-        baseline=_baseline(plan),
+        baseline=baseline and _with_runs(baseline, plan.sides[:-1]),
         device=plan.here.device_name,
         cases=tuple(cases),
         findings=findings,
@@ -91,14 +95,7 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    match request.mode:
-        case Mode.RELATIVE:
-            answers = _interleaved(plan, bench)
-        case Mode.COUNTERS:
-            answers = _Answers(counted=_counted(plan, bench))
-        case Mode.BASELINE:
-            _once(bench, plan, "screen")
-            answers = _Answers()  # the two runs are compared
+    answers = _interleaved(plan, bench) if timed else _Answers(counted=_counted(plan, bench))
     bench.finish()
     return answers
 
@@ -114,9 +111,9 @@ def _started(request: Request, plan: Plan, held: ExitStack, observer: Observer) 
     return bench
 
 
-def _once(bench: Bench, plan: Plan, stage: str) -> None:
-    """Measure the processes that each case asks for."""
-    bench.rounds([(t, range(t.case.settings.processes)) for t in plan.tasks], stage)
+def _once(bench: Bench, plan: Plan) -> None:
+    """Count the steps of each case."""
+    bench.rounds([(t, range(counters.PROCESSES)) for t in plan.tasks], "counters")
 
 
 @dataclass(slots=True, eq=False)
@@ -208,7 +205,7 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
 
     With a baseline commit, counts that the change itself records are accepted.
     """
-    _once(bench, plan, "counters")
+    _once(bench, plan)
     kept = plan.recorded
     useless = counters.unfit(kept, plan.here)
     recorded = {t.key: kept.counts(*t.key) if kept and not useless else None for t in plan.tasks}
@@ -248,8 +245,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     candidate = plan.sides[-1]
     baseline = plan.sides[0] if plan.trees.baseline else None
     runs = {path: reader.load(request.store, w.folder) for path, w in candidate.writers.items()}
-    if request.mode is Mode.BASELINE and runs:
-        return _against_runs(plan, runs)
     measured = {
         (path, summed.case.case_id): summed
         for path, run in runs.items()
@@ -278,29 +273,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     ]
 
 
-def _against_runs(plan: Plan, runs: Mapping[str, Run]) -> list[GateCase]:
-    """The cases of each suite against its stored run, judged as `harness compare` judges two."""
-    filters = {choice.suite: choice.cases for choice in plan.policy.form.suites}
-    cases: list[GateCase] = []
-    for path, run in runs.items():
-        beside = sum(task.suite != path for task in plan.tasks)
-        found = compare.runs(
-            plan.stored[path], run, filters=filters[path], policy=plan.policy, beside=beside
-        )
-        cases += found.cases
-    return cases
-
-
-def _baseline(plan: Plan) -> GateSide | None:
-    """The commit or the stored runs that were compared with; None if there is none."""
-    if plan.trees.baseline:
-        return _with_runs(plan.trees.baseline, plan.sides[:-1])
-    stored = [side_of(run, run.run_id) for run in plan.stored.values()]
-    if not stored:
-        return None
-    return replace(stored[0], folders=tuple(f for side in stored for f in side.folders))
-
-
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
     writers = [w for m in measured for w in m.writers.values()]
     return replace(side, folders=tuple(str(w.folder) for w in writers))
@@ -320,7 +292,7 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
         bench = _started(request, plan, held, observer)
-        _once(bench, plan, "counters")
+        _once(bench, plan)
         bench.finish()
         counted: dict[str, dict[str, counters.Counts]] = {}
         for task in plan.tasks:

@@ -15,7 +15,7 @@ from harness.records import Decision, Finding
 class Trees:
     """The worktrees of the sides, and what differs between them."""
 
-    repository: Repository | None
+    repository: Repository
     candidate: GateSide
     baseline: GateSide | None = None
     folders: tuple[Path, ...]
@@ -41,8 +41,7 @@ class Trees:
     @property
     def places(self) -> tuple[Path, ...]:
         """Where suites are read: the working tree, then the candidate's."""
-        mine = self.repository.root if self.repository else self.tree
-        return (mine, self.tree)
+        return (self.repository.root, self.tree)
 
 
 def noted(check: str, reason: str) -> Finding:
@@ -54,21 +53,16 @@ def from_root(path: Path, root: Path) -> str:
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
 
 
-def take(
-    held: ExitStack, repository: Repository | None, policy: str, *, base: str, head: str
-) -> Trees:
+def take(held: ExitStack, repository: Repository, policy: str, *, base: str, head: str) -> Trees:
     """Check out the sides.
 
     Args:
         held: Holds the worktrees.
-        repository: None if the current folder is in none.
         policy: Path of the policy from the root; empty to compare with `base` itself, not with the
             merge base.
         base: A ref, or empty.
         head: A ref, or `.` for the working tree.
     """
-    if repository is None:
-        return Trees(repository=None, candidate=GateSide(ref=head), folders=(Path.cwd(),))
     mine, dirty = head == WORKING_TREE, repository.dirty()
     commit = repository.commit("HEAD" if mine else head)
     candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)

@@ -42,7 +42,6 @@ def compare_stored(
     *,
     day_cv: float,
     other_card: bool = False,
-    beside: int = 0,
 ) -> tuple[Comparison, ...]:
     """Judge every case by its stored processes and its new ones.
 
@@ -55,11 +54,10 @@ def compare_stored(
         sides: Stored and new processes by case id, at least two each; see `too_few`.
         day_cv: Variation of a case's level between days, or between cards.
         other_card: The two sides were measured on two cards of one model.
-        beside: Number of cases of other suites that the same gate shows.
     """
     wider = replace(thresholds, tolerance=thresholds.stored_tolerance)
     measured = {c: _statistics(*s, day_cv, wider) for c, s in sides.items()}
-    answers = judge(measured, dict.fromkeys(sides, wider), beside=beside)
+    answers = judge(measured, dict.fromkeys(sides, wider))
     found = (_instead(answers[c], *s, len(sides), thresholds) for c, s in sides.items())
     return tuple(_of_cards(c, wider) if other_card else c for c in found)
 

@@ -69,9 +69,9 @@ MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
     "harness/analysis": 4_780,
     "harness/bisect": 1_650,
-    "harness/cli": 2_190,
+    "harness/cli": 2_180,
     "harness/executor": 360,
-    "harness/gate": 2_350,
+    "harness/gate": 2_210,
     "harness/git": 540,
     "harness/integrations": 830,
     "harness/machine": 1_360,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_650, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_550, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

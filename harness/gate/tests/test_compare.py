@@ -119,16 +119,6 @@ def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
     assert [d.name for d in answer.differences] == ["commit"]
 
 
-def test_cases_of_other_suites_count_in_the_correction() -> None:
-    a, b = side("a", steady(0.1), cases=CASES[:1]), side("b", steady(0.15), cases=CASES[:1])
-
-    (alone,), (beside,) = compare(a, b).cases, compare(a, b, beside=59).cases
-
-    assert alone.comparison
-    assert beside.comparison
-    assert beside.comparison.p_value == pytest.approx(60 * (alone.comparison.p_value or 0))
-
-
 # --- undecided ---------------------------------------------------------------------------
 
 

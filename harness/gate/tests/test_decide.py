@@ -13,7 +13,7 @@ from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Policy, parse
-from harness.gate.records import CounterChange, GateCase, LeftOut, Mode, State, decode, encode
+from harness.gate.records import CounterChange, GateCase, Mode, State, decode, encode
 from harness.records import (
     Change,
     Comparison,
@@ -114,7 +114,6 @@ def test_a_failed_candidate_never_passes(
         ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
         ({"base": [], "refused": "it", "policy": NO_NEW}, NO_GO, State.NEW, "blocks new cases"),
         ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
-        ({"mode": Mode.BASELINE, "no_comparison": "no baseline"}, OPEN, State.UNCOMPARED, "no b"),
     ],
 )
 def test_a_case_without_comparison_is_undecided_unless_it_is_new(
@@ -127,8 +126,9 @@ def test_a_case_without_comparison_is_undecided_unless_it_is_new(
 
 
 def test_a_missing_case_is_undecided_unless_exempted() -> None:
-    left = LeftOut(suite="s", case_id=CASE.case_id, reason="it is gone")
-    gone, meant = (decide.judge_gone(left, p, TODAY) for p in (POLICY, exempt()))
+    gone, meant = (
+        decide.judge_gone("s", CASE.case_id, "it is gone", p, TODAY) for p in (POLICY, exempt())
+    )
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)
@@ -250,9 +250,7 @@ def test_remedies_suit_the_mode_and_the_request() -> None:
     assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
     assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
     (relative,) = decide.remedies([gone, open_], POLICY, Mode.RELATIVE, merging=False)
-    (stored,) = decide.remedies([open_], POLICY, Mode.BASELINE)
     assert relative == "31 pairs would decide: confirm_pairs in ci/gate.yaml"
-    assert stored == "31 pairs measured now would decide: harness gate --base REF"
 
 
 COUNTS = (CounterChange(name="host_syncs", before=0, after=None),)

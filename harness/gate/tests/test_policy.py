@@ -46,11 +46,6 @@ def test_thresholds_and_exemptions_are_taken_from_the_file() -> None:
         ("2026-12-31", "31.12.2026", "must be a date"),
         ("confirm_pairs: 30", "confirm_pairs: 3", "confirm_pairs=3"),
         ("\ncompare:", "\n  - {suite: suites/gate.yaml}\ncompare:", "names a suite twice"),
-        (
-            "\ncompare:",
-            "\ncounters: [{suite: x.yaml, baseline: r}]\ncompare:",
-            "unknown key 'baseline'",
-        ),
     ],
 )
 def test_an_error_has_its_place_and_a_remedy(before: str, after: str, message: str) -> None:

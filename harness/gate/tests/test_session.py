@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.errors import HarnessError, SuiteError
+from harness.errors import SuiteError
 from harness.gate import session
 from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, State, decode
@@ -238,63 +238,9 @@ def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) ->
     compared = harness("compare", "main", head, *slow, cwd=folder)
 
     assert (of(gated, "same").decision, of(gated, "slow").decision) == (GO, NO_GO)
-    (noted,) = (f for f in gated.findings if f.check == "suite")
-    assert noted.reason == f"{TOYS} is read from the working tree; the candidate does not have it"
     assert compared.returncode == 1, compared.stderr
     ended = re.findall(rf"(\S+) \d+/\d+: {case_id('slow')} pair 1, (\S+) ok ", compared.stderr)
     assert ended == [("screen", "baseline"), ("screen", "candidate")]
-
-
-# --- one tree ----------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("planted")
-def test_a_later_tree_is_compared_with_a_stored_run(tmp_path: Path) -> None:
-    folder = repository(tmp_path / "toys", tree("same", "slow", "gone"))
-    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
-    more = TOYS_POLICY.replace("screen_pairs: 2", "screen_pairs: 4")
-    changed = {**tree("same", "slow"), "toy/slow.py": kernel(times=5), "ci/gate.yaml": more}
-    write(folder, changed)
-
-    with pytest.raises(HarnessError, match="nothing to compare with"):
-        judge(folder, mode=Mode.BASELINE)
-    write(folder, {"ci/gate.yaml": more.replace(f"{TOYS}}}]", f"{TOYS}, baseline: {before}}}]", 1)})
-    held = judge(folder, mode=Mode.BASELINE)
-
-    today = run_of(folder, held.candidate)
-    assert len(today.of(case_id("same"))) == 4, "the suite's two are too few"
-    assert (of(held, "slow").decision, of(held, "slow").change) == (NO_GO, "slower")
-    assert (of(held, "same").decision, of(held, "same").change) == (GO, "same")
-    assert (of(held, "gone").decision, of(held, "gone").state) == (OPEN, State.MISSING)
-    assert run_of(folder, held.baseline).run_id == before
-    with pytest.raises(HarnessError, match="Name one run a suite"):
-        judge(folder, mode=Mode.BASELINE, runs=[before, before])
-
-
-@pytest.mark.usefixtures("planted")
-def test_a_suite_without_a_stored_run_is_missing(tmp_path: Path) -> None:
-    folder = repository(tmp_path / "toys", tree("same"))
-    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
-    suites = f"suite: {TOYS}}}, {{suite: other.yaml}}]"
-    both = TOYS_POLICY.replace(f"suite: {TOYS}}}]", suites, 1)
-    write(folder, {"other.yaml": (folder / TOYS).read_text(), "ci/gate.yaml": both})
-
-    held = judge(folder, mode=Mode.BASELINE, runs=[before])
-
-    (left,) = (c for c in held.cases if c.suite == "other.yaml")
-    assert (left.decision, left.state, held.decision) == (OPEN, State.MISSING, OPEN)
-    assert "no stored run" in left.reason
-
-
-@pytest.mark.usefixtures("planted")
-def test_a_run_of_a_suite_that_the_policy_does_not_choose_is_refused(tmp_path: Path) -> None:
-    folder = repository(tmp_path / "toys", tree("same"))
-    other = {"other.yaml": (folder / TOYS).read_text()}
-    before = run_of(folder, judge(folder, mode=Mode.RELATIVE, base="HEAD").candidate).run_id
-    write(folder, {**other, "ci/gate.yaml": TOYS_POLICY.replace(TOYS, "other.yaml")})
-
-    with pytest.raises(HarnessError, match=r"suite toys, which ci/gate\.yaml omits"):
-        judge(folder, mode=Mode.BASELINE, runs=[before])
 
 
 @pytest.mark.usefixtures("planted")
@@ -310,16 +256,12 @@ def test_an_exempt_case_passes_until_the_exemption_expires(tmp_path: Path) -> No
     def said(verdict: GateVerdict) -> list[Decision]:
         return [f.decision for f in verdict.findings if f.check == "exempt"]
 
-    passed, over, unmatched = (
-        gate("sleep/*", "2999-01-01"),
-        gate("sleep/*", "2020-01-01"),
-        gate("gone", "2999-01-01"),
-    )
+    passed, over = (gate("sleep/*", expires) for expires in ("2999-01-01", "2020-01-01"))
 
     assert (passed.decision, of(passed, "a").change) == (GO, "slower"), passed.reason
     assert of(passed, "a").exemption == "exempt until 2999-01-01: safer"
-    assert (over.decision, unmatched.decision) == (NO_GO, NO_GO)
-    assert [said(v) for v in (passed, over, unmatched)] == [[], [NO_GO], [GO]]
+    assert over.decision is NO_GO
+    assert [said(v) for v in (passed, over)] == [[], [NO_GO]]
 
 
 @pytest.mark.usefixtures("planted")
