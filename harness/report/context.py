@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -130,7 +129,7 @@ def _screen(of: Study) -> dict[str, object]:
         "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
-        "next_steps": steps[: remedies.MAX_STEPS],
+        "next_steps": tuple(steps[: remedies.MAX_STEPS]),
         "cost": conditions.cost(of.summaries, run, of.names),
     }
 
@@ -292,15 +291,15 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
 
 def _artefacts(run: Run, directory: Path) -> tuple[str, ...]:
     """The record, and the folder of the logs where it is."""
-    folder = Path(run.folder).resolve()
-    record, logs = folder / "run.jsonl", folder / "logs"
-    with suppress(ValueError):
-        record, logs = (path.relative_to(directory.resolve()) for path in (record, logs))
-    link = code(str(record))
-    if not record.is_absolute():
-        link = f"[{link}]({quote(str(record))})"
-    lines = [f"{link}: environment, suite and every measurement with its samples"]
-    if (folder / "logs").is_dir():
+    folder = Path(run.folder)
+    record = code(str(folder / "run.jsonl"))
+    if folder.resolve().is_relative_to(directory.resolve()):
+        folder = folder.resolve().relative_to(directory.resolve())
+        inside = str(folder / "run.jsonl")
+        record = f"[{code(inside)}]({quote(inside)})"
+    lines = [f"{record}: environment, suite and every measurement with its samples"]
+    if Path(run.folder, "logs").is_dir():
         # No link: logs stay on the machine of the run, and reports are read elsewhere.
-        lines.append(f"{code(str(logs))}: output of the processes, and traces for {code(PERFETTO)}")
+        logs = code(str(folder / "logs"))
+        lines.append(f"{logs}: output of the processes, and traces for {code(PERFETTO)}")
     return tuple(lines)
