@@ -48,8 +48,8 @@ BudgetOption = Annotated[
     typer.Option(
         "--budget",
         metavar="MINUTES",
-        min=0.1,
-        help="Measure first what decides, and stop before MINUTES are over.",
+        min=0.001,
+        help="Measure first what decides, and start no process after MINUTES.",
     ),
 ]
 AbortOption = Annotated[
@@ -250,9 +250,7 @@ def _on_one_gpu(
             writer, before = store_writer.resume(store, before.folder, notes=notes)
         budget = None
         if budget_s:
-            known = _expected(chosen, store, here.device_name)
-            alike_s = {e.case_id: e.high_s for e in known if e.run_id}
-            budget = Budget(total_s=budget_s, ends_at=began + budget_s, expected_s=alike_s)
+            budget = Budget(total_s=budget_s, ends_at=began + budget_s)
         agenda = Agenda(
             chosen,
             recorded=before.measurements if before else (),

@@ -6,7 +6,7 @@ and no case always follows the same one or runs on the warmer GPU.
 
 The cases of rules with `abort_early` come before all others, rule by rule. Such a rule is judged
 once, by the processes of the first pass. With a budget they wait for
-the others: a process is run if it fits into the time that is left, the most decisive first.
+the others: the most decisive first, until the time is over.
 
 Then come rounds: each judges the run, and gives one more process to every case that leaves
 something open and may have more. A round is judged by the processes of the rounds before it alone,
@@ -16,7 +16,7 @@ so a resumed run goes on with the same plan.
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,8 +64,6 @@ class Budget:
     total_s: float
     ends_at: float
     """By `clock`."""
-    expected_s: Mapping[str, float]
-    """Case id -> expected lifetime of one process."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -99,7 +97,6 @@ class Agenda:
         self._why = dict[str, str]()
         self._rounds = False
         self._ended = set[tuple[str, int]]()
-        self._wall_s: dict[str, float] = {}
         self._read, self._budget = read, budget
         self._rungs = {
             r.name: r.needs(suite.cases)
@@ -129,7 +126,6 @@ class Agenda:
     def ended(self, measurement: Measurement) -> None:
         """A process has ended. The first one that does not end OK is the last of its case."""
         name = measurement.case_id
-        self._wall_s[name] = max(self._wall_s.get(name, 0.0), measurement.wall_s)
         self._ended.add((name, measurement.process))
         failed = measurement.outcome is not Outcome.OK
         self._left[name] = [p for p in self._left[name] if not failed and p != measurement.process]
@@ -142,13 +138,15 @@ class Agenda:
         if broken := self._broken():
             self.stop = Stop(rule=broken)
             return None
+        if self._budget and self._budget.clock() >= self._budget.ends_at:
+            self.stop = Stop(budget_s=self._budget.total_s)
+            return None
         for stage in self._stages:
             for process in range(max((c.settings.most for c in stage), default=0)):
                 in_turn = process % 2 == 0 or self._rounds or self._budget
                 for case in stage if in_turn else stage[::-1]:
-                    if process in self._left[case.case_id] and self._fits(case):
+                    if process in self._left[case.case_id]:
                         return case, process
-        self.stop = Stop(budget_s=self._budget.total_s if self._budget else None)
         return None
 
     def _unfinished(self, cases: Sequence[Case]) -> bool:
@@ -186,24 +184,6 @@ class Agenda:
         results = verdict.of_run(replace(run, measurements=first))[-1].rules
         no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
         return next((name for name in complete if name in no_go), "")
-
-    def _fits(self, case: Case) -> bool:
-        """Whether one process of a case fits into the time that is left."""
-        if self._budget is None:
-            return True
-        left_s = self._budget.ends_at - self._budget.clock()
-        return self._expected_s(case, self._budget) <= left_s
-
-    def _expected_s(self, case: Case, budget: Budget) -> float:
-        """How long a process of a case will take: by its own processes, those of an earlier run,
-        the slowest of its workload, or the slowest of this run. Without any, its time limit: it
-        shows how long the others take."""
-        name = case.case_id
-        if name in self._wall_s or name in budget.expected_s:
-            return self._wall_s.get(name, budget.expected_s.get(name, 0.0))
-        alike = [c.case_id for c in self.suite.cases if c.workload == case.workload]
-        seen_s = [self._wall_s[i] for i in alike if i in self._wall_s] or self._wall_s.values()
-        return max(seen_s, default=case.settings.timeout_s)
 
 
 def _once(cases: Iterable[Case]) -> list[Case]:
