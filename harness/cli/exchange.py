@@ -11,15 +11,14 @@ from harness.errors import HarnessError
 from harness.gate.records import GateVerdict, decode
 from harness.integrations.annotations import annotations
 from harness.integrations.junit import junit
-from harness.integrations.page import comment, step_summary
+from harness.integrations.page import page
 
-Format = Literal["junit", "step-summary", "annotations", "comment"]
+Format = Literal["junit", "page", "annotations"]
 
 _RENDERERS: Mapping[str, Callable[[GateVerdict], str]] = {
     "junit": junit,
-    "step-summary": step_summary,
+    "page": page,
     "annotations": annotations,
-    "comment": comment,
 }
 
 
@@ -33,7 +32,7 @@ def export(
 
     \b
     harness export verdict.json --format junit > junit.xml
-    harness export verdict.json --format step-summary >> "$GITHUB_STEP_SUMMARY"
+    harness export verdict.json --format page >> "$GITHUB_STEP_SUMMARY"
     """
     try:
         data = source.read_bytes()

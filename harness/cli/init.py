@@ -28,10 +28,6 @@ def init(
         list[str] | None,
         typer.Option("--axis", metavar="NAME=VALUES", help="An axis: rows=256,4096. Repeatable."),
     ] = None,
-    forge: Annotated[
-        str,
-        typer.Option("--for", metavar="NAME", help="github or gitlab; default what is seen here."),
-    ] = "",
 ) -> None:
     """Write the first gate of this repository: suite, policy, workflows.
 
@@ -48,13 +44,10 @@ def init(
         )
     if bool(factory) != bool(providers):
         raise HarnessError("--factory and --provider go together", "Give both, or --command.")
-    if forge not in ("", *first_gate.TEMPLATES):
-        raise HarnessError(f"--for {forge}: unknown", "Give github or gitlab.")
     swept = dict(map(first_gate.axis, axes or ()))
     asked = {"command": program, "factory": factory, "providers": providers, "axes": swept}
     found = first_gate.prepared(
         {key: value for key, value in asked.items() if value},
-        forge,
         line=command(),
         say=say,
         shown=lambda suite: ProgressBar(err, suite),

@@ -8,11 +8,10 @@ import re
 import shlex
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from harness.gate.plan import Say
 from harness.gate.policy_suites import require_own
 from harness.git.origin import packages_in
 from harness.git.repository import Repository, try_git
-from harness.records import Outcome, Run, Suite, Thresholds
+from harness.records import Outcome, Run, Suite
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.self_test import skipped_self_test
@@ -57,12 +56,15 @@ ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
 NOTHING = "Nothing was written. Repair it, and repeat the command."
 APART = "Nothing was written. Look for other load (harness doctor), or {more}, and repeat it."
 VALUES = "Give each axis its values: --axis rows=256,4096. A brace of your own is doubled: {{."
-FORGES = {"github": "GitHub", "gitlab": "GitLab"}
-SCALES = {1.0: "s", 1e-3: "ms", 1e-6: "µs"}
-
+NO_STEPS = (
+    "No steps were recognised in the output: the gate times the whole program.",
+    "  To time steps, print a line for each, such as: step 3 step_ms=12.5",
+)
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
 """What follows a run of a suite."""
+Measure = Callable[[Suite, Path], Run]
+"""Measures a suite into a folder of runs."""
 
 
 @dataclass(slots=True)
@@ -79,13 +81,12 @@ class FirstGate:
 
 
 def prepared(
-    workload: Mapping[str, Any], forge: str, *, line: Sequence[str], say: Say, shown: Shown
+    workload: Mapping[str, Any], *, line: Sequence[str], say: Say, shown: Shown
 ) -> FirstGate:
     """Look at the repository of the current folder, and measure what its gate will judge.
 
     Args:
         workload: As in a suite: command, or factory and providers; axes.
-        forge: github or gitlab; empty to see which.
         line: The command line, for the record.
 
     Raises:
@@ -94,35 +95,32 @@ def prepared(
     root = Repository.around(Path.cwd()).root
     if root.resolve() != Path.cwd().resolve():
         raise HarnessError("a gate starts at the root of the repository", f"Run: cd {root}")
-    forge, branch, inner = forge or _forge(root), _branch(root), root / "src"
+    forge = "gitlab" if _is_gitlab(root) else "github"
     names = [SUITE, POLICY, REQUIREMENTS, *TEMPLATES[forge]]
     if there := [name for name in names if Path(name).exists()]:
         problem = f"{', '.join(there)} exist{'s' * (len(there) == 1)}; nothing was written"
         raise HarnessError(problem, "Edit what is there, or move it away and repeat the command.")
+    inner = root / "src"
     roots = [".", *(["src"] if inner.is_dir() and packages_in([str(inner)]) else [])]
     try:
         suite = suites.loads(_suite_text(workload, {}, 0.0), SUITE)
     except SuiteError as error:  # the file that it names is not written
         raise HarnessError(f"no suite for these options: {error.fact}", VALUES) from None
     require_own(suite, [root / folder for folder in roots])
-    found = FirstGate()
+    found, took_s = FirstGate(), 0.0
+    read: Mapping[str, Any] = {}
     with ExitStack() as held:
-        measured = _started(held, suite, roots, line, say, shown)
-        read, said, took_s = _printed(measured, suite) if "command" in workload else ({}, [], 0.0)
+        measure = _started(held, suite, roots, line, say, shown)
+        if "command" in workload:
+            read, took_s = _printed(measure, suite, found.notes)
         found.files[SUITE] = _suite_text(workload, read, took_s)
-        run = measured(suites.loads(found.files[SUITE], SUITE), reader.DEFAULT_ROOT)
+        run = measure(suites.loads(found.files[SUITE], SUITE), reader.DEFAULT_ROOT)
     _require_ok(run)
-    gpu = run.environment.gpu is not None
-    folders, device = " and ".join(["its root", *roots[1:]]), run.environment.device_name
-    found.notes += [
-        f"Repository: {FORGES[forge]}, branch {branch}; code is imported from {folders}",
-        *said,
-        f"Measured on {device}:",
-    ]
     found.files[POLICY] = _policy_text(run, roots, found.notes)
     policy.parse(found.files[POLICY], policy.DEFAULT)
     found.files[REQUIREMENTS] = _requirements_text(root, found.notes)
-    found.files |= {name: _template(name, branch, gpu=gpu) for name in TEMPLATES[forge]}
+    gpu = run.environment.gpu is not None
+    found.files |= {name: _template(name, gpu=gpu) for name in TEMPLATES[forge]}
     if forge == "gitlab" and Path(".gitlab-ci.yml").exists():
         found.notes.append(f"To do: add to .gitlab-ci.yml:\n{INCLUDE}")
     elif forge == "gitlab":
@@ -130,65 +128,48 @@ def prepared(
     ignore = Path(".gitignore")
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     found.files[".gitignore"] = "\n".join([*lines, *(x for x in IGNORED if x not in lines), ""])
-    pairs, pair_s = Thresholds(), 2 * sum(m.wall_s for m in run.measurements) / PROCESSES
-    more = pairs.most_pairs if gpu else ON_CPU["confirm_pairs"]
-    least, most = (units.duration(n * pair_s) for n in (pairs.screen_pairs, more))
-    found.notes.append(f"A gate takes about {least} here, and up to {most} more if in doubt.")
     if gpu:
         found.notes.append("To do: give CI a runner with a GPU: see ci/README.md of the harness.")
     return found
 
 
-# --- what can be seen --------------------------------------------------------------------
+def _is_gitlab(root: Path) -> bool:
+    return (root / ".gitlab-ci.yml").exists() or "gitlab" in (try_git(root, "remote", "-v") or "")
 
 
-def _forge(root: Path) -> str:
-    remotes = try_git(root, "remote", "--verbose") or ""
-    alone = (root / ".gitlab-ci.yml").exists() and not (root / ".github").exists()
-    return "gitlab" if "gitlab" in remotes or (alone and "github" not in remotes) else "github"
-
-
-def _branch(root: Path) -> str:
-    """The default branch: the remote's, or else the present one."""
-    theirs = try_git(root, "symbolic-ref", "--short", "refs/remotes/origin/HEAD") or ""
-    mine = try_git(root, "symbolic-ref", "--short", "HEAD") or "main"
-    return theirs.strip().partition("/")[2] or mine.strip()
-
-
-def _printed(
-    measured: Callable[[Suite, Path], Run], suite: Suite
-) -> tuple[Mapping[str, Any], list[str], float]:
-    """What the output of the first case gives, the same in words, and how long the program took."""
+def _printed(measure: Measure, suite: Suite, notes: list[str]) -> tuple[Mapping[str, Any], float]:
+    """What the output of the first case gives, and how long the program took, in seconds."""
     case = suite.cases[0]
     case = replace(case, settings=replace(case.settings, processes=1, timeout_s=TRIAL_S))
     with tempfile.TemporaryDirectory() as folder:
-        run = measured(replace(suite, cases=(case,)), Path(folder))
+        run = measure(replace(suite, cases=(case,)), Path(folder))
         (m,) = run.measurements
         output = Path(run.folder, m.log).read_text("utf-8", errors="replace")
     read = readings(output)
     if m.outcome is not Outcome.TIMEOUT or "progress" not in read:
         _require_ok(run)
-    return read, [*_readings_text(read, output)], m.wall_s
+    notes += recognised(read, output)
+    return read, m.wall_s
 
 
-def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
-    """What was recognised, in words; the expressions are in the suite."""
-    timed, progress = read.get("metrics", {}).get("step_s"), read.get("progress")
-    if not (timed or progress):
-        yield "No steps were recognised in the output: the gate times the whole program."
-        yield "  To time steps, print a line for each, such as: step 3 step_ms=12.5"
-        return
-    yield "Recognised in the output of the program:"
-    if progress:
-        yield f"  end of a step: as in `{last(progress['step'], output).string[:60].strip()}`"
-    if timed:
-        found, unit = last(timed["line"], output), SCALES[timed.get("scale", 1.0)]
-        yield f"  step time: {found[1]} {unit} in the line `{found.string.strip()[:60]}`"
-    else:
-        yield "  step time: the time from one such line to the next"
-    if progress and progress["until"] == "sampled":
-        yield "  The program is stopped as soon as enough steps are timed."
-    yield f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
+def recognised(read: Mapping[str, Any], output: str) -> Sequence[str]:
+    """The lines of a program's output that end a step or state its time."""
+    progress, metrics = read.get("progress", {}), read.get("metrics", {})
+    ways = {
+        "end of a step": progress.get("step"),
+        "step time": metrics.get("step_s", {}).get("line"),
+    }
+    found = [
+        f"  {what}: as in `{last(pattern, output).string.strip()[:60]}`"
+        for what, pattern in ways.items()
+        if pattern
+    ]
+    if not found:
+        return NO_STEPS
+    if progress.get("until") == "sampled":
+        found.append("  The program is stopped as soon as enough steps are timed.")
+    wrong = f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
+    return ["Recognised in the output of the program:", *found, wrong]
 
 
 # --- measuring ---------------------------------------------------------------------------
@@ -196,8 +177,8 @@ def _readings_text(read: Mapping[str, Any], output: str) -> Iterator[str]:
 
 def _started(
     held: ExitStack, suite: Suite, roots: Sequence[str], line: Sequence[str], say: Say, shown: Shown
-) -> Callable[[Suite, Path], Run]:
-    """Measures a suite into a folder of runs, with the code under `roots` as in a gate.
+) -> Measure:
+    """Measures with the code under `roots`, as in a gate.
 
     Raises:
         HarnessError: A workload refuses its cases, or no worker starts.
@@ -239,8 +220,7 @@ def axis(text: str) -> tuple[str, Any]:
 def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: float) -> str:
     words = shlex.split(workload.get("command", ""))
     script = next((Path(w).stem for w in words if w.endswith((".py", ".sh"))), "")
-    module = dict(pairwise(words)).get("-m") or Path("".join(words[:1])).stem
-    function = workload.get("factory", "").partition(":")[2] or script or module
+    function = workload.get("factory", "").partition(":")[2] or script
     name = re.sub(r"[^A-Za-z0-9]+", "-", function).strip("-") or "program"
     measure = {"processes": PROCESSES, "warmup_s": 2, "sample_s": 0.5}
     if words:
@@ -259,6 +239,7 @@ def _suite_text(workload: Mapping[str, Any], read: Mapping[str, Any], took_s: fl
 
 def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
     """The policy; the time of each case is noted."""
+    notes.append(f"Measured on {run.environment.device_name}:")
     for one in summarise(run):
         if "step_s" not in one.metrics:
             why = not_repeatable(one.apart["step_s"].ends or ())
@@ -287,8 +268,6 @@ def _requirements_text(root: Path, notes: list[str]) -> str:
     source = "nsa-harness @ git+https://HARNESS"
     if vcs := origin.get("vcs_info"):
         source = f"nsa-harness @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"
-    elif found and not origin:
-        source = f"nsa-harness=={found.version}"
     else:
         notes.append(f"To do: in {REQUIREMENTS}, put the harness's git URL in place of HARNESS.")
     theirs = ["-r ../requirements.txt"] if (root / "requirements.txt").exists() else []
@@ -298,13 +277,12 @@ def _requirements_text(root: Path, notes: list[str]) -> str:
     return "\n".join(["# Installed before a gate, from the root.", source, *theirs, ""])
 
 
-def _template(name: str, branch: str, *, gpu: bool) -> str:
-    """A file that ships, with what was seen in its first lines."""
+def _template(name: str, *, gpu: bool) -> str:
+    """A file that ships, for a repository with or without a GPU."""
     text = (suites.shipped_folder() / name).read_text("utf-8")
     hosted = "nothing" if gpu else "times"
     changes = {
         ".github/workflows/gate.yml": {
-            "default: origin/main": f"default: {json.dumps(f'origin/{branch}')}",
             "HOSTED: counters": f"HOSTED: {hosted}",
             "FORKS_NEED_GPU: true": f"FORKS_NEED_GPU: {json.dumps(gpu)}",
         },

@@ -4,7 +4,6 @@ NO-GO is a failure. An undecided test is skipped, or an error if the policy bloc
 stage nothing fails.
 """
 
-import math
 from collections import defaultdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -58,7 +57,8 @@ def _judged(
     seconds: float = 0.0,
 ) -> Element:
     """A test with the result that the policy gives it."""
-    test, message = _test(name, seconds), f"{decision}: {reason}"
+    test = _child(None, "testcase", name=name, time=f"{seconds:.3f}")
+    message = f"{decision}: {reason}"
     undecided = decision not in (Decision.GO, Decision.NO_GO)
     if decision is not Decision.GO and verdict.stage is Stage.SHADOW:
         _child(test, "skipped", message=f"{message} (shadow stage: nothing fails)")
@@ -71,11 +71,6 @@ def _judged(
     if text:
         _child(test, "system-out", text)
     return test
-
-
-def _test(name: str, seconds: float = 0.0) -> Element:
-    known = math.isfinite(seconds) and seconds > 0
-    return _child(None, "testcase", name=name, time=f"{seconds if known else 0.0:.3f}")
 
 
 def _child(parent: Element | None, tag: str, text: str = "", **attributes: str) -> Element:

@@ -31,23 +31,6 @@ class CaseFailure(Exception):
     """A case did not end ok; the text says how."""
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("harness", "suite files as tests")
-    group.addoption(
-        "--harness-store",
-        default="reports/runs",
-        metavar="DIR",
-        help="Folder of the recorded runs (default: reports/runs).",
-    )
-    group.addoption(
-        "--harness-wait-for-gpu",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="Wait up to SECONDS for a busy GPU (default: 0).",
-    )
-
-
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile | None":
     """A suite file that the command line names."""
     if file_path.suffix not in _SUFFIXES or not parent.session.isinitpath(file_path):
@@ -89,6 +72,7 @@ class SuiteFile(pytest.File):
         from harness.report.markdown import plain
         from harness.runner.rig import take
         from harness.runner.watchdog import RunObserver
+        from harness.store.reader import DEFAULT_ROOT
         from harness.store.writer import create
 
         items = (i for i in self.session.items if isinstance(i, SuiteCase) and i.parent is self)
@@ -99,12 +83,12 @@ class SuiteFile(pytest.File):
                     held,
                     selected,
                     command=("pytest", *self.config.invocation_params.args),
-                    wait_s=self.config.getoption("--harness-wait-for-gpu"),
+                    wait_s=0.0,
                     say=warnings.warn,
                 )
                 self._rig.launcher.preflight(selected)
                 self._rig.observe(here)
-                store = self.config.rootpath / self.config.getoption("--harness-store")
+                store = self.config.rootpath / DEFAULT_ROOT
                 self._writer = held.enter_context(create(store, selected, here))
                 self._rig.measures(self._writer.run_id)
                 self._begun, self._measured = self._recorded(), list["Measurement"]()
