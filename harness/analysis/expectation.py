@@ -1,21 +1,21 @@
 """Peaks of cards by their data sheets, and measurements compared with expectations."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from harness.analysis.statistics import settle
 from harness.records import (
     METRICS,
     CaseSummary,
+    Decision,
     Environment,
-    Estimate,
     Expectation,
+    Fact,
+    Finding,
     Outcome,
     Suite,
-    gpu_matches,
 )
 
 
@@ -75,46 +75,6 @@ def precision_of(
     return None
 
 
-class Judgement(StrEnum):
-    """How a measurement compares with an expectation."""
-
-    MET = "met"
-    BELOW = "below"
-    ABOVE = "above"
-    UNDECIDED = "undecided"
-    OTHER_GPU = "other_gpu"  # for another card: shown, not judged
-    NOT_MEASURED = "not_measured"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    """One expectation, compared with one case."""
-
-    expectation: Expectation
-    case_id: str
-    judgement: Judgement
-    likely: Judgement | None = None
-    """If it is undecided: what one process says, or several near the expected range."""
-    actual: Estimate | None = None
-    bound: float | None = None
-    """From a timeout: the best possible value of the metric."""
-    factors: tuple[float, ...] = ()
-    """Ratio of the actual value to the nearer and to the farther end of the expected range; one
-    number if only one end is stated; empty inside the range."""
-
-
-def assess(
-    suite: Suite, environment: Environment, summaries: Sequence[CaseSummary]
-) -> tuple[Assessment, ...]:
-    """Every expectation for every case that it matches, in the suite's order."""
-    return tuple(
-        _assess(expectation, summary, environment)
-        for expectation in suite.expectations
-        for summary in summaries
-        if expectation.match.accepts(summary.case)
-    )
-
-
 def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
     """The best possible value of a metric after a timeout; None if it has no bound."""
     if summary.outcome is not Outcome.TIMEOUT or not summary.lower_bound_s:
@@ -124,54 +84,44 @@ def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
     return summary.lower_bound_s if metric == "step_s" else None
 
 
-def _assess(expectation: Expectation, summary: CaseSummary, environment: Environment) -> Assessment:
-    bound = timeout_bound(summary, expectation.metric)
-    actual = summary.known(expectation.metric) if summary.outcome is Outcome.OK else None
-    judgement, likely = _judge(expectation, actual, bound)
-    if not gpu_matches(expectation.gpu, environment.device_name):
-        judgement, likely = Judgement.OTHER_GPU, None
-    return Assessment(
-        expectation=expectation,
-        case_id=summary.case.case_id,
-        judgement=judgement,
-        likely=likely,
-        actual=actual,
-        bound=bound,
-        factors=_factors(expectation, actual.value if actual else bound),
-    )
+def assessed(
+    suite: Suite, summaries: Sequence[CaseSummary]
+) -> Iterator[tuple[Expectation, tuple[Finding, ...]]]:
+    """Every expectation, with a finding for each case that it matches, also on another GPU."""
+    for expectation in suite.expectations:
+        cases = [s for s in summaries if expectation.match.accepts(s.case)]
+        yield expectation, tuple(_assess(expectation, s) for s in cases)
 
 
-def _range(expectation: Expectation) -> tuple[float, float]:
-    low, high = expectation.low, expectation.high
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
-def _judge(
-    expectation: Expectation, actual: Estimate | None, bound: float | None
-) -> tuple[Judgement, Judgement | None]:
-    """The judgement, and if it is undecided what is likely."""
-    low, high = _range(expectation)
+def _assess(expectation: Expectation, summary: CaseSummary) -> Finding:
+    """GO inside of the expected range, NO-GO outside."""
+    low = -math.inf if expectation.low is None else expectation.low
+    high = math.inf if expectation.high is None else expectation.high
     metric = METRICS[expectation.metric]
 
-    def side(bottom: float, top: float) -> Judgement | None:
-        if top < low:
-            return Judgement.BELOW
-        if bottom > high:
-            return Judgement.ABOVE
-        return Judgement.MET if low <= bottom and top <= high else None
+    def side(bottom: float, top: float) -> Decision | None:
+        if top < low or bottom > high:
+            return Decision.NO_GO
+        return Decision.GO if low <= bottom and top <= high else None
 
-    if actual is not None:
-        found, sure = settle(actual, side, linear=metric.signed)
-        return (found, None) if found and sure else (Judgement.UNDECIDED, found)
-    if bound is None:
-        return Judgement.NOT_MEASURED, None
-    ends = (-math.inf, bound) if metric.higher_is_better else (bound, math.inf)
-    return side(*ends) or Judgement.UNDECIDED, None
-
-
-def _factors(expectation: Expectation, value: float | None) -> tuple[float, ...]:
-    low, high = _range(expectation)
-    if value is None or value <= 0 or low <= value <= high:
-        return ()
-    ends = [end for end in (low, high) if 0 < end < math.inf]
-    return tuple(sorted(max(end / value, value / end) for end in ends))
+    found = Finding(
+        decision=Decision.INCONCLUSIVE,
+        fact=Fact.NO_METRIC,
+        subject=summary.case.case_id,
+        cases=(summary.case.case_id,),
+        metric=metric.name,
+        estimate=summary.known(metric.name) if summary.outcome is Outcome.OK else None,
+        bound=timeout_bound(summary, metric.name),
+        low=expectation.low,
+        high=expectation.high,
+        detail=expectation.source,
+    )
+    if found.estimate is not None:
+        decision, sure = settle(found.estimate, side, linear=metric.signed)
+        if decision and sure:
+            return replace(found, decision=decision, fact=Fact.DECIDED)
+        return replace(found, fact=Fact.OPEN, likely=decision)
+    if found.bound is None:
+        return found
+    ends = (-math.inf, found.bound) if metric.higher_is_better else (found.bound, math.inf)
+    return replace(found, decision=side(*ends) or Decision.INCONCLUSIVE)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness.analysis.expectation import Assessment, Judgement, assess, timeout_bound
+from harness.analysis.expectation import assessed, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
 from harness.analysis.statistics import settle, span, times_better, times_beyond
 from harness.analysis.summary import summarise
@@ -88,7 +88,7 @@ def judge(
         findings = (*first, *every_case_ran.findings)
         every_case_ran = replace(every_case_ran, findings=findings)
     there = [s for s in summaries if not s.stop]
-    expected = _expected(assess(suite, environment, there), by_id, environment)
+    expected = _expected(suite, there, environment)
     found = (every_case_ran, *_attested(summaries), *expected, *stated)
     parts = ("", *suite.deciding)
     results = tuple(replace(r, beside=parts[1:] != () and r.asks not in parts) for r in found)
@@ -208,43 +208,24 @@ def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
 
 
 def _expected(
-    assessments: Sequence[Assessment],
-    summaries: Mapping[str, CaseSummary],
-    environment: Environment,
+    suite: Suite, summaries: Sequence[CaseSummary], environment: Environment
 ) -> Iterator[RuleResult]:
     """Whether the expectations that count are met, for each part of the question that they ask.
     Those for other GPUs are not asked."""
-    parts: dict[str, list[Assessment]] = {}
-    for a in assessments:
-        if a.expectation.counts is not Weight.NOTE:
-            parts.setdefault(a.expectation.asks, []).append(a)
-    for part, counting in parts.items():
-        asked = [a for a in counting if a.judgement is not Judgement.OTHER_GPU]
-        found = [_as_expected(a, summaries[a.case_id].case) for a in asked]
-        decision, decisive = _settle(found, WORST_FIRST)
+    parts: dict[str, list[Finding]] = {}
+    for e, found in assessed(suite, summaries):
+        if found and e.counts is not Weight.NOTE:
+            asked = parts.setdefault(e.asks, [])
+            if gpu_matches(e.gpu, environment.device_name):
+                asked += [_counted(e.counts, f) for f in found]
+    for part, asked in parts.items():
+        decision, decisive = _settle(asked, WORST_FIRST)
         result = RuleResult(
-            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(found)
+            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(asked)
         )
         if not asked:
             result = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=environment.device_name)
         yield replace(result, asks=part)
-
-
-_AS_EXPECTED = {
-    Judgement.MET: Decision.GO,
-    Judgement.BELOW: Decision.NO_GO,
-    Judgement.ABOVE: Decision.NO_GO,
-}
-
-
-def _as_expected(assessment: Assessment, case: Case) -> Finding:
-    e, actual = assessment.expectation, assessment.actual
-    decision = _AS_EXPECTED.get(assessment.judgement, Decision.INCONCLUSIVE)
-    fact = Fact.OPEN if decision is Decision.INCONCLUSIVE else Fact.DECIDED
-    found = _of(case, decision, fact if actual else Fact.NO_METRIC, metric=e.metric)
-    likely = _AS_EXPECTED.get(assessment.likely) if assessment.likely else None
-    found = replace(found, estimate=actual, likely=likely, low=e.low, high=e.high, detail=e.source)
-    return _counted(e.counts, found)
 
 
 def _counted(counts: Weight, finding: Finding) -> Finding:

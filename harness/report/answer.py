@@ -6,7 +6,6 @@ Every sentence comes from the rules, rows and records that the rest of the page 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.expectation import Judgement
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     Decision,
@@ -38,10 +37,8 @@ from harness.report.verdict_text import (
 
 MAX_OTHERS, LONG = 2, 120
 """Rules that no part asks, and letters of a number, in the first lines."""
-_MISSED = (Judgement.BELOW, Judgement.ABOVE)
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
-_JUDGED = (Judgement.MET, Judgement.UNDECIDED, *_MISSED)
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
 

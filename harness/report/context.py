@@ -13,7 +13,7 @@ from harness.analysis import verdict as gate
 from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects, longest, versus
-from harness.analysis.expectation import assess
+from harness.analysis.expectation import assessed
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import stacks
 from harness.analysis.summary import spreads, summarise
@@ -177,7 +177,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "failures": failures(of.summaries, run),
         "not_run": not_run(of.summaries, run, names),
         "expectations": tables.expectations(
-            assess(run.suite, run.environment, of.summaries), names
+            assessed(run.suite, of.summaries), run.environment, names
         ),
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,

@@ -1,11 +1,12 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness import units
-from harness.analysis.expectation import Assessment, Judgement, timeout_bound
+from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, groups_along
 from harness.analysis.statistics import settle, times_better
 from harness.records import (
@@ -13,16 +14,20 @@ from harness.records import (
     OVER_STEPS,
     Case,
     CaseSummary,
+    Decision,
+    Environment,
     Estimate,
+    Expectation,
+    Finding,
     Outcome,
     Run,
     Scalar,
     Verdict,
+    gpu_matches,
 )
 from harness.report.text import (
     Word,
     case_names,
-    judgement_text,
     listed,
     shared_name,
     unavailable,
@@ -205,24 +210,25 @@ def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
     return settings_text(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
-def expectations(assessments: Sequence[Assessment], names: Mapping[str, str]) -> Table | None:
+def expectations(
+    assessed: Iterable[tuple[Expectation, Sequence[Finding]]],
+    environment: Environment,
+    names: Mapping[str, str],
+) -> Table | None:
     """A row for each expectation of this GPU, with its farthest case; remarks count the others."""
-    groups: dict[int, list[Assessment]] = {}
-    for a in assessments:
-        groups.setdefault(id(a.expectation), []).append(a)
+    groups = [(e, of) for e, of in assessed if of]
     rows, elsewhere = [], []
-    for of in groups.values():
-        e = of[0].expectation
-        if of[0].judgement is Judgement.OTHER_GPU:
+    for e, of in groups:
+        if not gpu_matches(e.gpu, environment.device_name):
             elsewhere.append((e.gpu.strip("*"), len(of)))
             continue
-        shared = shared_name([names[a.case_id] for a in of])
-        worst = max(of, key=lambda a: (bool(a.factors), a.factors, a.actual is None))
-        others = [p for p in names[worst.case_id].split(", ") if p not in shared.split(", ")]
-        counts = Counter(judgement_text(a) for a in of)
+        shared = shared_name([names[f.subject] for f in of])
+        worst = max(of, key=lambda f: (bool(factors(f)), factors(f), f.estimate is None))
+        others = [p for p in names[worst.subject].split(", ") if p not in shared.split(", ")]
+        counts = Counter(_result(f) for f in of)
         results = listed([f"{n} {word}" if len(of) > 1 else word for word, n in counts.items()])
         expected = f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}"
-        cases = f"{shared or names[worst.case_id]}{f' ({len(of)} cases)' if of[1:] else ''}"
+        cases = f"{shared or names[worst.subject]}{f' ({len(of)} cases)' if of[1:] else ''}"
         at = f" ({', '.join(others)})" if of[1:] and others else ""
         rows.append(
             (cases, expected, e.source or NONE, _actual(worst) + at, _distance(of), results)
@@ -332,30 +338,46 @@ def _range(metric: str, low: float | None, high: float | None) -> str:
     return "not stated" if high is None else f"at most {units.plain(metric, high)}"
 
 
-def _actual(a: Assessment) -> str:
-    metric = a.expectation.metric
-    if a.actual is not None:
-        return units.cell(metric, a.actual)
-    if a.bound is None:
+def _result(f: Finding) -> str:
+    """`met`, `missed`, `likely missed`, `open`, `not measured`."""
+    words = {Decision.GO: "met", Decision.NO_GO: "missed"}
+    if f.likely:
+        return f"likely {words[f.likely]}"
+    unknown_word = "open" if f.estimate or f.bound else "not measured"
+    return words.get(f.decision, unknown_word)
+
+
+def _actual(f: Finding) -> str:
+    if f.estimate is not None:
+        return units.cell(f.metric, f.estimate)
+    if f.bound is None:
         return unknown("no measurement")
-    return f"{units.bound_text(metric, a.bound)} (timeout)"
+    return f"{units.bound_text(f.metric, f.bound)} (timeout)"
 
 
-def _distance(of: Sequence[Assessment]) -> str:
+def factors(f: Finding) -> tuple[float, ...]:
+    """Ratio of the value to the nearer and to the farther end of the expected range; one number if
+    only one end is stated; empty inside the range."""
+    value = f.estimate.value if f.estimate else f.bound
+    low = -math.inf if f.low is None else f.low
+    high = math.inf if f.high is None else f.high
+    if value is None or value <= 0 or low <= value <= high:
+        return ()
+    ends = [end for end in (low, high) if 0 < end < math.inf]
+    return tuple(sorted(max(end / value, value / end) for end in ends))
+
+
+def _distance(of: Sequence[Finding]) -> str:
     """`1.62x to 1.72x below`, of the cases outside the range."""
-    if not any(a.factors for a in of):
-        return "within" if any(a.actual for a in of) else NONE
-    return factors_text([a for a in of if a.factors])
-
-
-def factors_text(outside: Sequence[Assessment]) -> str:
-    """By how much these miss their expectation: the nearest and the farthest, and the side."""
-    ends = sorted(a.factors[0] for a in outside)
-    by = list(dict.fromkeys(units.factor(f) for f in (ends[0], ends[-1])))
-    over = "more than " if all(a.actual is None for a in outside) else ""
+    outside = [f for f in of if factors(f)]
+    if not outside:
+        return "within" if any(f.estimate for f in of) else NONE
+    ends = sorted(factors(f)[0] for f in outside)
+    by = list(dict.fromkeys(units.factor(x) for x in (ends[0], ends[-1])))
+    over = "more than " if all(f.estimate is None for f in outside) else ""
     sides = dict.fromkeys(
-        "below" if low is not None and value is not None and value < low else "above"
-        for a in outside
-        for value, low in [(a.actual.value if a.actual else a.bound, a.expectation.low)]
+        "below" if f.low is not None and value is not None and value < f.low else "above"
+        for f in outside
+        for value in [f.estimate.value if f.estimate else f.bound]
     )
     return f"{over}{'–'.join(by)} {' or '.join(sides)}"

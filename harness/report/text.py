@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
 from harness.analysis.effects import Effect, Versus
-from harness.analysis.expectation import Assessment, Judgement
 from harness.analysis.recorded import LAG_S
 from harness.analysis.summary import OF_WORK
 from harness.records import (
@@ -26,19 +25,6 @@ from harness.records import (
 
 Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
-JUDGEMENTS = {
-    Judgement.MET: "met",
-    Judgement.BELOW: "missed",
-    Judgement.ABOVE: "missed",
-    Judgement.UNDECIDED: "open",
-    Judgement.OTHER_GPU: "for another GPU and not judged",
-    Judgement.NOT_MEASURED: "not measured",
-}
-
-
-def judgement_text(a: Assessment) -> str:
-    """`met`, `missed`, `likely missed`, `open`, `not measured`."""
-    return f"likely {JUDGEMENTS[a.likely]}" if a.likely else JUDGEMENTS[a.judgement]
 
 
 # --- words -------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 1_010,  # the modules beside the rooms
-    "harness/analysis": 4_780,
+    "harness/analysis": 4_710,
     "harness/bisect": 1_650,
     "harness/cli": 2_170,
     "harness/executor": 360,
@@ -78,7 +78,7 @@ MOST_LINES = {
     "harness/measure": 2_320,
     "harness/program": 1_730,
     "harness/records": 1_920,
-    "harness/report": 4_560,
+    "harness/report": 4_570,
     "harness/runner": 2_480,
     "harness/store": 770,
     "harness/suite": 2_110,

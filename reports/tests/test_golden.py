@@ -24,7 +24,7 @@ from harness.analysis import comparison, summary
 from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
-from harness.analysis.expectation import assess
+from harness.analysis.expectation import assessed
 from harness.analysis.overhead import by_phase, time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
@@ -48,6 +48,7 @@ from harness.records import (
     Thresholds,
     Verdict,
 )
+from harness.report.tables import factors
 from harness.runner.interleave import clock
 from harness.store.reader import load
 
@@ -100,10 +101,11 @@ def of_one(run: Run) -> dict[str, Values]:
         ],
         "expectations": [
             [
-                *(a.expectation.metric, a.case_id, a.judgement),
-                *(_estimate(a.actual), a.bound, a.factors),
+                *(f.metric, f.subject, f.decision, f.likely),
+                *(_estimate(f.estimate), f.bound, factors(f)),
             ]
-            for a in assess(run.suite, run.environment, summaries)
+            for _, found in assessed(run.suite, summaries)
+            for f in found
         ],
         "spreads": {
             s.case_id: [

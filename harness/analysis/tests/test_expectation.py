@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.expectation import Assessment, Judgement, assess, peak
+from harness.analysis.expectation import assessed, peak
 from harness.analysis.summary import summarise
-from harness.records import Expectation, Match, Measurement, Outcome
+from harness.records import Decision, Expectation, Finding, Match, Measurement, Outcome
+from harness.report.tables import factors
 from harness.tests.fake_runs import case, ended, run, timed
 
 CASE = case({"seq_len": 512})
@@ -37,33 +38,33 @@ def test_a_card_has_the_peak_of_its_data_sheet_and_a_slice_has_none(
 # --- expectations ------------------------------------------------------------------------
 
 
-def assessed(measurements: list[Measurement], **expected: Any) -> tuple[Assessment, ...]:
+def found(measurements: list[Measurement], **expected: Any) -> tuple[Finding, ...]:
     expectation = Expectation(**{"metric": "tokens_per_s", **expected})
     r = run([CASE], lambda _: measurements, expectations=[expectation])
-    return assess(r.suite, r.environment, summarise(r))
+    ((_, findings),) = assessed(r.suite, summarise(r))
+    return findings
 
 
 @pytest.mark.parametrize(
-    ("expected", "judgement"),
+    ("expected", "decision"),
     [
-        ({"low": 500, "high": 1500}, Judgement.BELOW),
-        ({"high": 10}, Judgement.ABOVE),
-        ({"low": 20, "high": 40}, Judgement.MET),
-        ({"low": 27}, Judgement.UNDECIDED),
-        ({"low": 20, "high": 27}, Judgement.UNDECIDED),
-        ({"low": 500, "gpu": "A100"}, Judgement.OTHER_GPU),
+        ({"low": 500, "high": 1500}, Decision.NO_GO),
+        ({"high": 10}, Decision.NO_GO),
+        ({"low": 20, "high": 40}, Decision.GO),
+        ({"low": 27}, Decision.INCONCLUSIVE),
+        ({"low": 20, "high": 27}, Decision.INCONCLUSIVE),
     ],
 )
 def test_the_whole_interval_must_be_on_one_side(
-    expected: dict[str, Any], judgement: Judgement
+    expected: dict[str, Any], decision: Decision
 ) -> None:
-    (found,) = assessed(timed(CASE, 512 / 27), **expected)
+    (one,) = found(timed(CASE, 512 / 27), **expected)
 
-    assert found.judgement is judgement
+    assert one.decision is decision
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "factors"),
+    ("low", "high", "times"),
     [
         (500, 1500, (500 / 11, 1500 / 11)),
         (None, 1, (11,)),
@@ -74,31 +75,31 @@ def test_the_whole_interval_must_be_on_one_side(
     ],
 )
 def test_a_value_outside_the_range_has_its_distance_to_both_ends(
-    low: float | None, high: float | None, factors: tuple[float, ...]
+    low: float | None, high: float | None, times: tuple[float, ...]
 ) -> None:
-    (found,) = assessed(timed(CASE, 512 / 11), low=low, high=high)
+    (one,) = found(timed(CASE, 512 / 11), low=low, high=high)
 
-    assert found.factors == pytest.approx(factors, rel=0.03)
+    assert factors(one) == pytest.approx(times, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    ("outcome", "expected", "judgement", "bound", "factors"),
+    ("outcome", "expected", "decision", "bound", "times"),
     [
-        (Outcome.TIMEOUT, {"low": 500}, Judgement.BELOW, 10.0, (50.0,)),
-        (Outcome.TIMEOUT, {"metric": "step_s", "high": 25.6}, Judgement.ABOVE, 51.2, (2.0,)),
-        (Outcome.TIMEOUT, {"metric": "mfu", "low": 0.1}, Judgement.NOT_MEASURED, None, ()),
-        (Outcome.HANG, {"low": 500}, Judgement.NOT_MEASURED, None, ()),
+        (Outcome.TIMEOUT, {"low": 500}, Decision.NO_GO, 10.0, (50.0,)),
+        (Outcome.TIMEOUT, {"metric": "step_s", "high": 25.6}, Decision.NO_GO, 51.2, (2.0,)),
+        (Outcome.TIMEOUT, {"metric": "mfu", "low": 0.1}, Decision.INCONCLUSIVE, None, ()),
+        (Outcome.HANG, {"low": 500}, Decision.INCONCLUSIVE, None, ()),
     ],
 )
 def test_a_timeout_bounds_the_metric_and_a_hang_nothing(
-    outcome: Outcome, expected: dict[str, Any], judgement: Judgement, bound: float, factors: Any
+    outcome: Outcome, expected: dict[str, Any], decision: Decision, bound: float, times: Any
 ) -> None:
-    (a,) = assessed(ended(CASE, outcome, lower_bound_s=51.2, tokens=512), **expected)
+    (one,) = found(ended(CASE, outcome, lower_bound_s=51.2, tokens=512), **expected)
 
-    assert (a.judgement, a.bound, a.factors) == (judgement, bound, factors)
+    assert (one.decision, one.bound, factors(one)) == (decision, bound, times)
 
 
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:
     dense = Match(criteria={"provider": ("dense",)})
 
-    assert assessed(timed(CASE, 0.1), low=1, match=dense) == ()
+    assert found(timed(CASE, 0.1), low=1, match=dense) == ()
