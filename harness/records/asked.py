@@ -15,8 +15,7 @@ class MeasureSettings:
     """How one case is measured: set by the suite, or by one of its workloads."""
 
     processes: int = 3
-    """Fresh processes per case; a comparison needs several. `{from: 2, to: 6}`: two of every case,
-    then one at a time, up to six, of a case that leaves something open."""
+    """Fresh processes per case. `{from: 2, to: 6}`: two, and up to six of an open case."""
     most_processes: int = 0
     """That `to`; 0: no more than `processes`."""
     min_samples: int = 5
@@ -37,11 +36,8 @@ class MeasureSettings:
     """Compare with the reference before timing."""
     graph: bool = False
     """Time the replay of a CUDA graph of one step."""
-    telemetry: bool = True
-    """Read NVML and CPU while the worker runs."""
     profile: bool = True
-    """Profile a few steps after the last sample: which kernels ran, and for how long. A program
-    needs one more process for it, which also counts."""
+    """Profile a few steps after the last sample; a program needs one more process for it."""
 
     @property
     def most(self) -> int:
@@ -60,8 +56,7 @@ class Case:
     """One bound point of a suite's sweep."""
 
     case_id: str
-    """Stable key across runs: workload, provider and the swept axes in declared order, such as
-    `train/nsa/seq_len=512/gc=off`."""
+    """Joins runs: `train/nsa/seq_len=512/gc=off`."""
     workload: str
     """Name of the suite's workload entry."""
     factory: str
@@ -75,11 +70,9 @@ class Case:
     """Environment variables of the worker, including the axes with upper-case names."""
     settings: MeasureSettings = field(default_factory=MeasureSettings)
     allow: Mapping[Outcome, str] = field(default_factory=dict)
-    """Outcomes other than OK that the suite allows, each with its reason. They are reported, but
-    do not fail the verdict."""
+    """Outcomes other than OK that do not fail the verdict, each with its reason."""
     nondeterministic: str | None = None
-    """Why its processes may compute different outputs; empty if they must agree; None in runs that
-    were stored before this was judged."""
+    """Why processes may compute different outputs; empty if they must agree; None in old runs."""
     kernels: PathRule = field(default_factory=PathRule)
     """Required and forbidden kernels; a violation is PATH_MISMATCH."""
     operators: PathRule = field(default_factory=PathRule)
@@ -163,8 +156,7 @@ class Rule:
     asks: str = ""
     """The part of the question that the rule answers."""
     against: Match | None = None
-    """Makes a ratio rule: each matched case is compared with the case that these values select and
-    that is equal in all other axes: `{provider: dense}`."""
+    """Makes a ratio rule: the case to compare with, equal in other axes: `{provider: dense}`."""
     missing: Weight = Weight.CONDITION
     """What a pair does to the verdict if the other case has no value."""
     counts: Weight = Weight.FAIL
@@ -172,8 +164,7 @@ class Rule:
     condition: str = ""
     """What a person must keep to if the verdict is CONDITIONAL by this rule: `train in bf16`."""
     over: str = "all"
-    """For scaling_exponent: the whole curve, or its last two lengths. A curve that steepens is
-    always judged by its last two."""
+    """For scaling_exponent: the whole curve, or its last two lengths, as of one that steepens."""
     asked: int = 0
     """Cases, or pairs, of the whole suite, with those that a filter left out; 0 if unknown."""
 
@@ -198,10 +189,7 @@ class Rule:
         return [*{c.case_id: c for pair in self.pairs(known) for c in pair}.values()]
 
     def pairs(self, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
-        """The matched cases with their partners: equal in all axes that `against` does not name.
-
-        If `against` names a workload, they are equal in the axes that both have.
-        """
+        """The matched cases with their partners: equal in all axes that `against` does not name."""
         if self.against is None:
             return []
         known = list(cases)
@@ -273,8 +261,7 @@ class Suspect:
     with_: Match = field(default_factory=Match)
     """Pairs are equal in every axis that neither side names."""
     then: str = "unknown"
-    """Whether it was `on` in the run of the gap, `off`, so that it cannot be the cause, or
-    `unknown`."""
+    """Whether it was on in the run of the gap; what was `off` cannot be the cause."""
     control: Match | None = None
     """Cases without the subject: if they do as well as was expected, the rest is ruled out."""
     remedy: str = ""
@@ -342,8 +329,7 @@ class Suite:
     device: str = "any"
     """`cuda` if the suite needs a GPU; a run without one is refused."""
     requires: Mapping[str, Scalar] = field(default_factory=dict)
-    """Key of `requires` in the file, `gpu` or `packages.flash-attn` -> what the machine must have
-    before the first case."""
+    """`gpu` or `packages.flash-attn` -> what the machine must have before the first case."""
     wants: Mapping[str, Scalar] = field(default_factory=dict)
     """Likewise, but without it the suite goes on, and the report says so."""
     cases: tuple[Case, ...]
@@ -366,10 +352,7 @@ class Suite:
         return names.get(f"{workload}/{name}", names.get(name, name))
 
     def label(self, case: Case) -> str:
-        """The labels that fit a case, and its other swept axes; empty without a label.
-
-        Of several labels for the same axes the first one counts.
-        """
+        """The labels that fit a case, the first of each axis, and its other swept axes."""
         said: list[str] = []
         named: set[str] = set()
         for name, match in self.labels:

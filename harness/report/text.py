@@ -80,8 +80,6 @@ def why_absent(
         return environment.gpu_unavailable or "no GPU"
     if metric in _ABSENT:
         return _ABSENT[metric]
-    if not summary.case.settings.telemetry:
-        return "the suite turned telemetry off"
     seen = [m.telemetry for m in measurements if m.telemetry is not None]
     said = [t.unavailable[metric] for t in seen if metric in t.unavailable]
     if not said and metric in LAG_S and any(metric in t.channels for t in seen):

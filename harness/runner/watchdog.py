@@ -84,7 +84,7 @@ def watch(
     story = Story(worker.launched_at, case, process, sampler.take, observer)
     folder = evidence.Folder(run_folder, log)
     try:
-        recorder = Recorder(probes if case.settings.telemetry else (), worker)
+        recorder = Recorder(probes, worker)
         ending = _see_through(worker, case, story, recorder, folder, sampler)
     finally:
         survivors = worker.end()
@@ -97,7 +97,7 @@ def watch(
         wall_s=ended_at - worker.launched_at,
         folder=folder,
         phases=story.phases(ended_at),
-        telemetry=recorder.telemetry() if case.settings.telemetry else None,
+        telemetry=recorder.telemetry(),
         gpus={p.rank: p.uuid for p in probes if isinstance(p, NvmlProbe) and p.uuid},
         survivors=survivors,
     )

@@ -36,7 +36,7 @@ SMALL = {
     'graph: "on"': 'graph: "off"',
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
     "sample_s: 1": "sample_s: 0.01",
-    "warmup_s: 3": "warmup_s: 0.01\n  profile: false\n  telemetry: false\n  accuracy: false",
+    "warmup_s: 3": "warmup_s: 0.01\n  profile: false\n  accuracy: false",
 }
 
 

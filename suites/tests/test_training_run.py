@@ -28,7 +28,7 @@ SMALL = {
     r"preset: (125m|small)": "preset: tiny",
     r"seq_len: \d+": "seq_len: 4",
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
-    r"processes: \{.*\n": "processes: 1\n  accuracy: false\n  profile: false\n  telemetry: false\n",
+    r"processes: \{.*\n": "processes: 1\n  accuracy: false\n  profile: false\n",
     r"timeout_s: \d+": "timeout_s: 240",
 }
 AXES: Mapping[str, Scalar] = {
