@@ -25,7 +25,7 @@ class Pair:
     def __post_init__(self) -> None:
         for name in ("baseline_s", "candidate_s", "baseline_hz", "candidate_hz", "wall_s"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name}={value} is not a positive, finite number")
 
 
@@ -34,8 +34,7 @@ class Thresholds:
     """The numbers of the decision; reports/studies/README.md has the defaults' error rates."""
 
     screen_pairs: int = 6
-    """Pairs of the screen: three whole A B B A blocks, in which linear drift cancels. Of a typical
-    node's clean cases 22 % stay open then."""
+    """Pairs of the screen: three whole A B B A blocks, in which linear drift cancels."""
     screen_ratio: float = 1.012
     """Largest ratio that passes the screen."""
     confirm_pairs: int = 20
@@ -44,8 +43,7 @@ class Thresholds:
     """Most new pairs, if their scatter shows that confirm_pairs decide little."""
     alpha: float = 0.005
     """Probability that any case of a clean change is called slower, and the error of each bound of
-    an interval. Half of the promised 1 %: a slow case has two chances to pass, and drift makes
-    neighbouring pairs slightly alike, which the exact test does not model."""
+    an interval. Half of the promised 1 %: a slow case has two chances to pass."""
     practical: float = 0.015
     """Slowdown below which a difference does not matter, however certain it is."""
     tolerance: float = 0.03
@@ -53,9 +51,8 @@ class Thresholds:
     stored_tolerance: float = 0.05
     """The same against a stored run: days differ by more than the processes of a pair."""
     build_cv: float = 0.001
-    """Standard deviation between builds that differ in nothing that matters; 0 for one build.
-    Kernels replayed in a CUDA graph on an H200 had 0.00 to 0.09 %, at most 0.25 %
-    (reports/studies/README.md). Steps that wait for the host were not measured."""
+    """Standard deviation between builds that differ in nothing that matters; 0 for one build. On an
+    H200: 0.00 to 0.09 %, at most 0.25 % (reports/studies/README.md)."""
 
     def __post_init__(self) -> None:
         if self.screen_pairs < 2:
@@ -105,8 +102,7 @@ class Comparison:
     high: float | None
     """Bounds of the ratio, each wrong at most as often as alpha; None with too few pairs."""
     p_value: float | None
-    """One-sided, for a slower candidate, adjusted by Holm: compare with alpha. None without a
-    confirmation."""
+    """One-sided, for a slower candidate, adjusted by Holm; None without a confirmation."""
     pairs: int
     """Pairs behind these numbers: all of the case."""
     clock_explained: bool
@@ -114,8 +110,7 @@ class Comparison:
     smallest_effect: float | None
     """Slowdown that would have been found nine times in ten, as a fraction; None if unbounded."""
     pairs_needed: int | None
-    """Pairs of a new confirmation that would decide, nine times in ten, if the ratio is as
-    estimated. None if the case is decided, or if more pairs cannot decide it."""
+    """Pairs that would decide nine times in ten; None if it is decided, or no number would."""
     minutes_needed: float | None
     """Minutes for these pairs; None if no pair recorded its time."""
     reason: str
@@ -126,6 +121,5 @@ class Comparison:
 
 
 def least_pairs(cases: int, alpha: float) -> int:
-    """Fewest pairs, in turns in both orders, with which one of `cases` cases can be
-    called slower."""
+    """Fewest pairs, in turns in both orders, with which one of the cases can be called slower."""
     return next(n for n in itertools.count(2) if math.comb(n, n // 2) >= cases / alpha)

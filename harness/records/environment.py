@@ -82,8 +82,7 @@ class Vitals:
     load: float = 0.0
     """Load average of the last minute: processes that run or wait."""
     steal: float | None = None
-    """Share of the CPU time wanted since the command began that other virtual machines took; None
-    where the system does not count it, or if not recorded."""
+    """Share of the CPU time wanted that other virtual machines took; None if unknown."""
     disk_free_bytes: int = 0
     """Of the folder of the runs."""
     checks: tuple[Check, ...] = ()
@@ -110,8 +109,7 @@ class Environment:
     versions: Mapping[str, str | None] = field(default_factory=dict)
     """python, torch, triton, flash-attn, numpy, harness, cuda, cudnn: None if absent."""
     torch_settings: Mapping[str, Scalar] = field(default_factory=dict)
-    """In a worker: allow_tf32_matmul, allow_tf32_cudnn, allocator, anomaly_mode, deterministic,
-    num_threads, device."""
+    """In a worker: allow_tf32_matmul, allocator, deterministic, num_threads, device and others."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """The parent's environment variables with one of `prefixes`, and those that the suite requires:
     `set` for one that may be a secret."""
@@ -141,8 +139,7 @@ class Environment:
 
 
 def joined(environments: Sequence[Environment]) -> Environment:
-    """Several alike machines as one: the one with the least power limit, with the names of all, so
-    that it is never taken for one of them."""
+    """Several alike machines as one: that with the least power limit, with the names of all."""
     found = min(environments, key=lambda e: (e.gpu.power_limit_share if e.gpu else None) or 1)
     both = [sorted({e.hostname for e in environments}), sorted({e.card for e in environments})]
     hosts, cards = (", ".join(n) if len(n) <= SHOWN else f"{len(n)} in all" for n in both)
@@ -150,8 +147,7 @@ def joined(environments: Sequence[Environment]) -> Environment:
 
 
 def gpu_matches(pattern: str, gpu_name: str) -> bool:
-    """Whether a GPU name matches a pattern, ignoring case; `A100` means `*A100*`, `!A100` any other
-    GPU."""
+    """Whether a GPU fits a pattern, ignoring case; `A100` means `*A100*`, `!A100` any other."""
     if pattern.startswith("!"):
         return not gpu_matches(pattern[1:], gpu_name)
     pattern, name = pattern.lower(), gpu_name.lower()

@@ -80,8 +80,7 @@ class Evidence:
     silent_s: float | None = None
     """Time from its last sign of life to the decision."""
     working: bool | None = None
-    """At a timeout: whether it was seen to work, by steps or output until shortly before, or by the
-    use of a CPU or GPU; None if that was not recorded."""
+    """At a timeout: whether it was seen to work, by steps, output, CPU or GPU; None if unknown."""
     signal: str = ""
     """Name of the signal that ended it."""
     stderr_tail: str = ""

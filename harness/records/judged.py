@@ -19,11 +19,10 @@ class Estimate:
     processes: int
     samples: int
     each: tuple[float, ...] = ()
-    """The value of each process, in order, or, where that is not known, the least and the greatest;
-    empty if none is known."""
+    """The value of each process, in order, or the least and the greatest; empty if unknown."""
     usual: float | None = None
-    """Standard deviation of a process of a case of its kind, as a share of the value; of a drift,
-    of the speed. None if the run has too few such cases, or for another signed metric."""
+    """Standard deviation of a process of a case of its kind, as a share of the value (of a drift,
+    of the speed); None if the run has too few such cases."""
     freedom: float | None = None
     """Degrees of freedom of the interval if they are not `processes` - 1."""
 
@@ -54,8 +53,7 @@ class CaseSummary:
     working: bool = False
     """Whether it was seen to work at its TIMEOUT: it is slow or busy, not stuck."""
     untimed_s: float | None = None
-    """From a TIMEOUT before a step was timed: the process's time by its steps, the unfinished one
-    counted. It had its start-up in it, so it bounds the rate of the process, not of a step."""
+    """From a TIMEOUT before a step was timed: the process's time over its steps, with start-up."""
     tokens: int | None = None
     """Tokens of one step, also if no step finished: they bound tokens/s from above."""
     flops: int | None = None
@@ -70,11 +68,9 @@ class CaseSummary:
     notes: tuple[str, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
     apart: Mapping[str, Estimate] = field(default_factory=dict)
-    """Rates of which the processes differ by more than 2x. No number describes a typical process,
-    so they are no metrics; the ends may still be clear of a limit."""
+    """Rates of which the processes differ by more than 2x, so that no process is typical."""
     attested: bool | None = None
-    """Whether the kernels and operators of every process are known to follow the suite's rules;
-    None if no rule can be checked here. A violation is the outcome PATH_MISMATCH."""
+    """Whether the kernels and operators of every process follow the rules; None without rules."""
     unattested: str = ""
     """Why `attested` is False."""
     differing: tuple[int, ...] = ()
@@ -192,8 +188,7 @@ class RuleResult:
     matched: int = 0
     """Number of matched cases, including those with an allowed outcome."""
     applies: bool = True
-    """False if the rule is for another GPU, for cases that were left out, or for kernels without a
-    GPU."""
+    """False if the rule is for another GPU, for cases left out, or for kernels without a GPU."""
     counts: bool = True
     """False if the suite only notes the answer."""
     asks: str = ""
@@ -264,8 +259,7 @@ class Verdict:
 
     @property
     def said(self) -> str:
-        """`CONDITIONAL`, `measured`, `measured: 2 of 8 cases end in time`, or `A100 not measured;
-        NVIDIA H200: CONDITIONAL`."""
+        """`CONDITIONAL`, `measured`, or `A100 not measured; NVIDIA H200: CONDITIONAL`."""
         text = str(self.decision if self.here is None else self.here)
         if not self.asked and (self.rule is None or text == Decision.GO):
             in_time = self.rule.in_time if self.rule else ""

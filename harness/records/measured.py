@@ -25,8 +25,7 @@ _DETAIL_TAIL_BYTES = 512
 
 
 def bounded(text: str) -> str:
-    """Text from code under test as records and messages keep it: at most MAX_DETAIL_BYTES of UTF-8,
-    without its middle if it is longer."""
+    """Text from code under test in at most MAX_DETAIL_BYTES of UTF-8, without its middle."""
     data = text.encode("utf-8", "replace")  # a lone surrogate becomes "?"
     if len(data) <= MAX_DETAIL_BYTES:
         return data.decode()
@@ -52,11 +51,11 @@ def require_counts(record: object, *names: str) -> None:
 
 def require_times(record: object, *names: str, least: float) -> None:
     """Raise ValueError if a time, or one of several, is not from `least` to MAX_TIME_S."""
+    limits = f"between {least:g} and {MAX_TIME_S:g} s"
     for name in names:
         given = getattr(record, name)
-        for time_s in given if isinstance(given, tuple) else () if given is None else (given,):
-            if not least <= time_s <= MAX_TIME_S:  # NaN is not
-                limits = f"between {least:g} and {MAX_TIME_S:g} s"
+        for time_s in given if isinstance(given, tuple) else (given,):
+            if time_s is not None and not least <= time_s <= MAX_TIME_S:  # NaN is not
                 raise ValueError(f"{name} contains {time_s:g} s; a time must be {limits}")
 
 
@@ -133,8 +132,7 @@ class OverSteps:
     end_s: tuple[float, ...]
     """Its end, in seconds since the launch, as the times of the telemetry."""
     values: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """Name -> value of each step, such as loss (nats), bits_per_byte, grad_norm, memory_bytes;
-    None if it reported none, or NaN or infinity."""
+    """Name (loss, grad_norm, memory_bytes) -> value of each step; None without a finite one."""
     not_finite: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Name -> numbers of the steps at which it was NaN or infinite."""
 
@@ -164,10 +162,7 @@ class OverSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What one worker process measured of one case.
-
-    All samples are kept, so that statistics can be computed again by a better method.
-    """
+    """What one worker process measured of one case, with all samples."""
 
     case_id: str
     process: int
@@ -185,14 +180,11 @@ class Measurement:
     samples_at_s: tuple[float, ...] = ()
     """Start of each sample on the host's clock, in seconds since the launch; may be absent."""
     discarded: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Reason (throttled, shared, clock_dropped) -> indices of the samples taken meanwhile. They
-    stay among the samples but enter no estimate."""
+    """Reason (throttled, shared, clock_dropped) -> indices of samples that enter no estimate."""
     steady: bool | None = None
-    """Whether a steady state was found; None if nothing was timed, or a whole program is a sample.
-    """
+    """Whether a steady state was found; None if none was looked for."""
     until_sampled: bool | None = None
-    """Whether a workload took steps until there were enough samples; False if their number was
-    given, None of a program and in earlier records."""
+    """Whether a workload stepped until it had enough samples; None of a program, or unknown."""
     tokens: int | None = None
     """Tokens that one step processes; None if the workload has no tokens."""
     flops: int | None = None
@@ -200,21 +192,18 @@ class Measurement:
     bytes: int | None = None
     """Bytes that a perfect implementation of one step moves."""
     lower_bound_s: float | None = None
-    """For TIMEOUT and HANG: one step takes at least this long. Of a program whose first step did
-    not end: the time since its first line of output or use of a GPU."""
+    """For TIMEOUT and HANG: one step takes at least this long."""
     peak_memory_bytes: int | None = None
     """Largest allocation on the device during sampling; None without a device."""
     accuracy: Accuracy | None = None
     effective: Mapping[str, Scalar] = field(default_factory=dict)
     """The configuration that the workload observed: shapes, dtypes, routes."""
     flags_read: Mapping[str, bool] = field(default_factory=dict)
-    """Variables that were set and that the workload knows as flags, or that a program could read,
-    and options that carry an axis to it -> whether they were read. Of others it is unknown."""
+    """Variable that is a flag, or option that carries an axis -> whether it was read, if known."""
     output_digest: tuple[TensorDigest, ...] = ()
     """Of the result of the first step; empty if that has no finite numbers."""
     code: Mapping[str, str] = field(default_factory=dict)
-    """Package -> the file it was loaded from, if the run requires a certain tree. For a program:
-    `program` -> the folder it ran in."""
+    """Package -> the file it was loaded from; of a program: `program` -> its folder."""
     counters: Counters | None = None
     profile: Profile | None = None
     readings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -261,8 +250,7 @@ class Measurement:
 
     @property
     def breakdown(self) -> Breakdown | None:
-        """Where the time of a step goes; the step time is by the clock of the samples. Some stored
-        runs have the host's time, which is longer for a short step."""
+        """Where the time of a step goes; the step time is by the clock of the samples."""
         recorded = self.profile.breakdown if self.profile else None
         if recorded is None or not self.kept_s:
             return recorded
@@ -298,8 +286,7 @@ class Run:
     self_tests: tuple[SelfTest, ...] = ()
     """The self-test, and one more for each time the run was resumed."""
     wall_s: float | None = None
-    """From the start of the command to its last measurement; None if unfinished or resumed, or if
-    several GPUs measured it side by side."""
+    """From the start of the command to its last measurement; None if unfinished or resumed."""
     stopped: Stop | None = None
     """Why it ended before all of its processes."""
     judged_by: str = ""

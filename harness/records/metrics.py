@@ -25,30 +25,15 @@ class Metric:
 
 _TABLE = (  # name, title, unit, whether higher is better, and what the name does not say
     ("tokens_per_s", "tokens/s", "tokens/s", True, ""),
-    (
-        *("tokens_per_s_per_gpu", "tokens/s per GPU", "tokens/s", True),
-        "Of a program with world_size: tokens/s over its ranks.",
-    ),
+    ("tokens_per_s_per_gpu", "tokens/s per GPU", "tokens/s", True, "Over the ranks of a program."),
     ("step_s", "step time", "s", False, ""),
-    (
-        "step_cycles",
-        "step cycles",
-        "cycles",
-        False,
-        "Step time in cycles of the SM clock as measured.",
-    ),
+    ("step_cycles", "step cycles", "cycles", False, "Step time in cycles of the SM clock."),
     ("mfu", "MFU", "ratio", True, "Model FLOPs utilisation, 0 to 1."),
-    (
-        *("roofline_share", "share of roofline", "ratio", True),
-        "Shortest time by the machine's measured peaks over the measured time, 0 to 1.",
-    ),
+    ("roofline_share", "share of roofline", "ratio", True, "By measured peaks, 0 to 1."),
     ("peak_memory_bytes", "peak memory", "B", False, ""),
     ("gpu_utilisation", "GPU", "ratio", True, "0 to 1."),
     ("cpu_utilisation", "CPU", "cores", False, "In cores: 1.0 is one busy core."),
-    (
-        *("error_of_bound", "largest error as a share of its bound", "ratio", False),
-        "Of the comparison with the reference, before timing.",
-    ),
+    ("error_of_bound", "largest error as a share of its bound", "ratio", False, "Before timing."),
     ("scaling_exponent", "scaling exponent", "1", False, ""),
 )
 _LAST = "Mean of the last tenth of the steps"
@@ -90,5 +75,4 @@ METRICS: Mapping[str, Metric] = {
         *((n, f"{what} per step", "1", False, "A count per step.") for n, what in _COUNTS.items()),
     )
 }
-"""Every metric of the harness. It defines the keys of a suite's expectations and how values are
-printed."""
+"""Every metric of the harness: the keys of expectations, and how values are printed."""

@@ -32,11 +32,9 @@ class Counters:
     """Exact counts of one step; None if unknown, with the reason in `unknown`."""
 
     dispatched_ops: int | None = None
-    """Operators that reached PyTorch's dispatcher below autograd, including the backward pass. For
-    a compiled function, those that its code still calls; replaying a CUDA graph dispatches none."""
+    """Operators that reached PyTorch's dispatcher below autograd, of the backward pass too."""
     host_syncs: int | None = None
-    """Operators that give a value to the host: item, nonzero, equal, a boolean mask as an index.
-    With a GPU, only those on a tensor on it; without one, all of them."""
+    """Operators that give a value to the host: item, nonzero, equal; on a GPU, of its tensors."""
     allocations: int | None = None
     """Requests to the allocator: of the GPU if there is one, otherwise of the CPU."""
     kernel_launches: int | None = None
@@ -153,8 +151,7 @@ class Profile:
     no_kernels: str = ""
     """Why the kernels are unknown; empty if they are known."""
     trace: str = ""
-    """Chrome trace of the profiled steps, compressed: its path, relative to the run folder. Empty
-    unless `harness run --trace` kept one."""
+    """Path of the Chrome trace in the run folder; empty unless `harness run --trace` kept one."""
     trace_bytes: int = 0
     """Size of that file; without one, the size before compression of a trace that was too large."""
 

@@ -35,8 +35,7 @@ class Steps:
     """Lines of output that report the progress of a program."""
 
     step: str
-    """Regular expression of a line that reports a finished step. Groups: `step` is the number of
-    finished steps, `step_s` or `step_ms` the time of the step."""
+    """Regular expression of the line after each step, with groups as the suite's form says."""
     setup_steps: int = 1
     """Steps that compile or fill caches; they are neither warm-up nor samples."""
     until_sampled: bool = False
@@ -60,8 +59,7 @@ class Program:
     gpus: int = field(default=0, compare=False)
     """GPUs that it needs, or it is unsupported; a single one may be missing."""
     world_size: int = 0
-    """Ranks of a distributed program: processes of the command, each with a GPU if there are any.
-    0: one process, which may start others itself."""
+    """Ranks of a distributed program; 0: one process, which may start others itself."""
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Axis -> the option of the command that alone carries it, if recorded."""
     work_axes: tuple[str, ...] = field(default=(), compare=False)

@@ -27,8 +27,7 @@ class Peaks:
     sync_s: float | None = None
     """One host sync: a value read from an idle GPU, with its launch; None if not measured."""
     host_loop_s: float | None = None
-    """A fixed loop of Python on one core; None if not recorded. It tells two hosts apart that have
-    the same name, load and launch cost."""
+    """A fixed loop of Python on one core, which tells two alike hosts apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
