@@ -1,20 +1,21 @@
 """How far to trust the numbers of a run, and how its training runs went over their steps."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.over_steps import LEAKS_BYTES, Course, course, loss_difference
-from harness.analysis.recorded import TIMED, largest_error, readings
+from harness.analysis.recorded import largest_error
+from harness.analysis.scaling import by_workload
 from harness.analysis.summary import Spread
-from harness.machine import doctor, requirements
+from harness.machine import requirements
 from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed
+from harness.report.text import listed
 
-MAX_STEPS, MAX_ROWS = 3, 8
-"""Slow steps that a row names; rows of the table of correctness."""
+MAX_STEPS = 3
+"""Slow steps that a row names."""
 LOOSE = 1.3
 """Slowest process of a case over its fastest from which its number is not repeatable."""
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
@@ -95,13 +96,7 @@ def self_test_sentence(run: Run) -> str:
         return "Not recorded: the run predates the self-test, or is unfinished."
     if found.skipped:
         return f"Skipped ({found.skipped}), so no roofline bound is known."
-    unknown = sum(check.holds is None for check in found.checks)
-    if found.refuted:
-        ended = "Failed, so nothing was measured"
-    elif unknown:
-        ended = f"Passed; {units.plural('check', unknown)} had no answer on this machine"
-    else:
-        ended = "Passed"
+    ended = "Failed, so nothing was measured" if found.refuted else "Passed"
     text = f"{ended}: {units.utc(found.at)}, {found.device}, {units.duration(found.wall_s)}."
     if peaks := _peaks(found.peaks):
         text += f" Measured peaks, on which roofline bounds rest: {peaks}."
@@ -123,18 +118,15 @@ def _bound(summary: CaseSummary) -> str:
 
 
 def _peaks(peaks: Peaks) -> str:
-    parts = [
-        f"{units.number(flops / 1e9)} GFLOP/s {precision}"
-        for precision, flops in peaks.flops_per_s.items()
-    ]
-    if peaks.bytes_per_s is not None:
-        parts.append(f"{units.number(peaks.bytes_per_s / 1e9)} GB/s")
-    if peaks.launch_s is not None:
-        parts.append(f"{units.duration(peaks.launch_s)} a launch")
-    if peaks.sync_s is not None:
-        parts.append(f"{units.duration(peaks.sync_s)} a host sync")
-    if peaks.host_loop_s is not None:
-        parts.append(f"{units.duration(peaks.host_loop_s)} the host loop")
+    rates = [(f / 1e9, f"GFLOP/s {precision}") for precision, f in peaks.flops_per_s.items()]
+    rates += [(peaks.bytes_per_s / 1e9, "GB/s")] if peaks.bytes_per_s is not None else []
+    times = (
+        (peaks.launch_s, "a launch"),
+        (peaks.sync_s, "a host sync"),
+        (peaks.host_loop_s, "the host loop"),
+    )
+    parts = [f"{units.number(rate)} {unit}" for rate, unit in rates]
+    parts += [f"{units.duration(s)} {what}" for s, what in times if s is not None]
     return ", ".join(parts)
 
 
@@ -167,53 +159,53 @@ def trust(
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
         none = done and behind and not any(m.case_id in behind for m in done)
-        share, _ = max(map(largest_error, done), default=(0.0, ""))
-        beyond = f", largest error {units.number(share, 2)} of its bound" if share > 1 else ""
         counted = f"{len(done):,} of {units.plural('process', len(run.measurements))}"
-        more = f"{beyond}{', none deciding' if none else ''}"
-        yield f"{counted} compared with the reference{more}"
-    loose = [s for s in ok if "step_s" not in s.apart and s.spread > LOOSE]
-    for what, those in (
-        ("not repeatable, so without a speed", [s for s in summaries if "step_s" in s.apart]),
-        (f"processes {LOOSE:g}x or more apart", loose),
-    ):
-        if those:
-            yield f"{what}: {_roles({s.case.case_id for s in those}, v, run)}"
-    if unsteady := {x.case_id for x in spread if x.unsteady}:
-        yield f"no steady state: {_roles(unsteady, v, run)}"
+        yield f"{counted} compared with the reference{', none deciding' if none else ''}"
+    rules = [r.stated for r in asked if r.stated]
+    judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
+    judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
-    if limited := {i for c in found if c.kind in clocks for i in c.cases}:
-        yield f"clock limited: {_roles(limited, v, run)}"
-    if (share := _stolen(run)) > doctor.STEAL:
-        yield doctor.stolen_text(share)
+    loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
+    for what, ids in (
+        ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
+        (f"processes {LOOSE:g}x or more apart", loose),
+        ("no steady state", {x.case_id for x in spread if x.unsteady}),
+        ("clock limited", {i for c in found if c.kind in clocks for i in c.cases}),
+    ):
+        if ids:
+            yield f"{what}: {units.plural('case', len(ids))} ({len(ids & judged)} judged)"
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 
 
-def _stolen(run: Run) -> float:
-    """Share of the CPU time wanted by the timed processes that other virtual machines took."""
-    lost, used = (
-        sum(x for m in run.measurements for x in readings(m, channel, TIMED))
-        for channel in ("cpu_steal", "cpu_utilisation")
-    )
-    return lost / (lost + used) if lost else 0.0
-
-
-def _roles(ids: Collection[str], v: Verdict, run: Run) -> str:
-    """`1 judged, 10 baselines`: what these are to the rules, or the name of the only one; the
-    others only if these are all."""
-    asked = [r.stated for r in v.rules if r.stated and r.applies]
-    against = {b.case_id for rule in asked for _, b in rule.pairs(run.suite.cases)}
-    cases = [c for c in run.suite.cases if c.case_id in ids]
-    judged = {c.case_id for c in cases if any(rule.match.accepts(c) for rule in asked)}
-    theirs = against & {*ids} - judged
-    if not judged | theirs:
-        spared = asked and not run.suite.suspects  # these rest on such cases too
-        return f"{units.plural('case', len(ids))}{' outside the rules' if spared else ''}"
-    if len(judged | theirs) == 1:
-        return case_names(run.suite)[min(judged | theirs)]
-    parts = [f"{len(judged)} judged"] if judged else []
-    return ", ".join([*parts, *([units.plural("baseline", len(theirs))] if theirs else [])])
+def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
+    """By workload: how many processes were compared, how closely, and why not all."""
+    if all(s.case.program for s in summaries):
+        return None
+    rows = []
+    for workload, members in by_workload(summaries).items():
+        measured = [m for s in members for m in run.of(s.case.case_id)]
+        done = [m for m in measured if m.accuracy and m.accuracy.tensors]
+        share, tensor = max(map(largest_error, done), default=(0.0, ""))
+        why = Counter(
+            (m.accuracy.skipped or "not asked")
+            if m.accuracy
+            else f"no answer ({units.outcome_name(m.outcome)})"
+            for m in measured
+            if m not in done
+        )
+        length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
+        on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""
+        rows.append(
+            (
+                workload,
+                f"{len(done)} of {len(measured)}{on}{_sampled(done)}",
+                f"{units.number(share)} ({tensor or 'the output'})" if done else NONE,
+                "; ".join(f"{reason}: {n}" for reason, n in why.items()) or NONE,
+            )
+        )
+    columns = ("workload", ">processes compared", ">largest error / bound", "not compared")
+    return Table(columns=columns, rows=tuple(rows)) if rows else None
 
 
 def _sampled(compared: Sequence[Measurement]) -> str:
@@ -222,45 +214,3 @@ def _sampled(compared: Sequence[Measurement]) -> str:
     said = [f"{few:,} of {every:,}" for few, every in sorted(rows, key=lambda r: r[1])]
     ends = " to ".join(dict.fromkeys((said[0], said[-1]))) if said else ""
     return f"; {len(said)} by {ends} rows" if said else ""
-
-
-def _compared(m: Measurement) -> bool:
-    return m.accuracy is not None and bool(m.accuracy.tensors)
-
-
-def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
-    """By workload, and provider if these are few: how many processes were compared, how closely,
-    and why not all."""
-    if all(s.case.program for s in summaries):
-        return None
-    groups: dict[str, list[Measurement]] = {}
-    several = len({(s.case.workload, s.case.provider) for s in summaries}) <= MAX_ROWS
-    for s in summaries:
-        provider = run.suite.provider(s.case.workload, s.case.provider)
-        said = provider if s.case.workload in provider else f"{s.case.workload} {provider}"
-        key = said if several else s.case.workload
-        groups.setdefault(key, []).extend(run.of(s.case.case_id))
-    whole = [name for name, measured in groups.items() if all(map(_compared, measured))]
-    if whole[2:]:  # they have nothing of their own to say
-        together = "all" if len(whole) == len(groups) else listed(whole)
-        groups[together] = [m for name in whole for m in groups.pop(name)]
-    rows = []
-    for name, measured in groups.items():
-        done = [m for m in measured if _compared(m)]
-        share, tensor = max(map(largest_error, done), default=(0.0, ""))
-        why = Counter(
-            m.accuracy.skipped if m.accuracy else f"no answer ({units.outcome_name(m.outcome)})"
-            for m in measured
-            if m not in done
-        )
-        shown = why.most_common(2)
-        skipped = "; ".join(f"{reason or 'not asked'}: {n}" for reason, n in shown)
-        if more := why.total() - sum(n for _, n in shown):
-            skipped += f"; for {units.plural('other reason', len(why) - 2)}: {more}"
-        error = f"{units.number(share)} ({tensor or 'the output'})" if done else NONE
-        length = sorted({int(n) for m in done if (n := m.effective.get("checked_tokens"))})
-        on = f", {' or '.join(f'{n:,}' for n in length)} tokens" if length else ""
-        counted = f"{len(done)} of {len(measured)}{on}{_sampled(done)}"
-        rows.append((name, counted, error, skipped or NONE))
-    columns = ("cases", ">processes compared", ">largest error / bound", "not compared")
-    return Table(columns=columns, rows=tuple(rows)) if rows else None

@@ -6,22 +6,19 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.summary import spreads, summarise
-from harness.analysis.verdict import judge
 from harness.records import (
     Case,
-    Gap,
     Measurement,
     Outcome,
     Peaks,
     Program,
     SelfTest,
-    Suspects,
 )
 from harness.report import context, steadiness
 from harness.report.tables import NONE, Table
 from harness.report.tests.test_answer import CASES, FLOOR
 from harness.report.tests.test_report import values
-from harness.tests.fake_runs import case, ended, run, sweep, timed, to, trained
+from harness.tests.fake_runs import case, ended, run, sweep, timed, trained
 
 CASE = case({"seq_len": 512})
 PEAKS = Peaks(flops_per_s={"bf16": 8e14}, bytes_per_s=4e12, launch_s=2e-6, sync_s=9e-6)
@@ -49,22 +46,6 @@ def test_the_report_states_the_measured_peaks_or_why_there_are_none() -> None:
     assert "--no-self-test" in steadiness.self_test_sentence(
         run([CASE], lambda _: [], self_tests=(skipped,))
     )
-
-
-@pytest.mark.parametrize(("stolen", "said"), [(0.0, ""), (0.02, ""), (0.2, "machines: 20 %")])
-def test_stolen_time_is_named_with_its_share_of_the_time_wanted(stolen: float, said: str) -> None:
-    level = {"cpu_utilisation": 0.8, "cpu_steal": stolen}
-    made = run([CASE], lambda c: timed(c, 0.05, telemetry=level))
-    summaries = summarise(made)
-
-    line = "; ".join(
-        steadiness.trust(
-            made, summaries, judge(made.suite, made.environment, summaries, ()), spreads(made)
-        )
-    )
-
-    assert said in line
-    assert ("stolen" in line) is bool(said)
 
 
 def test_a_row_a_training_run_says_how_it_went() -> None:
@@ -122,26 +103,13 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     assert "unfinished" in values(replace(recorded, ended_at=""))["answer"]
 
 
-@pytest.mark.parametrize(
-    ("provider", "suspected", "said"),
-    [
-        ("nsa", False, "nsa, seq_len=2048"),
-        ("dense", False, "1 case outside the rules"),
-        ("dense", True, "1 case"),
-    ],
-)
-def test_a_doubt_says_whether_a_rule_depends_on_it(
-    provider: str, suspected: bool, said: str
-) -> None:
+@pytest.mark.parametrize(("provider", "judged"), [("nsa", 1), ("dense", 0)])
+def test_a_doubt_says_whether_a_rule_depends_on_it(provider: str, judged: int) -> None:
     doubted = next(c for c in CASES if c.provider == provider and c.axes["seq_len"] == 2048)
-    made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted))
-    gap = Gap(
-        metric="tokens_per_s", seen=11, expected=500, where=to(seq_len=512), gpu="", source=""
-    )
-    suspects = Suspects(gap=gap, tested=()) if suspected else None
-    suite = replace(made.suite, rules=(replace(FLOOR, asks=""),), suspects=suspects)
+    rule = replace(FLOOR, asks="")
+    made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted), rules=(rule,))
 
-    assert values(replace(made, suite=suite))["trust"].endswith(f"no steady state: {said}.")
+    assert values(made)["trust"].endswith(f"no steady state: 1 case ({judged} judged).")
 
 
 def test_a_case_whose_processes_differ_is_not_repeatable() -> None:
