@@ -343,7 +343,7 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         profiled = seen.counts()
         names = [] if on_gpu else ["allocations"]
         names += [] if why else ["kernel_launches", "device_waits", "host_device_copies"]
-        series |= {name: [getattr(step, name) for step in profiled] for name in names}
+        series |= {name: profiled[name] for name in names}
     differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(
         **{name: values[0] for name, values in series.items()},

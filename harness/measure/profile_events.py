@@ -18,7 +18,7 @@ from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
-from harness.records import Counters, Use
+from harness.records import Use
 
 STEP = "harness.step"
 DRAIN = "harness.drain"
@@ -28,6 +28,7 @@ MAX_NAME = 160
 _LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")
 _GRAPH = re.compile(r"cu(da)?GraphLaunch")
 _WAIT = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize|cu(da)?Memcpy(?!.*Async)")
+_OFF_DEVICE = re.compile(r"HtoD|DtoH")
 _NCCL = re.compile(r"nccl(Dev)?Kernel")
 _BACKWARD = "autograd::engine::evaluate_function: "
 _COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph", "CompiledFunction")
@@ -66,12 +67,10 @@ class Window:
     returned_ns: int
     end_ns: int
 
-    def contains(self, event: Event) -> bool:
-        return self.start_ns <= event.start_ns <= self.end_ns
-
-    def calls(self, event: Event) -> bool:
-        """Whether the event began in the host's part."""
-        return self.start_ns <= event.start_ns <= self.returned_ns
+    def begun(self, events: Iterable[Event], *, by_host: bool = False) -> list[Event]:
+        """The events that began in the step, or in the host's part of it."""
+        end_ns = self.returned_ns if by_host else self.end_ns
+        return [e for e in events if self.start_ns <= e.start_ns <= end_ns]
 
 
 class Trace:
@@ -79,40 +78,42 @@ class Trace:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_kind: dict[EventKind, list[Event]] = defaultdict(list)
-        for event in events:
+        # If two begin together the outer one comes first.
+        for event in sorted(events, key=lambda e: (e.start_ns, -e.end_ns)):
             self._by_kind[event.kind].append(event)
-        for some in self._by_kind.values():
-            # If two begin together the outer one comes first: sorting is stable.
-            some.sort(key=attrgetter("end_ns"), reverse=True)
-            some.sort(key=attrgetter("start_ns"))
-        self.windows = self._windows()
-        self._ranges = _Ranges(self._by_kind[EventKind.RANGE], self._by_kind[EventKind.OPERATOR])
-        self._owners = {
-            e.id: e for e in [*self._by_kind[EventKind.OPERATOR], *self._by_kind[EventKind.RANGE]]
-        }
+        operators, ranges = self._by_kind[EventKind.OPERATOR], self._by_kind[EventKind.RANGE]
+        steps = [e for e in ranges if e.name == STEP]
+        drains = [e for e in ranges if e.name == DRAIN]
+        self.windows = tuple(
+            Window(step.start_ns, step.end_ns, drain.end_ns)
+            for step, drain in zip(steps, drains, strict=True)
+        )
+        self._ranges = _Ranges(ranges, operators)
+        self._owners = {e.id: e for e in [*operators, *ranges]}
         self._launches = {
             e.id: e for e in self._by_kind[EventKind.RUNTIME] if _LAUNCH.match(e.name)
         }
+        work = self._by_kind[EventKind.KERNEL] + self._by_kind[EventKind.COPY]
+        work.sort(key=attrgetter("start_ns"))
+        self._on_device = [w.begun(work) for w in self.windows]
+        """What the device does in each step, in order."""
 
     def has(self, kind: EventKind) -> bool:
         return bool(self._by_kind[kind])
 
-    def counts(self) -> tuple[Counters, ...]:
-        """Counts of every step."""
-        found = []
+    def counts(self) -> Mapping[str, list[int]]:
+        """Counter -> its value in every step."""
+        found: dict[str, list[int]] = defaultdict(list)
         for w in self.windows:
-            calls = {(e.name, e.id) for e in self._by_kind[EventKind.RUNTIME] if w.calls(e)}
-            names = [name for name, _ in calls]
-            copies = [e.name for e in self._by_kind[EventKind.COPY] if w.contains(e)]
-            found.append(
-                Counters(
-                    allocations=sum(map(w.calls, self._by_kind[EventKind.MEMORY])),
-                    kernel_launches=sum(bool(_LAUNCH.match(n)) for n in names),
-                    device_waits=sum(bool(_WAIT.match(n)) for n in names),
-                    host_device_copies=sum("HtoD" in n or "DtoH" in n for n in copies),
-                )
-            )
-        return tuple(found)
+            called = w.begun(self._by_kind[EventKind.RUNTIME], by_host=True)
+            names = [name for name, _ in {(e.name, e.id) for e in called}]
+            copies = [e.name for e in w.begun(self._by_kind[EventKind.COPY])]
+            requests = w.begun(self._by_kind[EventKind.MEMORY], by_host=True)
+            found["allocations"].append(len(requests))
+            found["kernel_launches"].append(len([n for n in names if _LAUNCH.match(n)]))
+            found["device_waits"].append(len([n for n in names if _WAIT.match(n)]))
+            found["host_device_copies"].append(len([n for n in copies if _OFF_DEVICE.search(n)]))
+        return found
 
     def kernels(self) -> tuple[Use, ...]:
         """Kernels by name and range, most time first, per step."""
@@ -140,18 +141,16 @@ class Trace:
 
     def busy_s(self) -> float:
         """Mean time of a step in which the device is busy."""
-        busy_ns = sum(_length(_merged(self._on_device(w))) for w in self.windows)
-        return busy_ns / (len(self.windows) * 1e9)
+        return sum(map(_covered_ns, self._on_device)) / (len(self.windows) * 1e9)
 
     def communication(self) -> tuple[float, float]:
         """Mean time of a step in which kernels of NCCL run, which includes their wait for other
         ranks; and that of it in which nothing else runs on the device."""
         sent_ns = exposed_ns = 0
-        for w in self.windows:
-            work = self._on_device(w)
-            sent_ns += _length(_merged([e for e in work if _NCCL.match(e.name)]))
-            others = _merged([e for e in work if not _NCCL.match(e.name)])
-            exposed_ns += _length(_merged(work)) - _length(others)
+        for work in self._on_device:
+            sent_ns += _covered_ns(e for e in work if _NCCL.match(e.name))
+            others_ns = _covered_ns(e for e in work if not _NCCL.match(e.name))
+            exposed_ns += _covered_ns(work) - others_ns
         steps_ns = len(self.windows) * 1e9
         return sent_ns / steps_ns, exposed_ns / steps_ns
 
@@ -159,9 +158,9 @@ class Trace:
         """Share of the device's idle time by the range of the next kernel; that after the last
         kernel counts as ""."""
         idle: defaultdict[str, int] = defaultdict(int)
-        for w in self.windows:
+        for w, work in zip(self.windows, self._on_device, strict=True):
             reached = w.start_ns
-            for event in self._on_device(w):
+            for event in work:
                 if event.start_ns > reached:
                     idle[self._range_of(event)] += event.start_ns - reached
                 reached = max(reached, event.end_ns)
@@ -173,32 +172,15 @@ class Trace:
         own: defaultdict[str, int] = defaultdict(int)
         for w in self.windows:
             covered = 0
-            for span, own_ns in _own_times(filter(w.calls, self._ranges.events())):
+            for span, own_ns in _own_times(w.begun(self._ranges.events(), by_host=True)):
                 own[span.name] += own_ns
                 covered += own_ns
             own[""] += max(0, w.returned_ns - w.start_ns - covered)
         return _shares(own)
 
-    def _windows(self) -> tuple[Window, ...]:
-        steps = [e for e in self._by_kind[EventKind.RANGE] if e.name == STEP]
-        drains = [e for e in self._by_kind[EventKind.RANGE] if e.name == DRAIN]
-        ends = [d.end_ns for d in drains]
-        return tuple(
-            Window(s.start_ns, s.end_ns, ends[i] if i < len(ends) else s.end_ns)
-            for i, s in enumerate(steps)
-        )
-
     def _inside(self, kind: EventKind) -> Iterator[Event]:
-        """Events of a kind that began within a step, each once, in order."""
-        starts = [w.start_ns for w in self.windows]
-        for event in self._by_kind[kind]:
-            i = bisect_right(starts, event.start_ns) - 1
-            if i >= 0 and self.windows[i].contains(event):
-                yield event
-
-    def _on_device(self, window: Window) -> list[Event]:
-        work = self._by_kind[EventKind.KERNEL] + self._by_kind[EventKind.COPY]
-        return sorted(filter(window.contains, work), key=attrgetter("start_ns"))
+        """Events of a kind that began within a step, in order."""
+        return chain.from_iterable(w.begun(self._by_kind[kind]) for w in self.windows)
 
     def _range_of(self, event: Event) -> str:
         if event.kind not in (EventKind.KERNEL, EventKind.COPY):
@@ -253,46 +235,37 @@ class _Ranges:
 
     def around(self, event: Event) -> str:
         """The innermost range of the event's thread in which it began; empty if none."""
-        at, names = self._turns.get(event.thread, ((), ()))
-        i = bisect_right(at, event.start_ns) - 1
-        return names[i] if i >= 0 else ""
+        spans, outer = self._spans.get(event.thread, []), self._outer.get(event.thread, [])
+        i = bisect_right(spans, event.start_ns, key=attrgetter("start_ns")) - 1
+        while i >= 0 and spans[i].end_ns <= event.start_ns:
+            i = outer[i]
+        return spans[i].name if i >= 0 else ""
 
     def events(self) -> Iterator[Event]:
         """All of them, in order by thread."""
         return chain.from_iterable(self._spans.values())
 
     def _index(self) -> None:
-        """By thread: the times at which the innermost range changes, and its name from then on."""
-        self._turns: dict[int, tuple[Sequence[int], Sequence[str]]] = {}
+        """By thread: for each range, the index of the one around it; -1 if none is."""
+        self._outer: dict[int, list[int]] = {}
         for thread, spans in self._spans.items():
             spans.sort(key=lambda s: (s.start_ns, -s.end_ns))
-            at: list[int] = []
-            names: list[str] = []
-            open_: list[Event] = []
-            for span in [*spans, Event(EventKind.RANGE, "", 2**63, 2**63)]:
-                while open_ and open_[-1].end_ns <= span.start_ns:
-                    ended = open_.pop()
-                    at.append(ended.end_ns)
-                    names.append(open_[-1].name if open_ else "")
-                at.append(span.start_ns)
-                names.append(span.name)
-                open_.append(span)
-            self._turns[thread] = at, names
+            outer = self._outer[thread] = []
+            open_ = [-1]
+            for i, span in enumerate(spans):
+                while open_[-1] >= 0 and spans[open_[-1]].end_ns <= span.start_ns:
+                    open_.pop()
+                outer.append(open_[-1])
+                open_.append(i)
 
 
-def _merged(events: Iterable[Event]) -> list[tuple[int, int]]:
-    """When any of these events runs, of events in order, as disjoint intervals."""
-    merged: list[tuple[int, int]] = []
+def _covered_ns(events: Iterable[Event]) -> int:
+    """Time in which any of these events runs, of events in order."""
+    covered = reached = 0
     for event in events:
-        if merged and event.start_ns <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], event.end_ns))
-        else:
-            merged.append((event.start_ns, event.end_ns))
-    return merged
-
-
-def _length(intervals: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in intervals)
+        covered += max(0, event.end_ns - max(reached, event.start_ns))
+        reached = max(reached, event.end_ns)
+    return covered
 
 
 def _own_times(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:

@@ -88,11 +88,11 @@ def trace() -> Trace:
 def test_each_step_is_counted_separately() -> None:
     more = launch(1020, 5000)
 
-    first, second = Trace([*reversed(one_step()), *one_step(1000, 200), more]).counts()
+    counts = Trace([*reversed(one_step()), *one_step(1000, 200), more]).counts()
 
-    assert (first.kernel_launches, second.kernel_launches) == (3, 4)
-    assert first.device_waits == second.device_waits == 1  # without the wait after the step
-    assert first.host_device_copies == 1
+    assert counts["kernel_launches"] == [3, 4]
+    assert counts["device_waits"] == [1, 1]  # without the wait after the step
+    assert counts["host_device_copies"] == [1, 1]
 
 
 def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> None:
@@ -251,15 +251,16 @@ def test_the_time_of_an_inner_range_is_not_of_the_outer() -> None:
 
 def test_compiled_code_and_graphs_hide_operators() -> None:
     graph = [range_(STEP, 0, 9), launch(1, 4, "cudaGraphLaunch"), range_(DRAIN, 9, 10)]
-    compiled = [range_(STEP, 0, 9), op("Torch-Compiled Region: 0/0", 1, 5, 3)]
+    compiled = [range_(STEP, 0, 9), op("Torch-Compiled Region: 0/0", 1, 5, 3), graph[-1]]
 
     assert Trace(graph).hidden() == ("CUDA graph",)
-    assert Trace(graph).counts()[0].kernel_launches == 1
+    assert Trace(graph).counts()["kernel_launches"] == [1]
     assert Trace(compiled).hidden() == ("torch.compile",)
 
 
 def test_long_kernel_names_are_cut() -> None:
-    (use,) = Trace([*one_step()[:1], kernel("k" * 1000, 10, 20, 0)]).kernels()
+    step = [range_(STEP, 0, 80), range_(DRAIN, 80, 81)]
+    (use,) = Trace([*step, kernel("k" * 1000, 10, 20, 0)]).kernels()
 
     assert len(use.name) == 160
 
