@@ -66,7 +66,7 @@ TraceOption = Annotated[
     bool,
     typer.Option(
         "--trace",
-        help="Keep the Chrome trace of one profile per case, at most 256 MiB uncompressed.",
+        help="Keep the Chrome trace of one profile per case.",
     ),
 ]
 ExecutorOption = Annotated[

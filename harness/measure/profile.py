@@ -49,8 +49,6 @@ TOO_MANY_OPERATORS = 300_000
 """With more operators a step, a profile takes minutes and gigabytes."""
 SLOWER = 4.0
 """Assumed slowdown of a counted or profiled step."""
-MAX_TRACE_BYTES = 256 * 2**20
-"""Of a Chrome trace before compression, which leaves about a tenth."""
 SWITCHED_OFF = "switched off (measure.profile)"
 
 Result = TypeVar("Result")
@@ -151,7 +149,7 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
     count = _steps(step_s, dispatched, ask.profile_s)
-    seen, kept = yield from _profiled(count, ask.progress, ask.trace)
+    seen = yield from _profiled(count, ask.progress, ask.trace)
     no_kernels = ""
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
@@ -174,7 +172,6 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
-            **kept,
         ),
     )
 
@@ -217,8 +214,8 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 
 
 def _profiled(
-    steps: int, progress: Callable[[], None], trace: str
-) -> Generator[None, None, tuple[Trace, dict[str, Any]]]:
+    steps: int, progress: Callable[[], None], trace: str = ""
+) -> Generator[None, None, Trace]:
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else None
     was_enabled = gc.isenabled()
@@ -235,8 +232,9 @@ def _profiled(
     finally:
         if was_enabled:
             gc.enable()
-    kept = _kept_trace(profiler, Path(trace)) if trace else {}
-    return Trace(_events(profiler)), kept
+    if trace:
+        _write_trace(profiler, Path(trace))
+    return Trace(_events(profiler))
 
 
 def _with_ranges(
@@ -249,7 +247,7 @@ def _with_ranges(
     try:
         unreplayed()  # allocates
         torch.cuda.synchronize()
-        seen, _ = _driven(_profiled(1, lambda: None, ""), unreplayed)
+        seen = _driven(_profiled(1, lambda: None), unreplayed)
     except torch.OutOfMemoryError:
         return replayed, "a step without replay does not fit the memory"
     return share_among(seen.kernels(), replayed)
@@ -277,19 +275,13 @@ def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple
     return tuple(sorted(shared, key=lambda use: -use.time_s)), SAME_STEP + but
 
 
-def _kept_trace(profiler: profile, file: Path) -> dict[str, Any]:
-    """Write the Chrome trace to the file, unless it is too large; the fields of the Profile."""
+def _write_trace(profiler: profile, file: Path) -> None:
+    """Write the Chrome trace, compressed, to a file whose name ends with `.gz`."""
     whole = file.with_suffix("")
-    try:
-        profiler.export_chrome_trace(str(whole))
-        size = whole.stat().st_size
-        if size > MAX_TRACE_BYTES:
-            return {"trace_bytes": size}
-        with whole.open("rb") as written, gzip.open(file, "wb", compresslevel=1) as compressed:
-            shutil.copyfileobj(written, compressed)
-    finally:
-        whole.unlink(missing_ok=True)
-    return {"trace": "/".join(file.parts[-2:]), "trace_bytes": file.stat().st_size}
+    profiler.export_chrome_trace(str(whole))
+    with whole.open("rb") as written, gzip.open(file, "wb", compresslevel=1) as compressed:
+        shutil.copyfileobj(written, compressed)
+    whole.unlink()
 
 
 def _events(profiler: profile) -> Iterator[Event]:

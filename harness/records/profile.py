@@ -150,10 +150,6 @@ class Profile:
     """Why there is no profile; empty if there is one."""
     no_kernels: str = ""
     """Why the kernels are unknown; empty if they are known."""
-    trace: str = ""
-    """Path of the Chrome trace in the run folder; empty unless `harness run --trace` kept one."""
-    trace_bytes: int = 0
-    """Size of that file; without one, the size before compression of a trace that was too large."""
 
 
 LINES = "progress lines"
