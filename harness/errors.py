@@ -1,12 +1,4 @@
-"""Errors that a user can fix.
-
-HarnessError            exit 2, one message, no traceback
-    SuiteError          a suite cannot be run as written
-        CaseRefused     a workload refuses a case before it runs
-    StoreError          a run is absent, cannot be written, or has another schema
-        AmbiguousRun    several run ids start with the given name
-    ProbeError          a probe that the suite requires cannot be read
-    ReportError         a report cannot be written
+"""Errors that a user can fix: exit 2, one message, no traceback.
 
 Any other exception that escapes is a defect in the harness: exit 4, with its traceback.
 """
@@ -26,13 +18,7 @@ class SuiteError(HarnessError):
     """A suite cannot be run as written."""
 
     def __init__(
-        self,
-        path: Path | str,
-        problem: str,
-        remedy: str = "",
-        *,
-        line: int = 0,
-        column: int = 0,
+        self, path: Path | str, problem: str, remedy: str = "", *, line: int = 0, column: int = 0
     ) -> None:
         """`line` and `column` count from 1; 0 if the problem is the whole file."""
         place = f"{path}:{line}:{column}" if line else f"{path}"
@@ -45,12 +31,7 @@ class CaseRefused(SuiteError):
     """A workload refuses a case before it runs."""
 
     def __init__(
-        self,
-        path: Path | str,
-        case_id: str,
-        reason: str,
-        remedy: str = "",
-        **place: int,
+        self, path: Path | str, case_id: str, reason: str, remedy: str = "", **place: int
     ) -> None:
         """`place` as of a SuiteError."""
         super().__init__(path, f"case {case_id}: {reason}", remedy, **place)

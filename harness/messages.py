@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from harness.errors import HarnessError
 from harness.records import (
     MIN_STEP_S,
     Case,
@@ -160,16 +159,10 @@ class Answer:
 
     kind: Literal["answer"] = "answer"
     measurement: Measurement
+    final: bool = True
+    """False before a search for the cause that may itself fail."""
     between_s: float | None = None
     """Time of the sampling phase that the worker spent between steps; None if it timed none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preliminary:
-    """The answer so far, sent before a search for the cause that may itself fail."""
-
-    kind: Literal["preliminary"] = "preliminary"
-    measurement: Measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +201,7 @@ class SelfTested:
 
 
 Order = MeasureOrder | CheckOrder | SelfTestOrder | DescribeOrder
-Message = PhaseBegan | Built | StepsDone | Preliminary | Answer | Facts | Checked | SelfTested
+Message = PhaseBegan | Built | StepsDone | Answer | Facts | Checked | SelfTested
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]
@@ -219,19 +212,12 @@ _order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
 
 
 def encode_order(order: Order) -> bytes:
-    """The order as JSON.
+    return _encoded(order)
 
-    Raises:
-        HarnessError: A value of the suite is not Unicode text.
-    """
-    try:
-        return json.dumps(asdict(order), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        bad = error.object[max(0, error.start - 20) : error.end]
-        raise HarnessError(
-            f"a value of the suite is not Unicode text: ...{bad!r}",
-            "Remove the surrogate (\\uD800 to \\uDFFF) from the suite.",
-        ) from error
+
+def _encoded(sent: Order | Message) -> bytes:
+    """As JSON; a lone surrogate, which is no Unicode text, becomes "?"."""
+    return json.dumps(asdict(sent), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def decode_order(data: bytes) -> Order:
@@ -261,8 +247,7 @@ class Channel:
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
-        text = json.dumps(asdict(message), ensure_ascii=False)
-        line = memoryview(text.encode("utf-8", "replace") + b"\n")  # a lone surrogate becomes "?"
+        line = memoryview(_encoded(message) + b"\n")
         while line:
             line = line[os.write(self._fd, line) :]
 

@@ -1,7 +1,7 @@
 """Numbers in SI units, formatted for people. No number is computed here.
 
-Only this module turns an SI base unit into "1.23 ms" or "7.21 GiB". A number has three significant
-digits, one with an interval as many as that justifies.
+A number has three significant digits, one with an interval as many as that justifies. What is
+known of one side only is rounded so that it stays true.
 """
 
 import datetime
@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from harness.records import METRICS, Estimate, Fact, Finding, Outcome, Stop
 
-MOST_PLACES = 4
-"""Most decimal places of the end of a wide interval."""
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
 
@@ -19,12 +17,8 @@ MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """Significant digits with thousands separators: 11, 10,500, 0.0123.
-
-    Args:
-        digits: Exact number, with trailing zeros, as for a measured value. None: at most three,
-            without trailing zeros, as for a stated value.
-    """
+    """Significant digits with thousands separators: 11, 10,500, 0.0123. Without `digits` at most
+    three and no trailing zeros, as for a stated value."""
     if not math.isfinite(value):
         return str(value)
     wanted = 3 if digits is None else digits
@@ -159,11 +153,8 @@ def informs(metric: str, estimate: Estimate) -> bool:
 def cell(metric: str, estimate: Estimate, end: str = "") -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
 
-    A count has all its digits, and its range if steps differ. Two processes without an interval
-    that informs: `2.08 and 2.14 ms`. More: `25.0 ms (not bounded by 3 processes)`.
-
-    Args:
-        end: Follows the value.
+    A count has all its digits, and its range if steps differ. Of two processes: `2.08 and 2.14 ms`.
+    Without an interval that informs: `25.0 ms (not bounded by 3 processes)`. `end` follows.
     """
     if _is_count(metric) and estimate.low is not None and estimate.high is not None:
         if estimate.low == estimate.high:
@@ -201,11 +192,8 @@ def plural(noun: str, count: int) -> str:
 
 
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """A ratio of times: `+24 % [+20 … +28]`, from twice on `2.4x [2.2 … 2.6]`.
-
-    Below one half it is inverted: `91x [90 … 92] less`. An interval with a bound beyond twice or
-    half the ratio is not printed: `+24 %, not bounded`.
-    """
+    """A ratio of times: `+24 % [+20 … +28]`, `2.4x [2.2 … 2.6]`, `91x [90 … 92] less`, or, with a
+    bound beyond twice or half of it, `+24 %, not bounded`."""
     if (low is not None and low * MOST_APART < ratio) or (
         high is not None and high > ratio * MOST_APART
     ):
@@ -216,11 +204,8 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
 
 
 def slowdown(ratio: float, low: float | None = None, high: float | None = None) -> str:
-    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, `25 % [22 … 28] faster`.
-
-    An interval that contains 1 has none: `+1.7 % [-0.2 … +3.3]`. Any other is bounded by 1 and thus
-    printed, however wide.
-    """
+    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, or without one, if the
+    interval contains 1: `+1.7 % [-0.2 … +3.3]`."""
     if (ratio if low is None else low) <= 1 <= (ratio if high is None else high):
         return change(ratio, low, high)
     if ratio < 1:
@@ -229,8 +214,7 @@ def slowdown(ratio: float, low: float | None = None, high: float | None = None) 
 
 
 def at_least(ratio: float) -> str:
-    """A ratio of times of which only the nearer end is known: `at least 47x faster`, rounded so
-    that it stays true."""
+    """A ratio of times of which only the nearer end is known: `at least 47x faster`."""
     times, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
     amount, unit = (times, "x") if times >= 2 else ((times - 1) * 100, " %")
     return f"at least {number(rounded_down(amount, 2), 2)}{unit} {word}"
@@ -253,7 +237,7 @@ def _inverse(
 
 
 def _larger(ratio: float, low: float | None, high: float | None, *, sign: bool = False) -> str:
-    """How much larger: in percent, from twice on as a factor."""
+    """In percent, from twice on as a factor."""
     if ratio >= 2:
         return _with_interval(ratio, low, high, "x", digits=2)
     below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
@@ -277,8 +261,7 @@ def _with_interval(
     """Value and interval in one unit, with the decimal places that the interval justifies.
 
     Three significant digits, but fewer for a wide interval (the rounding rule of the Particle Data
-    Group), and more for one so narrow that three would hide it. An end that would be rounded to 0
-    keeps a digit of its own; so does a value that would become 0. An exact value has no interval.
+    Group), and more for one so narrow that three would hide it. An exact value has no interval.
     """
     if math.isfinite(value) and value == low == high and not sign:
         return (_count(value) if value == round(value) else number(value, digits)) + unit
@@ -299,17 +282,8 @@ def _with_interval(
 
 
 def _end(value: float, place: int, sign: bool) -> str:
-    """To this decimal place, unless that rounds it to 0.
-
-    Then to its first digit, or `<0.0001` if that is too far right.
-    """
-    if value == 0 or round(value, place) != 0:
-        return _fixed(value, place, sign)
-    own, last = _place(value, 1), max(MOST_PLACES, place)
-    if own <= last:
-        return _fixed(value, own, sign)
-    least = 10.0**-last if value > 0 else -(10.0**-last)
-    return f"{'<' if value > 0 else '>'}{_fixed(least, last, sign)}"
+    """To this decimal place, or to its first digit if that would round it to 0."""
+    return _fixed(value, place if round(value, place) else _place(value, 1), sign)
 
 
 def _rounded(value: float, digits: int) -> float:
@@ -338,8 +312,7 @@ def scalar(value: bool | int | float | str | None) -> str:
 
 
 def times(estimate: Estimate) -> str:
-    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`, of two processes `1.50x
-    and 1.93x`; of one only the value, as a guard band is no interval."""
+    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`, `1.50x and 1.93x`."""
     if estimate.both:
         return f"{ends(1.0, estimate.both, 'x and ')}x"
     if estimate.processes < 2 or (estimate.processes == 2 and estimate.each):
@@ -378,8 +351,7 @@ def title(metric: str) -> str:
 
 
 def bound_text(metric: str, bound: float) -> str:
-    """`under 10.8`, `over 51.2 s`: what a timeout leaves of a metric, rounded so that it stays
-    true."""
+    """`under 10.8`, `over 51.2 s`: what a timeout leaves of a metric."""
     if METRICS[metric].higher_is_better:
         return f"under {plain(metric, rounded_up(bound, 3))}"
     return f"over {plain(metric, rounded_down(bound, 3))}"

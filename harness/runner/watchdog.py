@@ -22,7 +22,6 @@ from harness.messages import (
     Message,
     MessageReader,
     PhaseBegan,
-    Preliminary,
     StepsDone,
     signal_name,
 )
@@ -213,7 +212,7 @@ class Story:
                 self.answered.over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
-            case Preliminary(measurement=measurement):
+            case Answer(measurement=measurement, final=False):
                 self.answered.preliminary = self._own(measurement)
             case Answer(measurement=measurement) if self.answered.final is None:
                 self.answered.final = self._own(measurement)

@@ -66,7 +66,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 1_010,  # the modules beside the rooms
+    "harness": 950,  # the modules beside the rooms
     "harness/analysis": 4_710,
     "harness/bisect": 1_650,
     "harness/cli": 2_170,

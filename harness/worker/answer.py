@@ -18,7 +18,6 @@ from harness.messages import (
     Facts,
     MeasureOrder,
     Order,
-    Preliminary,
     SelfTested,
     SelfTestOrder,
     WorkerReporter,
@@ -59,11 +58,8 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
             channel.send(worker_case.measure(order, channel))
     except BaseException as error:  # noqa: BLE001 - logged; it decides the outcome. Also sys.exit
         failure = _failure(order.case, order.process, error)
-        if isinstance(error, accuracy.NonFinite):
-            cause = error
-            channel.send(Preliminary(measurement=failure))
-        else:
-            channel.send(Answer(measurement=failure))
+        cause = error if isinstance(error, accuracy.NonFinite) else None
+        channel.send(Answer(measurement=failure, final=cause is None))
         traceback.print_exception(error)  # last: it raises if the disk is full
     if cause is not None:
         cause.__traceback__ = None  # it references the workload, which is built again

@@ -23,7 +23,6 @@ from harness.messages import (
     Message,
     MessageReader,
     PhaseBegan,
-    Preliminary,
     StepsDone,
 )
 from harness.records import (
@@ -271,7 +270,7 @@ def test_a_second_answer_is_a_crash(tmp_path: Path) -> None:
     [
         Answer(measurement=replace(GOOD, case_id="next")),
         Answer(measurement=replace(GOOD, process=1)),
-        Preliminary(measurement=replace(FAILED, case_id="next")),
+        Answer(measurement=replace(FAILED, case_id="next"), final=False),
     ],
 )
 def test_an_answer_for_another_case_or_process_is_a_crash(tmp_path: Path, message: Message) -> None:

@@ -9,8 +9,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.errors import HarnessError
-from harness.messages import CheckOrder, encode_order
 from harness.records import Program
 from harness.runner import launcher
 from harness.runner.forkserver import MAX_REPLY_BYTES
@@ -58,13 +56,6 @@ def test_triton_is_hashed_before_the_fork_where_a_gpu_may_run_it(
     assert forkserver._preload([]) == ""
 
     assert hashed.called is cuda
-
-
-def test_an_order_that_is_not_unicode_is_one_clear_error() -> None:
-    case = make_case("good", axes={"name": "a\udc80"})
-
-    with pytest.raises(HarnessError, match="not Unicode text"):
-        encode_order(CheckOrder(cases=(case,)))
 
 
 def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
