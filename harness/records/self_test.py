@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestCheck:
     name: str
-    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush, half_peaks."""
+    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush."""
     holds: bool | None
     """None if the check could not be made."""
     fact: str

@@ -7,7 +7,7 @@ neither passes nor fails, and says why.
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,14 @@ import numpy as np
 from harness import units
 from harness.analysis.recorded import between
 from harness.machine.probes import Probe
-from harness.messages import Message, PhaseBegan, SelfTested
-from harness.records import Gpu, Peaks, Phase, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
+from harness.messages import PhaseBegan, SelfTested
+from harness.records import Gpu, Peaks, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
 from harness.runner.forkserver import said_last
 from harness.runner.launcher import Launcher
 from harness.runner.telemetry import Recorder
+
+Spans = Mapping[str, tuple[float, float]]
+"""Phase of the worker -> its begin and end, in seconds since the launch."""
 
 LIMIT_S = 60.0
 """Longest time for the self-test; it takes under 4 s."""
@@ -41,8 +44,6 @@ GPU_BURN = 0.8
 """Smallest GPU utilisation in one second of back-to-back kernels."""
 LAG_S = 0.5
 """NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
-HALF_PEAKS = 0.05
-"""Largest difference between the peaks of bf16 and fp16, which the same units compute."""
 SLOWER_WHEN_FLUSHED = 1.05
 """Smallest ratio of a copy from memory to a copy from the cache."""
 
@@ -61,8 +62,10 @@ def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) 
     if readings is None:
         checks = (SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}"),)
     else:
-        phases = _phases(received, worker.launched_at)
-        checks = judge(readings, phases, recorder.telemetry(), cuda=gpu is not None)
+        begins = [m for m in received if isinstance(m, PhaseBegan)]
+        since = worker.launched_at
+        spans = {one.name: (one.at - since, two.at - since) for one, two in pairwise(begins)}
+        checks = judge(readings, spans, recorder.telemetry(), cuda=gpu is not None)
     return SelfTest(
         at=at,
         device=gpu.uuid if gpu else "cpu",
@@ -80,114 +83,96 @@ def skipped_self_test(gpu: Gpu | None, why: str) -> SelfTest:
     )
 
 
-def _phases(received: Sequence[Message], launched_at: float) -> tuple[Phase, ...]:
-    """The worker's phases end to end, without the last one, which has no end."""
-    begins = [m for m in received if isinstance(m, PhaseBegan)]
-    return tuple(
-        Phase(name=one.name, start_s=one.at - launched_at, end_s=following.at - launched_at)
-        for one, following in pairwise(begins)
-    )
-
-
 # --- the checks --------------------------------------------------------------------------
 
 
 def judge(
-    readings: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry, *, cuda: bool
+    readings: SelfTestReadings, spans: Spans, telemetry: Telemetry, *, cuda: bool
 ) -> tuple[SelfTestCheck, ...]:
     """All checks with their results, from a worker with the phases `rest`, `burn` and `spin`;
     `cuda` if the run measures on a GPU."""
     checks = [_host_clock(readings)]
-    if cuda:
-        checks += [*_spin(readings, phases, telemetry), _gpu_sampler(phases, telemetry)]
+    if not cuda:
+        checks.append(_cpu_sampler(readings, spans, telemetry))
+    elif readings.spin_cycles is None:
+        fact = "the worker ran no spinning kernel"
+        checks.append(SelfTestCheck(name="cuda_events", holds=False, fact=fact))
     else:
-        checks.append(_cpu_sampler(readings, phases, telemetry))
+        checks += [_cuda_events(readings), _spin_kernel(readings, spans, telemetry)]
+    if cuda:
+        checks.append(_gpu_sampler(spans, telemetry))
     if readings.resident_s is not None and readings.flushed_s is not None:
         checks.append(_flush(readings.resident_s, readings.flushed_s))
-    if {"bf16", "fp16"} <= readings.peaks.flops_per_s.keys():
-        checks.append(_half_peaks(readings.peaks))
     return tuple(checks)
 
 
 def _host_clock(r: SelfTestReadings) -> SelfTestCheck:
-    scale = _slope(r.waits_s, r.host_s)
     added_s = r.host_s[0] - r.waits_s[0]
     return SelfTestCheck(
         name="host_clock",
-        holds=abs(scale - 1) <= SCALE and -ADDED_S < added_s < ADDED_S,
+        holds=abs(_slope(r.waits_s, r.host_s) - 1) <= SCALE and abs(added_s) < ADDED_S,
         fact=f"busy waits of {_ms(r.waits_s)} were measured as {_ms(r.host_s)}",
     )
 
 
-def _spin(
-    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
-) -> Iterator[SelfTestCheck]:
-    if r.spin_cycles is None or r.spin_event_s is None or r.spin_host_s is None:
-        yield SelfTestCheck(
-            name="cuda_events", holds=False, fact="the worker ran no spinning kernel"
-        )
-        return
+def _cuda_events(r: SelfTestReadings) -> SelfTestCheck:
+    assert r.spin_event_s is not None
+    assert r.spin_host_s is not None
     clocks = _slope(r.spin_host_s, r.spin_event_s)
-    yield SelfTestCheck(
+    return SelfTestCheck(
         name="cuda_events",
         holds=abs(clocks - 1) <= SCALE and r.spin_event_s[0] <= r.spin_host_s[0] + ADDED_S,
         fact=f"a spinning kernel took {_ms(r.spin_event_s)} by CUDA events, "
         f"{_ms(r.spin_host_s)} by the host's clock",
     )
-    lengths = (float(r.spin_cycles[0]), float(r.spin_cycles[1]))
-    per_cycle_s = _slope(lengths, r.spin_event_s)
-    implied = 1 / per_cycle_s if per_cycle_s > 0 else float("inf")
-    seen = _within(telemetry, "gpu_sm_clock_hz", phases, "spin")
+
+
+def _spin_kernel(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> SelfTestCheck:
+    assert r.spin_event_s is not None
+    assert r.spin_cycles is not None
+    cycles, took_s = r.spin_cycles[1] - r.spin_cycles[0], r.spin_event_s[1] - r.spin_event_s[0]
+    implied = cycles / took_s if took_s > 0 else float("inf")
+    seen = _within(telemetry, "gpu_sm_clock_hz", spans["spin"])
     if not seen:
-        yield _unread("spin_kernel", telemetry, "gpu_sm_clock_hz")
-        return
+        return _unread("spin_kernel", telemetry, "gpu_sm_clock_hz")
     # Right after the load, whose power is capped, the clock rises while it is read.
     nvml = min(seen, key=lambda hz: abs(hz - implied))
-    yield SelfTestCheck(
+    return SelfTestCheck(
         name="spin_kernel",
         holds=abs(implied / nvml - 1) <= SM_CLOCK,
-        fact=f"{r.spin_cycles[1] - r.spin_cycles[0]:,} more cycles took "
-        f"{(r.spin_event_s[1] - r.spin_event_s[0]) * 1e3:.4g} ms: {implied / 1e6:,.0f} MHz; "
+        fact=f"{cycles:,} more cycles took {took_s * 1e3:.4g} ms: {implied / 1e6:,.0f} MHz; "
         f"NVML read {nvml / 1e6:,.0f} MHz",
     )
 
 
-def _gpu_sampler(phases: Sequence[Phase], telemetry: Telemetry) -> SelfTestCheck:
-    rest = _within(telemetry, "gpu_utilisation", phases, "rest", after_s=LAG_S)
-    burn = _within(telemetry, "gpu_utilisation", phases, "burn", after_s=LAG_S)
+def _gpu_sampler(spans: Spans, telemetry: Telemetry) -> SelfTestCheck:
+    rest = _within(telemetry, "gpu_utilisation", spans["rest"], after_s=LAG_S)
+    burn = _within(telemetry, "gpu_utilisation", spans["burn"], after_s=LAG_S)
     if not rest or not burn:
         return _unread("gpu_sampler", telemetry, "gpu_utilisation")
     before, during = float(np.min(rest)), float(np.mean(burn))
     return SelfTestCheck(
         name="gpu_sampler",
         holds=during >= GPU_BURN and during - before >= RISE,
-        fact=(
-            f"GPU utilisation {units.percent(before)} at rest, "
-            f"{units.percent(during)} during one second of load"
-        ),
+        fact=f"GPU utilisation {units.percent(before)} at rest, "
+        f"{units.percent(during)} during one second of load",
     )
 
 
-def _cpu_sampler(
-    r: SelfTestReadings, phases: Sequence[Phase], telemetry: Telemetry
-) -> SelfTestCheck:
-    span = next((p.end_s - p.start_s for p in phases if p.name == "burn"), 0.0)
-    rest = _spanning(telemetry, "cpu_utilisation", phases, "rest")
-    burn = _spanning(telemetry, "cpu_utilisation", phases, "burn")
-    if not rest or not burn or span <= 0:
+def _cpu_sampler(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> SelfTestCheck:
+    before = _mean_within(telemetry, "cpu_utilisation", spans["rest"])
+    during = _mean_within(telemetry, "cpu_utilisation", spans["burn"])
+    if before is None or during is None:
         return _unread("cpu_sampler", telemetry, "cpu_utilisation")
-    before, during, used = _mean(rest), _mean(burn), r.burn_cpu_s / span
+    used = r.burn_cpu_s / (spans["burn"][1] - spans["burn"][0])
     fact = (
         f"{before:.2f} cores at rest, {during:.2f} during one second of load, "
         f"{used:.2f} by the worker's own CPU time"
     )
     if used < LEAST_CPU:
         return SelfTestCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
-    return SelfTestCheck(
-        name="cpu_sampler",
-        holds=abs(during - used) <= CPU_SHARE and before <= during / 2,
-        fact=fact,
-    )
+    holds = abs(during - used) <= CPU_SHARE and before <= during / 2
+    return SelfTestCheck(name="cpu_sampler", holds=holds, fact=fact)
 
 
 def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
@@ -199,18 +184,6 @@ def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
     )
 
 
-def _half_peaks(peaks: Peaks) -> SelfTestCheck:
-    """Not refuted if they differ: times are right, and only shares of the roofline are too high."""
-    bf16, fp16 = (peaks.flops_per_s[name] for name in ("bf16", "fp16"))
-    apart = max(bf16, fp16) / min(bf16, fp16) - 1
-    fact = f"matrix products reached {bf16 / 1e12:,.0f} TFLOP/s in bf16, {fp16 / 1e12:,.0f} in fp16"
-    if apart <= HALF_PEAKS:
-        return SelfTestCheck(name="half_peaks", holds=True, fact=fact)
-    slow = "bf16" if bf16 < fp16 else "fp16"
-    why = f"shares of the roofline in {slow} are up to {100 * apart:.0f} % too high"
-    return SelfTestCheck(name="half_peaks", holds=None, fact=f"{fact}: {why}")
-
-
 def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:
     return (read[1] - read[0]) / (known[1] - known[0])
 
@@ -219,36 +192,26 @@ def _ms(seconds: tuple[float, float]) -> str:
     return f"{seconds[0] * 1e3:.4g} and {seconds[1] * 1e3:.4g} ms"
 
 
-def _mean(readings: Sequence[tuple[float, float]]) -> float:
-    """Mean of readings, each weighted by the time since the one before."""
-    values, spans = zip(*readings, strict=True)
-    return float(np.average(values, weights=spans))
-
-
-def _spanning(
-    telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str
-) -> list[tuple[float, float]]:
-    """(value, seconds since the reading before) of the readings that cover one phase only."""
-    values = telemetry.channels.get(channel, ())
-    return [
+def _mean_within(telemetry: Telemetry, channel: str, span: tuple[float, float]) -> float | None:
+    """Mean of the readings that cover one phase only, each weighted by the time since the one
+    before."""
+    values, times = telemetry.channels.get(channel, ()), telemetry.t_s
+    inside = [
         (value, t - before)
-        for phase in phases
-        if phase.name == name
-        for before, t, value in zip(telemetry.t_s, telemetry.t_s[1:], values[1:], strict=False)
-        if value is not None and phase.start_s <= before and t <= phase.end_s
+        for before, t, value in zip(times, times[1:], values[1:], strict=False)
+        if value is not None and span[0] <= before and t <= span[1]
     ]
+    if not inside:
+        return None
+    read, weights = zip(*inside, strict=True)
+    return float(np.average(read, weights=weights))
 
 
 def _within(
-    telemetry: Telemetry, channel: str, phases: Sequence[Phase], name: str, *, after_s: float = 0.0
+    telemetry: Telemetry, channel: str, span: tuple[float, float], *, after_s: float = 0.0
 ) -> list[float]:
     """Readings of a channel in a phase, starting `after_s` into it."""
-    return [
-        value
-        for phase in phases
-        if phase.name == name
-        for value in between(telemetry, channel, phase.start_s + after_s, phase.end_s)
-    ]
+    return [*between(telemetry, channel, span[0] + after_s, span[1])]
 
 
 def _unread(name: str, telemetry: Telemetry, channel: str) -> SelfTestCheck:
