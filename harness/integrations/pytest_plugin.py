@@ -215,7 +215,7 @@ def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
     yield seen.detail.rstrip()
     for failure in failures([seen], run):
         yield from failure.facts
-        yield from filter(None, (failure.files, failure.command))
+        yield from filter(None, (failure.log, failure.command))
     yield f"run: {run.folder}"
 
 

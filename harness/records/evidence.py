@@ -11,21 +11,6 @@ def require_inside(path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceFile:
-    """One file of evidence of a failure, or why there is none."""
-
-    name: str
-    """python stacks or traceback; in earlier records also native stacks and telemetry."""
-    path: str = ""
-    """Relative to the run folder; empty if there is no file."""
-    note: str = ""
-    """How it was made, or why it was not."""
-
-    def __post_init__(self) -> None:
-        require_inside(self.path)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NonFiniteOrigin:
     """Where NaN or Inf first appeared when a computation was repeated under observation."""
 
@@ -94,4 +79,3 @@ class Evidence:
     """Of a program with several ranks: the one that failed first."""
     holders: tuple[str, ...] = ()
     """For INVALID_ENVIRONMENT: who else used the GPU."""
-    files: tuple[EvidenceFile, ...] = ()

@@ -14,7 +14,6 @@ from harness.records import (
     CaseSummary,
     Decision,
     Evidence,
-    EvidenceFile,
     Measurement,
     NonFiniteOrigin,
     Outcome,
@@ -65,8 +64,8 @@ class Failure:
     """What the evidence adds to the detail."""
     command: str
     """Runs the case alone; empty if the suite allows the outcome."""
-    files: str
-    """The other files of evidence on this machine, and those never written, with the reason."""
+    log: str
+    """On this machine, in the run's folder; empty if it is not here."""
 
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
@@ -81,9 +80,7 @@ def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
 
 def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
     evidence = m.evidence or Evidence()
-    files = [f for f in evidence.files if not f.path or Path(run.folder, f.path).is_file()]
     allowed = s.case.allow.get(m.outcome, "")
-    log = m.log if m.log and Path(run.folder, m.log).is_file() else ""
     return Failure(
         case_id=s.case.case_id,
         outcome=units.outcome_name(m.outcome),
@@ -91,7 +88,7 @@ def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
         allowed=allowed,
         facts=tuple(_facts(evidence)),
         command="" if allowed else alone_command(run, s.case.case_id),
-        files=_files(files, log),
+        log=m.log if m.log and Path(run.folder, m.log).is_file() else "",
     )
 
 
@@ -111,12 +108,6 @@ def _origin(o: NonFiniteOrigin) -> str:
         where.append(f"in {o.module}")
     text = f"{o.computation} ({o.precision}): first {o.value} in {', '.join(filter(None, where))}"
     return f"{text}; {o.note}" if o.note else text
-
-
-def _files(files: Sequence[EvidenceFile], log: str) -> str:
-    """The files in the run's folder, those never written, and the log."""
-    parts = [f"`{f.path}`" if f.path else f"no {f.name} ({f.note})" for f in files]
-    return ", ".join([*parts, *([f"log `{log}`"] if log else [])])
 
 
 def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from harness.analysis.recorded import unfit
 from harness.messages import Built
@@ -53,7 +54,9 @@ class Seen:
     cold: bool
     started_at: str
     wall_s: float
-    folder: evidence.Folder
+    log: Path
+    run_folder: Path
+    """It holds the log."""
     phases: tuple[Phase, ...] = ()
     telemetry: Telemetry | None = None
     gpus: Mapping[int, str] = field(default_factory=dict)
@@ -79,7 +82,8 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
     if said.outcome is not Outcome.OK:
         found = _evidence(said.evidence, ending.evidence)
     if found is not None and said.outcome is Outcome.CRASH:
-        found = evidence.with_traceback(found, seen.folder)
+        frame = found.frame or evidence.raised_in(seen.log, found.rank)
+        found = replace(found, frame=frame)
     whole = replace(
         said,
         detail="; ".join(filter(None, (said.detail, note, survivors))),
@@ -90,7 +94,7 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
         phases=seen.phases,
         started_at=seen.started_at,
         wall_s=seen.wall_s,
-        log=seen.folder.log_name,
+        log=str(seen.log.relative_to(seen.run_folder)),
         evidence=found,
     )
     return replace(whole, ranks=ranks.with_gpus(whole, seen.gpus))
@@ -122,7 +126,6 @@ def _evidence(said: Evidence | None, seen: Evidence) -> Evidence:
         said,
         phase=said.phase or seen.phase,
         steps=seen.steps if said.steps is None else said.steps,
-        files=(*said.files, *seen.files),
     )
 
 

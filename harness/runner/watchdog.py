@@ -73,18 +73,15 @@ def watch(
     probes: Sequence[Probe],
     observer: RunObserver,
 ) -> Measurement:
-    """Watch a worker, just launched, to its end; then it and its descendants are gone.
-
-    The evidence of a failure is written into `run_folder`, which holds the worker's log.
-    """
+    """Watch a worker, just launched, to its end; then it and its descendants are gone. Its log is
+    in `run_folder`."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     probes = of_case(probes, case)
     sampler = Sampler(worker, case, probes)
     story = Story(worker.launched_at, case, process, sampler.take, observer)
-    folder = evidence.Folder(run_folder, log)
     try:
         recorder = Recorder(probes, worker)
-        ending = _see_through(worker, case, story, recorder, folder, sampler)
+        ending = _see_through(worker, case, story, recorder, log, sampler)
     finally:
         survivors = worker.end()
         evidence.cut_log(log)
@@ -94,7 +91,8 @@ def watch(
         cold=worker.cold,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
-        folder=folder,
+        log=log,
+        run_folder=run_folder,
         phases=story.phases(ended_at),
         telemetry=recorder.telemetry(),
         gpus={p.rank: p.uuid for p in probes if isinstance(p, NvmlProbe) and p.uuid},
@@ -108,7 +106,7 @@ def _see_through(
     case: Case,
     story: "Story",
     recorder: Recorder,
-    folder: evidence.Folder,
+    log: Path,
     sampler: Sampler,
 ) -> Ending:
     """Read messages and probes until the worker ends or has to be ended."""
@@ -116,7 +114,7 @@ def _see_through(
     while True:
         worker.wait(seconds=recorder.next_at - time.monotonic())
         recorder.read_if_due()
-        evidence.cut_log(folder.log)
+        evidence.cut_log(log)
         exit_code = worker.exit_code  # read first: then all its messages have arrived
         try:
             reader.drain(lambda message: story.hear(message, time.monotonic()))
@@ -128,7 +126,7 @@ def _see_through(
         ending = story.ending(time.monotonic(), exit_code)
         if ending is not None:
             alive = exit_code is None
-            return _with_evidence(ending, worker, case, story, folder, sampler) if alive else ending
+            return _with_evidence(ending, worker, case, story, log, sampler) if alive else ending
 
 
 def _with_evidence(
@@ -136,13 +134,13 @@ def _with_evidence(
     worker: Worker,
     case: Case,
     story: "Story",
-    folder: evidence.Folder,
+    log: Path,
     sampler: Sampler,
 ) -> Ending:
     """The ending of a worker that still lives, with where it is."""
     seen, samples = story.silence.seen, story.silence.samples or (sampler.take(),)
     said = [ending.detail]
-    stuck = evidence.stuck(worker, case, folder, story.answered.rank_steps if seen else None)
+    stuck = evidence.stuck(worker, case, log, story.answered.rank_steps if seen else None)
     if stuck.behind:
         said.append(f"rank {stuck.rank} is behind: {stuck.behind}")
     elif ending.outcome is Outcome.HANG and seen:
@@ -154,7 +152,6 @@ def _with_evidence(
         evidence=replace(
             ending.evidence,
             activity=samples,
-            files=stuck.files,
             rank=stuck.rank,
             frame=stuck.frame,
         ),

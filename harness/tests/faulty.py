@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import Case, Evidence, EvidenceFile, Measurement, Outcome
+from harness.records import Case, Evidence, Measurement, Outcome
 from harness.runner.launcher import Launcher
 from harness.tests import workers
 from harness.tests.workers import QUICK, Counter, Quiet, descendants
@@ -60,8 +60,3 @@ def run(
 def evidence_of(m: Measurement) -> Evidence:
     assert m.evidence is not None
     return m.evidence
-
-
-def file_of(m: Measurement, name: str) -> EvidenceFile:
-    (found,) = (f for f in evidence_of(m).files if f.name == name)
-    return found

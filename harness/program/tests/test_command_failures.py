@@ -12,7 +12,7 @@ from harness.runner.launcher import Launcher
 from harness.suite import load as suites
 from harness.tests.answers import answered
 from harness.tests.commands import HEAD, LOSS, STEPS, measured, run, suite_of
-from harness.tests.faulty import LeapingClock, evidence_of, file_of
+from harness.tests.faulty import LeapingClock, evidence_of
 from harness.tests.gate_repositories import git
 
 # --- the ways to fail --------------------------------------------------------------------
@@ -41,7 +41,7 @@ wait_for_a_peer()
     assert "after its step 1005" in m.detail
     assert evidence_of(m).last_step == 1005
     assert re.fullmatch(r"wait_for_a_peer \(program.py:\d+\)", evidence_of(m).frame)
-    stacks = tmp_path / file_of(m, "python stacks").path
+    stacks = tmp_path / m.log
     assert "in wait_for_a_peer" in stacks.read_text()
 
 

@@ -11,7 +11,7 @@ from harness.records import Measurement, Outcome, Scalar
 from harness.runner import silence, stacks, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests import workers
-from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, file_of, make_case, run
+from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
 from harness.tests.workers import GPU, QUICK, Quiet
 
 
@@ -50,7 +50,7 @@ def test_a_hang_at_step_5_is_seen_and_its_stacks_are_kept(
     assert len(found.activity) == 1 + silence.WINDOWS
     assert "it stands still; last in wait_for_godot" in m.detail
     assert found.frame.startswith("wait_for_godot (fault_workloads.py:")
-    assert "wait_for_godot" in (tmp_path / file_of(m, "python stacks").path).read_text()
+    assert "wait_for_godot" in (tmp_path / m.log).read_text()
 
 
 def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
@@ -61,7 +61,7 @@ def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
     with Launcher() as compiling:
         m = hang(compiling, tmp_path, "hangs_after_compiling", clock)
 
-    assert "wait_for_godot" in (tmp_path / file_of(m, "python stacks").path).read_text()
+    assert "wait_for_godot" in (tmp_path / m.log).read_text()
 
 
 # --- every kind, with a limit of 0.2 s, or 0.6 s if it is busy -------------------------------

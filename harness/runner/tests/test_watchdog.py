@@ -71,11 +71,10 @@ def after(story: Story, seconds: float) -> Ending:
 
 def recorded(story: Story, ending: Ending) -> Measurement:
     """What is recorded of a process that ended so."""
-    folder = evidence.Folder(Path(), Path("x.log"))
-    return joined(
-        story.answered,
-        Seen(ending=ending, cold=False, started_at="", wall_s=1.0, folder=folder),
+    seen = Seen(
+        ending=ending, cold=False, started_at="", wall_s=1.0, log=Path("x.log"), run_folder=Path()
     )
+    return joined(story.answered, seen)
 
 
 def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
@@ -301,21 +300,8 @@ def test_the_log_of_a_workload_keeps_its_head_and_its_tail(tmp_path: Path) -> No
 
 def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) -> None:
     evidence.cut_log(tmp_path / "gone/x.log")
-    folder = evidence.Folder(tmp_path / "gone", tmp_path / "gone/x.log")
 
-    assert evidence.with_traceback(Evidence(), folder) == Evidence()
-
-
-def test_evidence_that_cannot_be_written_is_noted_in_the_record(tmp_path: Path) -> None:
-    (tmp_path / evidence.FOLDER).write_text("in the way")
-    (tmp_path / "x.log").write_text("Traceback (most recent call last):\nValueError")
-
-    m = watched(tmp_path, Answer(measurement=replace(FAILED, outcome=Outcome.CRASH)))
-
-    assert m.evidence
-    assert [(f.name, f.path, f.note) for f in m.evidence.files] == [
-        ("traceback", "", "not written: Not a directory"),
-    ]
+    assert evidence.raised_in(tmp_path / "gone/x.log", None) == ""
 
 
 def test_a_process_that_answered_has_time_to_exit() -> None:
