@@ -37,7 +37,7 @@ from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
-from harness.report.profile import profile_section, where_sentence, where_table
+from harness.report.profile import counts, limits, where_sentence, where_table
 from harness.report.series.since import NO_RUN, since
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -171,7 +171,9 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "verdict": of.verdict,
         "rules": tables.rules(of.shown, run.suite.parts),
         "correctness": steadiness.correctness(run, of.summaries),
-        "profile": profile_section(run, of.summaries, names),
+        "programs": [*text.ran_lines(run)],
+        "limits": limits(run, of.summaries, names),
+        "counts": counts(run, of.summaries, names),
         "causes": remedies.table(of.causes, names),
         "dead": [text.dead_axis_sentence(d, word) for d in dead_axes(run, of.summaries)],
         "failures": failures(of.summaries, run),

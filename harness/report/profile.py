@@ -1,26 +1,12 @@
-"""The section "Profile": where the time goes, what limits the cases, ranks, exact counts."""
+"""Where the time of a step goes, what limits it, and the exact counts of one step."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, bottleneck
-from harness.records import (
-    COUNTERS,
-    SAME_STEP,
-    CaseSummary,
-    Measurement,
-    Peaks,
-    Run,
-)
+from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement, Peaks, Run
 from harness.report.tables import NONE, Table
-from harness.report.text import (
-    listed,
-    own_name,
-    program_lines,
-    shared_name,
-    unavailable,
-)
+from harness.report.text import listed, own_name, shared_name
 
 SMALL = 0.02
 """Share of the step from which a part has a row."""
@@ -32,20 +18,6 @@ _HEADS = {
     "device_waits": "waits",
     "host_device_copies": "copies",
 }
-
-
-def profile_section(
-    run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
-) -> dict[str, Any]:
-    """What the section shows, by name: tables or None, and sentences."""
-    first = {s.case.case_id: _first(run, s) for s in summaries}
-    return {
-        "programs": tuple(program_lines([s.case for s in summaries], run.measurements)),
-        "bottlenecks": _bottlenecks(run, summaries, names),
-        "ranks": _ranks(run, summaries, names),
-        "counts": _counts(summaries, first, names),
-        "missing": tuple(_missing(first)),
-    }
 
 
 def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | None:
@@ -87,18 +59,14 @@ def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
     return f"{units.duration(taken)} ({100 * taken / stack.step_s:.0f} %)"
 
 
-def _bottlenecks(
-    run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
-) -> Table | None:
+def limits(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
     GPU."""
     gpu = run.environment.gpu
-    if gpu is None:
-        return None
     peaks = run.self_test.peaks if run.self_test else Peaks()
     kinds: dict[str, list[tuple[float, CaseSummary, Bottleneck]]] = {}
-    for s in summaries:
-        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz)
+    for s in summaries if gpu else ():
+        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz if gpu else None)
         if found is not None and "step_s" in s.metrics:
             limited = f", at the {found.clock.by} limit" if found.clock else ""
             one = s.metrics["step_s"].value, s, found
@@ -112,91 +80,50 @@ def _bottlenecks(
     return Table(columns=columns, rows=tuple(rows)) if rows else None
 
 
-def _ranks(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
-    """The ranks of each case with several, in its first process; and how much of the communication
-    other kernels hide."""
-    rows, remarks = [], []
-    for s in summaries:
-        m = next((m for m in run.of(s.case.case_id) if m.ranks), None)
-        for r in m.ranks if m else ():
-            known = ("step_s", "gpu_utilisation", "peak_memory_bytes")
-            values = ((name, getattr(r, name)) for name in known)
-            shown = [NONE if x is None else units.quantity(name, x) for name, x in values]
-            power = NONE if r.gpu_power_w is None else f"{r.gpu_power_w:.0f} W"
-            clock = NONE if r.gpu_sm_clock_hz is None else f"{r.gpu_sm_clock_hz / 1e6:,.0f} MHz"
-            steps, gpu = NONE if r.steps is None else f"{r.steps:,}", r.gpu[:12] or NONE
-            case = names[s.case.case_id]
-            rows.append((case, str(r.rank), gpu, steps, *shown, power, clock, r.ended or NONE))
-        b = next((m.breakdown for m in run.of(s.case.case_id) if m.breakdown), None)
-        if b is not None and b.communication_s is not None:
-            sent, hidden = b.communication_s, 1 - b.exposed_s / b.communication_s
-            remarks.append(
-                f"{names[s.case.case_id]}: NCCL's kernels run for {units.duration(sent)} "
-                f"({units.percent(sent / b.profiled_step_s)} of the profiled step, waits for other "
-                f"ranks included); other kernels run during {units.percent(hidden)} of that time."
-            )
-    heads = (">rank", "GPU", ">steps", ">step time", ">GPU busy", ">peak memory", ">power")
-    table = Table(
-        columns=("case", *heads, ">SM clock", "ended"), rows=tuple(rows), remarks=tuple(remarks)
-    )
-    return table if rows else None
-
-
-def _first(run: Run, summary: CaseSummary) -> Measurement | None:
-    """The first process with counters or a profile."""
-    return next((m for m in run.of(summary.case.case_id) if m.counters or m.profile), None)
-
-
-# --- counts ------------------------------------------------------------------------------
-
-
-def _counts(
-    summaries: Sequence[CaseSummary],
-    first: Mapping[str, Measurement | None],
-    names: Mapping[str, str],
-) -> Table | None:
-    """A case a row; cases of one workload and provider with equal counts share one."""
-    counted = [m.counters for m in first.values() if m and m.counters]
-    shown = [
-        name
-        for name in COUNTERS
-        if any(name in s.metrics for s in summaries)
-        or any(getattr(c, name) is not None for c in counted)
-    ]
+def counts(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
+    """A case a row; cases of one workload and provider with equal counts share one. Below, what was
+    not counted, and why."""
+    counted: dict[str, Measurement] = {}
+    for m in run.measurements:
+        if m.counters or m.profile:
+            counted.setdefault(m.case_id, m)
+    known = [s for s in summaries if s.case.case_id in counted]
+    shown = [n for n in COUNTERS if any(_count(s, counted, n) != NONE for s in known)]
     rows: dict[tuple[str, ...], list[str]] = {}
-    for s in summaries:
-        m = first[s.case.case_id]
-        if m is not None:
-            cells = tuple(_count(s, m, name) for name in shown)
-            head = f"{s.case.workload}/{s.case.provider}"
-            rows.setdefault((head, *cells), []).append(names[s.case.case_id])
+    for s in known:
+        head = f"{s.case.workload}/{s.case.provider}"
+        cells = (_count(s, counted, name) for name in shown)
+        rows.setdefault((head, *cells), []).append(names[s.case.case_id])
     if not rows or not shown:
         return None
     heads = [head for head, *_ in rows]
-    table: list[tuple[str, ...]] = []
-    for (head, *counts), members in rows.items():
-        alone = heads.count(head) == 1
-        table.append((f"`{head}`" if alone else " or ".join(members), *counts))
-    return Table(columns=("cases", *(f">{_HEADS[n]}" for n in shown)), rows=tuple(table))
+    table = [
+        (f"`{head}`" if heads.count(head) == 1 else " or ".join(members), *cells)
+        for (head, *cells), members in rows.items()
+    ]
+    columns = ("cases", *(f">{_HEADS[n]}" for n in shown))
+    return Table(columns=columns, rows=tuple(table), remarks=_not_counted(counted, names))
 
 
-def _count(summary: CaseSummary, m: Measurement, name: str) -> str:
+def _count(s: CaseSummary, counted: Mapping[str, Measurement], name: str) -> str:
     """The count; `12?` if steps or processes differ."""
-    if name in summary.metrics:
-        return units.cell(name, summary.metrics[name])
-    value = getattr(m.counters, name) if m.counters else None
+    if name in s.metrics:
+        return units.cell(name, s.metrics[name])
+    found = counted[s.case.case_id].counters
+    value = getattr(found, name) if found else None
     return NONE if value is None else f"{value:,}?"
 
 
-def _missing(first: Mapping[str, Measurement | None]) -> Iterable[str]:
-    reasons = []
-    known = {case_id: m for case_id, m in first.items() if m is not None}
-    for case_id, m in known.items():
-        if m.counters:
-            reasons += [(_HEADS[name], why, case_id) for name, why in m.counters.unknown.items()]
-            reasons += [
-                (f"operators inside {what}", "not counted", case_id) for what in m.counters.hidden
-            ]
-        if m.profile and m.profile.skipped:
-            reasons.append(("profile", m.profile.skipped, case_id))
-    return unavailable(reasons, len(known))
+def _not_counted(counted: Mapping[str, Measurement], names: Mapping[str, str]) -> tuple[str, ...]:
+    """`Not counted: no GPU; operators inside torch.compile in a and 2 more.`"""
+    cases: dict[str, list[str]] = {}
+    for case_id, m in counted.items():
+        unknown = m.counters.unknown.values() if m.counters else ()
+        hidden = m.counters.hidden if m.counters else ()
+        for what in dict.fromkeys((*unknown, *(f"operators inside {name}" for name in hidden))):
+            cases.setdefault(what, []).append(names[case_id])
+    said = [
+        what if len(of) == len(counted) else f"{what} in {listed(of, 2)}"
+        for what, of in cases.items()
+    ]
+    return (f"Not counted: {'; '.join(said)}.",) if said else ()

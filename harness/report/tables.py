@@ -30,8 +30,6 @@ from harness.report.text import (
     case_names,
     listed,
     shared_name,
-    unavailable,
-    why_absent,
 )
 from harness.report.verdict_text import margin_text, requirement_text, rule_sentence, word
 
@@ -97,8 +95,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     named = titles(cases)
     last = (">n",) if intervals else ()
     columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), *last)
-    remarks = () if intervals else (" ".join(_missing(summaries, run)),)
-    return Table(columns=columns, rows=tuple(rows), remarks=tuple(filter(None, remarks)))
+    return Table(columns=columns, rows=tuple(rows))
 
 
 def shows(metric: str) -> bool:
@@ -314,20 +311,6 @@ def _count(s: CaseSummary) -> str:
     if step is None:
         return str(s.apart["step_s"].processes if s.apart else 0)
     return f"{step.processes} × {step.samples // step.processes}"
-
-
-def _missing(summaries: Sequence[CaseSummary], run: Run) -> Iterable[str]:
-    """Why metrics are missing from cases that ended ok."""
-    ok = [s for s in summaries if s.outcome is Outcome.OK]
-    ranks = {s.case.case_id for s in ok if s.case.program and s.case.program.world_size}
-    named = [m for m in METRICS.values() if m.name in _SHOWN]
-    reasons = (
-        (_TITLES[m.name], why_absent(s, run.of(i), run.environment, m.name), i)
-        for m in named
-        for i, s in ((s.case.case_id, s) for s in ok)
-        if m.name not in s.metrics and (m.name != "tokens_per_s_per_gpu" or i in ranks)
-    )
-    return unavailable(reasons, len(ok))
 
 
 def _range(metric: str, low: float | None, high: float | None) -> str:

@@ -10,14 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
 from harness.analysis.effects import Effect, Versus
-from harness.analysis.recorded import LAG_S
-from harness.analysis.summary import OF_WORK
 from harness.records import (
     INTERPRETER,
     Case,
-    CaseSummary,
-    Environment,
-    Measurement,
     Run,
     Stop,
     Suite,
@@ -42,49 +37,6 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
         shown.append(f"{rest} more")
     *head, last = shown
     return f"{', '.join(head)} and {last}" if head else last
-
-
-def unavailable(reasons: Iterable[tuple[str, str, str]], cases: int) -> Iterable[str]:
-    """`Not available in x and y: launches and waits (no GPU).`, one sentence a reason.
-
-    Args:
-        reasons: What is missing, why, and in which case.
-        cases: How many there are; if all lack it, they are not named.
-    """
-    by_what: dict[tuple[str, str], list[str]] = {}
-    for what, why, case_id in reasons:
-        by_what.setdefault((what, why), []).append(f"`{case_id}`")
-    alike: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (what, why), ids in by_what.items():
-        alike.setdefault((why, tuple(ids)), []).append(what)
-    for (why, places), whats in alike.items():
-        where = "" if len(places) == cases else f" in {listed(places, 2)}"
-        yield f"Not available{where}: {listed(whats)}{f' ({why})' if why else ''}."
-
-
-_ABSENT = {
-    "tokens_per_s": "the workload does not count tokens",
-    "peak_memory_bytes": "not reported",
-}
-
-
-def why_absent(
-    summary: CaseSummary, measurements: Sequence[Measurement], environment: Environment, metric: str
-) -> str:
-    """Why a case that ended ok has no value of a metric of the page, in a few words."""
-    if metric in summary.apart:
-        return "its processes differ by more than 2x"
-    if metric in OF_WORK and summary.withdrawn:
-        return f"the work of a step follows {summary.withdrawn}, which has no effect"
-    if metric in ("gpu_utilisation", "peak_memory_bytes") and environment.gpu is None:
-        return environment.gpu_unavailable or "no GPU"
-    if metric in _ABSENT:
-        return _ABSENT[metric]
-    seen = [m.telemetry for m in measurements if m.telemetry is not None]
-    said = [t.unavailable[metric] for t in seen if metric in t.unavailable]
-    if not said and metric in LAG_S and any(metric in t.channels for t in seen):
-        return f"the timed phases are too short for a counter that lags by {LAG_S[metric]:g} s"
-    return next(iter(said), "no reading during warm-up or sampling")
 
 
 def case_names(suite: Suite) -> dict[str, str]:
@@ -151,21 +103,17 @@ def command_text(case: Case) -> str:
     return shlex.join("python" if word == INTERPRETER else word for word in words)
 
 
-def program_lines(cases: Sequence[Case], measured: Sequence[Measurement]) -> Iterable[str]:
+def ran_lines(run: Run) -> Iterable[str]:
     """The command of each workload that is a program, by its first case: where it ran, and the
-    names of the variables that it sets, without values, which may be secret."""
-    for name in dict.fromkeys(case.workload for case in cases if case.program):
-        first, *rest = (case for case in cases if case.workload == name)
-        ran = [m.code for m in measured if m.case_id == first.case_id and "program" in m.code]
+    names of the variables that it sets, without values, which may be secret; and which Python
+    `{python}` was."""
+    for name in dict.fromkeys(case.workload for case in run.suite.cases if case.program):
+        first, *rest = (case for case in run.suite.cases if case.workload == name)
+        ran = [m.code for m in run.of(first.case_id) if "program" in m.code]
         where = ran[0]["program"] if ran else first.program.cwd if first.program else ""
         sets = f"; sets {', '.join(first.env)}" if first.env else ""
         more = f"; {units.plural('more case', len(rest))}" if rest else ""
         yield f"{name} runs: {command_text(first)} (in {where}{sets}){more}"
-
-
-def ran_lines(run: Run) -> Iterable[str]:
-    """The programs that ran, and which Python `{python}` was."""
-    yield from program_lines(run.suite.cases, run.measurements)
     own = {c.case_id for c in run.suite.cases if c.program and c.program.argv[0] == INTERPRETER}
     found = {m.effective.get("program") for m in run.measurements if m.case_id in own} - {None}
     yield from (f"python is that of the harness, by {INTERPRETER} in the suite: {x}" for x in found)

@@ -78,7 +78,7 @@ MOST_LINES = {
     "harness/measure": 2_290,
     "harness/program": 1_730,
     "harness/records": 1_770,
-    "harness/report": 4_510,
+    "harness/report": 4_370,
     "harness/runner": 2_400,
     "harness/store": 770,
     "harness/suite": 2_110,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_300, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_250, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -27,7 +27,6 @@ from harness.records import (
     Rule,
     Telemetry,
 )
-from harness.report.text import why_absent
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, environment, run, sweep, timed
 
 CASE = case({"seq_len": 512})
@@ -281,7 +280,6 @@ def test_only_readings_of_the_timed_steps_count(
     assert summary.notes == ()
     if found is None:
         assert "gpu_utilisation" not in summary.metrics
-        assert "lags by 0.4 s" in why_absent(summary, measured, environment(), "gpu_utilisation")
     else:
         assert summary.metrics["gpu_utilisation"].value == pytest.approx(found)
 

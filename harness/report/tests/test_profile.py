@@ -16,13 +16,13 @@ from harness.records import (
     Outcome,
     PathRule,
     Profile,
-    Rank,
     Rule,
     Run,
     Use,
     Verdict,
 )
-from harness.report.profile import profile_section
+from harness.report import profile as page
+from harness.report.tables import Table
 from harness.report.text import case_names
 from harness.tests import fake_runs
 from harness.tests import test_planted_causes as planted
@@ -64,45 +64,27 @@ def recorded(
     return fake_runs.run(cases, measure), cases
 
 
-def section(run: Run) -> dict[str, Any]:
-    return profile_section(run, summarise(run), case_names(run.suite))
+def limits(run: Run) -> tuple[tuple[str, ...], ...]:
+    table = page.limits(run, summarise(run), case_names(run.suite))
+    return table.rows if table else ()
 
 
-def test_ranks_and_hidden_communication_are_shown_of_cases_that_have_them() -> None:
-    run, cases = recorded()
-    assert section(run)["ranks"] is None
-    sent = replace(GPU.breakdown, communication_s=0.02, exposed_s=0.005)  # type: ignore[type-var]
-    first = Rank(rank=0, step_s=0.071, gpu="GPU-5d1e0f4c-0000", gpu_power_w=612.3, steps=1200)
-    first = replace(first, gpu_sm_clock_hz=1.7254e9)
-    ranks = (first, Rank(rank=1, ended="killed by SIGKILL"))
-    has = [
-        replace(m, ranks=ranks, profile=replace(GPU, breakdown=sent))
-        if m.case_id == cases[0].case_id
-        else m
-        for m in run.measurements
-    ]
-
-    table = section(replace(run, measurements=tuple(has)))["ranks"]
-
-    assert [row[1:] for row in table.rows] == [
-        ("0", "GPU-5d1e0f4c", "1,200", "71 ms", "–", "–", "612 W", "1,725 MHz", "–"),
-        ("1", "–", "–", "–", "–", "–", "–", "–", "killed by SIGKILL"),
-    ]
-    (said,) = table.remarks
-    assert "20.0 ms (22.2 % of the profiled step" in said
-    assert said.endswith("other kernels run during 75 % of that time.")
+def counts(run: Run) -> Table:
+    table = page.counts(run, summarise(run), case_names(run.suite))
+    assert table is not None
+    return table
 
 
 def test_the_wait_for_the_host_is_shown() -> None:
     run, _ = recorded()
 
-    (limit,) = section(run)["bottlenecks"].rows
+    (limit,) = limits(run)
 
     assert limit[:2] == ("host", "2 of 2")
     for fact in ("16.9 % of the step", "34 host syncs"):
         assert fact in limit[2]
     on_a_cpu = replace(run, environment=fake_runs.environment(gpu=None))
-    assert section(on_a_cpu)["bottlenecks"] is None
+    assert limits(on_a_cpu) == ()
 
 
 def test_the_wait_is_a_share_of_the_sampled_step() -> None:
@@ -112,7 +94,7 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
 
     run, _ = recorded(profile=replace(GPU, breakdown=waited))
 
-    assert section(run)["bottlenecks"].rows[0][0] == "host and GPU"
+    assert limits(run)[0][0] == "host and GPU"
 
 
 def test_a_limited_clock_is_named() -> None:
@@ -123,28 +105,26 @@ def test_a_limited_clock_is_named() -> None:
         return [planted.channel(m, "gpu_throttle_reasons", lambda _: 4) for m in made]
 
     cases = [c for p in ("nsa", "dense") for c in fake_runs.sweep(provider=p, seq_len=[512])]
-    table = section(fake_runs.run(cases, measure))["bottlenecks"]
+    found = limits(fake_runs.run(cases, measure))
 
-    (limited,) = [row for row in table.rows if "power limit" in row[0]]
+    (limited,) = [row for row in found if "power limit" in row[0]]
     assert "dense, seq_len=512" in limited[2]
     assert "of 1,980 MHz, limited by power in " in limited[2]
 
 
 def test_cases_with_equal_counts_share_a_row() -> None:
-    counts = section(recorded()[0])["counts"]
+    table = counts(recorded()[0])
 
-    assert counts.columns == ("cases", ">operators", ">host syncs", ">launches")
-    assert counts.rows == (("`train/nsa`", "1,200", "34", "900"),)
+    assert table.columns == ("cases", ">operators", ">host syncs", ">launches")
+    assert table.rows == (("`train/nsa`", "1,200", "34", "900"),)
 
 
 def test_the_reason_of_unknown_counts_is_given_once() -> None:
     unknown = {"kernel_launches": "no GPU", "device_waits": "no GPU"}
     counters = replace(COUNTED, kernel_launches=None, unknown=unknown, hidden=("torch.compile",))
 
-    assert section(recorded(counters=counters)[0])["missing"] == (
-        "Not available: launches and waits (no GPU).",
-        "Not available: operators inside torch.compile (not counted).",
-    )
+    said = "Not counted: no GPU; operators inside torch.compile."
+    assert counts(recorded(counters=counters)[0]).remarks == (said,)
 
 
 # --- what a rule makes of it -------------------------------------------------------------
@@ -174,7 +154,7 @@ def test_a_rule_on_a_count_is_decided_by_one_process_if_the_count_is_exact(
     run = replace(run, suite=suite, measurements=only)
 
     assert judged(run).decision is decision
-    assert section(run)["counts"].rows[0][2] == ("34?" if differing else "34")
+    assert counts(run).rows[0][2] == ("34?" if differing else "34")
 
 
 KERNELS, OPERATORS = PathRule(must=("gemm",)), PathRule(must=("aten::mm",))

@@ -187,7 +187,7 @@ def test_a_program_has_its_command_and_no_value_of_a_variable() -> None:
     cases = [replace(c, program=program, env={"KEY": "s3"}) for c in sweep(gc=["off", "on"])]
     started = run(cases, lambda c: timed(c, 0.05, code={"program": "/where"}))
 
-    (line,) = values(started)["profile"]["programs"]
+    (line,) = text.ran_lines(started)
 
     more = "(in /where; sets KEY); 1 more case"
     assert line == f"train runs: python train.py --gc {more}"

@@ -11,20 +11,8 @@ from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
-from harness.report.text import case_names, why_absent
-from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
-
-
-def test_reasons_of_missing_metrics_are_below_the_first_table_only() -> None:
-    recorded = run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=environment(gpu=None))
-    summaries = summarise(recorded)
-
-    narrow = tables.results(summaries, recorded)
-    wide = tables.results(summaries, recorded, intervals=True)
-
-    assert wide.columns[0] == narrow.columns[0] == "provider"
-    assert wide.remarks == ()
-    assert any("GPU busy" in remark for remark in narrow.remarks)
+from harness.report.text import case_names
+from harness.tests.fake_runs import ended, environment, run, sweep, timed
 
 
 def test_the_environment_says_that_there_is_no_commit() -> None:
@@ -181,20 +169,3 @@ def test_the_sign_of_an_undecided_ratio_is_explained_where_it_occurs(dense_s: fl
     table = tables.pivot(summarise(made), made)
 
     assert ("~" in str(table.rows)) is ("“~”" in table.remarks[0]) is (dense_s == 0.01)
-
-
-@pytest.mark.parametrize(
-    ("metric", "changes", "why"),
-    [
-        ("tokens_per_s", {"tokens": 0}, "tokens"),
-        ("gpu_utilisation", {}, "no NVIDIA driver"),
-        ("peak_memory_bytes", {"peak_memory_bytes": None}, "no NVIDIA driver"),
-    ],
-)
-def test_an_absent_metric_has_a_reason(metric: str, changes: dict[str, Any], why: str) -> None:
-    one, env = case({"seq_len": 512}), environment(gpu=None)
-    measurements = timed(one, 0.05, **changes)
-    (summary,) = summarise(run([one], lambda _: measurements, env=env))
-
-    assert metric not in summary.metrics
-    assert why in why_absent(summary, measurements, env, metric)
