@@ -52,13 +52,13 @@ def gate(
 
     Exit status: 0 GO; 1 NO-GO; 2 the request could not be carried out; 3 INCONCLUSIVE.
     """
+    if record and (base or head != WORKING_TREE or not counters):
+        raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
     if not (base or counters):
         raise HarnessError(
             "nothing to compare with: neither --base nor --counters is given",
             "Give --base REF. Two stored runs: harness compare RUN RUN",
         )
-    if record and (base or head != WORKING_TREE or not counters):
-        raise HarnessError("--record stores counts of the working tree", "Give --counters alone.")
     request = Request(
         mode=Mode.COUNTERS if counters else Mode.RELATIVE,
         policy=policy_file,

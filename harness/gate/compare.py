@@ -225,9 +225,7 @@ def _judged(
     if not counters:
         times, few = _times(a, b, {i: c for i, c in pairs.items() if i not in why})
         why = {**why, **few}
-    counted = counting.compare(
-        {i: counting.Counted(baseline=a.of(i), candidate=b.of(i)) for i in pairs}
-    )
+    counted = {i: counting.compare(a.of(i), b.of(i)) for i in pairs}
     cases = []
     for summed in (s for s in summary.summarise(b) if s.case.case_id in pairs):
         case_id = summed.case.case_id

@@ -35,8 +35,6 @@ AGAINST = {
     Mode.BASELINE: "against the baseline",
     Mode.COUNTERS: counters.CHECK,
 }
-NOISY = frozenset({AGAINST[Mode.RELATIVE], AGAINST[Mode.BASELINE]})
-"""Checks that noise can change: the comparisons of times."""
 NOTHING_TO_COMPARE = frozenset({Outcome.UNSUPPORTED, Outcome.INCORRECT, Outcome.NON_FINITE})
 """Outcomes of the baseline that make a case new, because the baseline has no valid step time."""
 
@@ -255,12 +253,14 @@ def remedies(
     *,
     merging: bool = True,
     history: tuple[str, str] | None = None,
+    recorded: bool = False,
 ) -> list[str]:
     """What to do next, in sentences with a command or a setting.
 
     Args:
         merging: The change is to be merged, not just compared.
         history: The commits between which a bisection can search.
+        recorded: Counters are compared with those on record, not with a commit.
     """
     steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
@@ -273,15 +273,17 @@ def remedies(
         case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
         ends = "--good {} --bad {}".format(*history)
         steps.append(f"to find the commit: harness bisect {case} {ends}")
-    broken = [f for c in cases for f in c.findings if f.counts and f.decision is Decision.NO_GO]
+    broken = {
+        f.check for c in failed for f in c.findings if f.counts and f.decision is Decision.NO_GO
+    }
     removed = any(c.state is State.MISSING for c in failed)
-    if removed or (mode is Mode.RELATIVE and any(f.check in NOISY for f in broken)):
+    if removed or (not recorded and AGAINST[mode] in broken):
         steps.append(
             f"if this is intended, add to {policy.path}: "
             "exempt: [{cases: [...], because: ..., expires: DATE}]"
         )
-    if mode is Mode.COUNTERS and any(c.counters for c in failed):
+    if recorded and any(c.counters for c in failed):
         steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
-    if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
+    if recorded and any(c.state is State.UNCOMPARED for c in cases):
         steps.append("to compare with a commit instead: harness gate --counters --base REF")
     return steps

@@ -86,11 +86,9 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         HarnessError: The request cannot be carried out.
     """
     began, counting = now(), request.mode is Mode.COUNTERS
+    loaded = request.given or policy.load(request.policy)
     repository = Repository.around(Path.cwd())
-    loaded = request.given
-    if loaded is None:
-        place = from_root(request.policy, repository.root)
-        loaded = replace(policy.load(request.policy), path=place)
+    loaded = replace(loaded, path=from_root(Path(loaded.path), repository.root))
     gated = "" if request.given else loaded.path
     trees = take(held, repository, gated, base=request.base, head=request.head)
     suites = _chosen(request, loaded, trees)

@@ -80,6 +80,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
                 request.mode,
                 merging=request.given is None,
                 history=plan.trees.history,
+                recorded=baseline is None,
             )
         ),
     )
@@ -201,31 +202,22 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
 
 
 def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
-    """Compare counters with those of the baseline commit, or without one with the recorded ones.
-
-    With a baseline commit, counts that the change itself records are accepted.
-    """
+    """Compare counters with those of the baseline commit, or without one with the recorded ones."""
     _once(bench, plan)
-    kept = plan.recorded
-    useless = counters.unfit(kept, plan.here)
-    recorded = {t.key: kept.counts(*t.key) if kept and not useless else None for t in plan.tasks}
     candidate = plan.sides[-1]
     if plan.trees.baseline is None:
-        return {t.key: _by_record(recorded[t.key], candidate.of(t), useless) for t in plan.tasks}
-    before, baseline = counters.of_text(plan.trees.base_counters), plan.sides[0]
-    tasks = [t for t in plan.tasks if t.key not in baseline.cannot]  # those are judged as new
-
-    def sides(task: Task) -> counters.Counted:
-        mine = recorded[task.key]
-        accepted = None if before and mine == before.counts(*task.key) else mine
-        return counters.Counted(
-            baseline=baseline.of(task), candidate=candidate.of(task), accepted=accepted
-        )
-
-    more = range(counters.PROCESSES, counters.UNITS)
-    if varying := [(task, more) for task in tasks if counters.undecided(sides(task))]:
-        bench.rounds(varying, "counters")
-    return counters.compare({task.key: sides(task) for task in tasks})
+        useless = counters.unfit(plan.recorded, plan.here)
+        kept = None if useless else plan.recorded
+        return {
+            t.key: _by_record(kept.counts(*t.key) if kept else None, candidate.of(t), useless)
+            for t in plan.tasks
+        }
+    baseline = plan.sides[0]
+    return {
+        task.key: counters.compare(baseline.of(task), candidate.of(task))
+        for task in plan.tasks
+        if task.key not in baseline.cannot  # those are judged as new
+    }
 
 
 def _by_record(

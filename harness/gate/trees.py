@@ -4,7 +4,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.gate import counters
 from harness.gate.records import GateSide
 from harness.git.repository import WORKING_TREE, Repository
 from harness.git.worktrees import checked_out
@@ -20,8 +19,6 @@ class Trees:
     baseline: GateSide | None = None
     folders: tuple[Path, ...]
     """The baseline's first, if there is one."""
-    base_counters: str | None = None
-    """The baseline's file of recorded counters."""
     base_policy: str | None = None
     """The baseline's policy; None in a comparison."""
     findings: tuple[Finding, ...] = ()
@@ -92,7 +89,6 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
         candidate=candidate,
         baseline=GateSide(ref=base, commit=before),
         folders=folders,
-        base_counters=repository.text(before, from_root(counters.FILE, repository.root)),
         base_policy=base_policy,
         findings=tuple(findings),
     )

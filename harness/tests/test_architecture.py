@@ -71,7 +71,7 @@ MOST_LINES = {
     "harness/bisect": 1_650,
     "harness/cli": 2_170,
     "harness/executor": 360,
-    "harness/gate": 2_210,
+    "harness/gate": 2_120,
     "harness/git": 540,
     "harness/integrations": 740,
     "harness/machine": 1_360,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_250, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_200, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

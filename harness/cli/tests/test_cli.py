@@ -296,7 +296,7 @@ def measurements(record: Path) -> int:
         (["run", "smoke", "--filter"], "'--filter' requires an argument"),
         (["gate", "--record"], "--record stores counts"),
         (["gate", "--counters", "--record", "--head", "HEAD"], "--record stores counts"),
-        (["gate", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
+        (["gate", "--counters", "--policy", "absent.yaml"], "absent.yaml: cannot be read"),
         (["gait"], "Did you mean 'gate'?"),
         (["--suite", "smoke"], "No such option: --suite\n  See: harness --help"),
     ],

@@ -230,24 +230,21 @@ def test_the_policy_decides_what_blocks(
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked
 
 
-def counted(**options: Any) -> Any:
-    changes, finding = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, **options)
-    return gate_case(decision=finding.decision, counters=changes, reason=finding.reason)
-
-
 def test_remedies_suit_the_mode_and_the_request() -> None:
     accept = f"if the difference is intended, accept it: {counters.RENEW}"
-    more, recorded = (counted(source="it", accepted=a) for a in (None, {"host_syncs": 41}))
+    changes, finding = COUNTED
+    more = gate_case(decision=NO_GO, counters=changes, findings=(finding,))
     gone = gate_case(decision=OPEN, state=State.MISSING)
     uncompared = gate_case(decision=OPEN, state=State.UNCOMPARED)
     open_ = gate_case(decision=OPEN, comparison=fake_runs.comparison(pairs_needed=31))
 
-    assert decide.remedies([more], POLICY, Mode.COUNTERS) == [accept]
-    assert decide.remedies([recorded], POLICY, Mode.COUNTERS) == []
-    (remedy,) = decide.remedies([uncompared], POLICY, Mode.COUNTERS)
+    assert decide.remedies([more], POLICY, Mode.COUNTERS, recorded=True) == [accept]
+    (intended,) = decide.remedies([more], POLICY, Mode.COUNTERS)
+    assert "exempt: [" in intended
+    (remedy,) = decide.remedies([uncompared], POLICY, Mode.COUNTERS, recorded=True)
     assert remedy.endswith(": harness gate --counters --base REF")
     assert decide.remedies([uncompared], POLICY, Mode.RELATIVE) == []
-    assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
+    assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS, recorded=True)) == 2
     assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
     (relative,) = decide.remedies([gone, open_], POLICY, Mode.RELATIVE, merging=False)
     assert relative == "31 pairs would decide: confirm_pairs in ci/gate.yaml"
