@@ -67,7 +67,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_710,
+    "harness/analysis": 4_600,
     "harness/bisect": 1_650,
     "harness/cli": 2_170,
     "harness/executor": 360,
@@ -77,18 +77,18 @@ MOST_LINES = {
     "harness/machine": 1_360,
     "harness/measure": 2_290,
     "harness/program": 1_730,
-    "harness/records": 1_770,
-    "harness/report": 4_370,
+    "harness/records": 1_760,
+    "harness/report": 4_300,
     "harness/runner": 2_400,
     "harness/store": 770,
-    "harness/suite": 2_110,
+    "harness/suite": 2_090,
     "harness/worker": 690,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_200, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_100, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
