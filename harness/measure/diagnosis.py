@@ -81,50 +81,44 @@ class _Checks(TorchDispatchMode):
         """The origin of NaN or Inf in what the computation returned."""
         kind = _kind(output)
         note = "no operator produced it: a kernel launched without torch's dispatcher did"
-        unseen = NonFiniteOrigin(
-            computation=self._computation,
-            precision=_precision(output),
-            value=kind,
-            step=self._step,
-            note=note if kind else "finite when it was repeated",
-        )
-        return self._first.get(kind, unseen)
+        note = note if kind else "finite when it was repeated"
+        return self._first.get(kind) or self._found(kind, output, note=note)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::")
+        operator = func._schema.name.replace("::", ".")
+        name = operator.removeprefix("aten.")
         if name.startswith(_UNINITIALISED):
             return func(*args, **kwargs)
         given = [] if name in _OVERWRITING else _tensors((args, kwargs))
-        before = [_kind(t) for t in given] if func._schema.is_mutable else None
+        arrived = [_kind(tensor) for tensor in given]
         result = func(*args, **kwargs)
         for i, tensor in enumerate(_tensors(result)):
             kind = _kind(tensor)
-            if kind and kind not in self._first:
-                arrived = [_kind(t) for t in given] if before is None else before
-                if kind not in arrived:
-                    if kind == "NaN" or not name.startswith(_LITERAL):
-                        self._keep(kind, f"output {i} of aten.{name}", tensor, f"aten.{name}")
-                elif kind == "NaN":  # an Inf that arrives is of a mask, or is kept already
-                    at = arrived.index(kind)
-                    note = "produced outside torch's operators, or before these steps"
-                    self._keep(kind, f"input {at} of aten.{name}", given[at], "", note)
+            if not kind or kind in self._first:
+                continue
+            if kind not in arrived and (kind == "NaN" or not name.startswith(_LITERAL)):
+                at = {"tensor": f"output {i} of {operator}", "operator": operator}
+                self._first[kind] = self._found(kind, tensor, **at)
+            elif kind in arrived and kind == "NaN":  # an Inf may be that of a mask, or is kept
+                at = {"tensor": f"input {arrived.index(kind)} of {operator}"}
+                note = "produced outside torch's operators, or before these steps"
+                self._first[kind] = self._found(kind, given[arrived.index(kind)], note=note, **at)
         return result
 
-    def _keep(self, kind: str, tensor: str, value: Tensor, operator: str, note: str = "") -> None:
-        if self._modules.is_bw:
+    def _found(self, kind: str, values: object, note: str = "", **at: str) -> NonFiniteOrigin:
+        if at and self._modules.is_bw:
             note = "; ".join(filter(None, [note, "in the backward pass"]))
-        self._first[kind] = NonFiniteOrigin(
+        return NonFiniteOrigin(
             computation=self._computation,
             value=kind,
-            tensor=tensor,
-            precision=_precision(value),
-            operator=operator,
-            module=max(self._modules.parents - {"Global"}, key=len, default=""),
+            precision=_precision(values),
+            module=max(self._modules.parents - {"Global"}, key=len, default="") if at else "",
             step=self._step,
             note=note,
+            **at,
         )
 
 
