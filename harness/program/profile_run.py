@@ -30,10 +30,10 @@ from harness.measure.profile import (
 )
 from harness.messages import MeasureOrder
 from harness.program import process, ranks
-from harness.program.process import Tail
+from harness.program.process import Read, Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, HookOrder
-from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program, Scalar
+from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program
 
 POLL_S = 0.05
 COUNTED_STEPS = 4
@@ -95,11 +95,7 @@ def attested(
         nothing = without_profile(str(unknown))
         return replace(measured, counters=nothing.counters, profile=nothing.profile)
     ran = _answered.validate_python(answer["ran"])
-    found: dict[str, Scalar] = {
-        "counted_by": answer["by"],
-        "torch": answer["torch"],
-        "device": answer["device"],
-    }
+    found = {"counted_by": answer["by"], "torch": answer["torch"], "device": answer["device"]}
     measured = replace(
         measured,
         counters=ran.counters,
@@ -131,15 +127,6 @@ class _HookedRun:
             raise _Unknown(why)
         self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
         self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
-        spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
-        more_steps = min(MORE_STEPS, spare)
-        spare_s = (spare - more_steps) * timed.step_s
-        self.profile: Mapping[str, Any] = {
-            "step_s": timed.step_s,
-            "profile_s": min(PROFILE_S, order.case.settings.sample_s, spare_s),
-            "more_steps": more_steps,
-            "trace": order.trace,
-        }
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -147,54 +134,62 @@ class _HookedRun:
             folder = Path(name)
             first = (str(sitecustomize.HERE), *self.order.first)
             env = process.environment(self.order.case, first)
-            named = {*self.order.case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
-            asked = HookOrder(
-                step=self.program.steps.step if self.program.steps else "",
-                by_lines=bool(self.timed.by_lines),
-                skip=self.skip,
-                profile=self.profile,
-                ends_at=self.ends_at,
-                folders=self.order.first,
-                elsewhere=self.order.elsewhere,
-                variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
-                options=tuple(self.program.carried.values()),
-            )
+            asked = self._hook_order(env)
             order = folder / sitecustomize.ORDER
             order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
-            how = self._run(folder, env, alive)
+            how = self._run(folder, {**env, sitecustomize.VARIABLE: name}, alive)
             notes = _notes(folder)
-            try:
-                answer: Mapping[str, Any] = json.loads((folder / ANSWER).read_text("utf-8"))
-            except FileNotFoundError:
-                raise _Unknown(self._why(notes, how)) from None
+            if not (folder / ANSWER).exists():
+                raise _Unknown(self._why(notes, how))
+            answer: Mapping[str, Any] = json.loads((folder / ANSWER).read_text("utf-8"))
             words = self.program.argv[1:]
             return {**answer, "flags_read": _reads(notes, answer["pid"], asked, words)}
 
-    def _run(self, folder: Path, env: dict[str, str], alive: Callable[[], None]) -> str:
+    def _hook_order(self, env: Mapping[str, str]) -> HookOrder:
+        timed, case = self.timed, self.order.case
+        spare = max(0, timed.steps - self.skip - COUNTED_STEPS)
+        more_steps = min(MORE_STEPS, spare)
+        spare_s = (spare - more_steps) * timed.step_s
+        named = {*case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
+        return HookOrder(
+            step=self.program.steps.step if self.program.steps else "",
+            by_lines=bool(timed.by_lines),
+            skip=self.skip,
+            profile={
+                "step_s": timed.step_s,
+                "profile_s": min(PROFILE_S, case.settings.sample_s, spare_s),
+                "more_steps": more_steps,
+                "trace": self.order.trace,
+            },
+            ends_at=self.ends_at,
+            folders=self.order.first,
+            elsewhere=self.order.elsewhere,
+            variables=tuple(name for name in sorted(named) if not NATIVE.match(name)),
+            options=tuple(self.program.carried.values()),
+        )
+
+    def _run(self, folder: Path, env: Mapping[str, str], alive: Callable[[], None]) -> str:
         """Run until the hook answers or cannot; returns how the program failed, or nothing."""
-        env[sitecustomize.VARIABLE] = str(folder)
         os.write(1, HEADER.encode())
         where = process.folder(self.program, self.order.roots)
         children = process.start(self.program, where, env)
-        tails, failed_at = [Tail() for _ in children], dict[int, float]()
+        tails, failed = [Tail() for _ in children], list[Read]()
         try:
             process.abort_when_asked(children)
             for read in process.reads(children, POLL_S):
                 alive()
                 tails[read.rank].add(read)
-                if read.code:
-                    failed_at.setdefault(read.rank, read.at)
-                if failed_at and read.at - min(failed_at.values()) > process.DRAIN_S:
+                failed += [read] if read.code else []
+                if failed and read.at - failed[0].at > process.DRAIN_S:
                     break  # the other ranks would wait for it
                 if (folder / ANSWER).exists() or self._is_over(folder, read.at):
                     return ""
-            first = min(failed_at, key=lambda rank: failed_at[rank], default=0)
-            code = children[first].poll()
         finally:
             process.kill(children)
-        if not code:
+        if not failed:
             return ""
-        return f"{ranks.how_ended(code)}: {tails[first].cause(code)[:LAST_BYTES]}"
+        code, tail = failed[0].code or 0, tails[failed[0].rank]
+        return f"{ranks.how_ended(code)}: {tail.cause(code)[:LAST_BYTES]}"
 
     def _is_over(self, folder: Path, now: float) -> bool:
         """Whether no answer will come; _Unknown if counting takes too long."""
@@ -219,9 +214,8 @@ class _HookedRun:
             return "no Python of the program started with the hook (python -I, -E and -S do not)"
         if not any(note.get("at") == "torch" for note in notes):
             return "the program is not Python with torch"
-        if self.timed.by_lines:
-            return "the hook saw no line of progress in what Python writes"
-        return f"lines of progress report several steps, and the hook saw no {OPTIMIZER}"
+        unseen = "line of progress in what Python writes" if self.timed.by_lines else OPTIMIZER
+        return f"the hook saw no {unseen}"
 
 
 def _reads(
@@ -244,8 +238,6 @@ def _reads(
 
 
 def _notes(folder: Path) -> list[Mapping[str, Any]]:
-    try:
-        text = (folder / sitecustomize.NOTES).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in text.splitlines()]
+    notes = folder / sitecustomize.NOTES
+    lines = notes.read_text(encoding="utf-8").splitlines() if notes.exists() else []
+    return [json.loads(line) for line in lines]

@@ -65,10 +65,11 @@ def watch(order: Path, note: Note) -> None:
     asked, folder = HookOrder(**json.loads(order.read_text(encoding="utf-8"))), order.parent
     note(at="torch")
     hook = StepHook(asked, folder, note)
-    register_optimizer_step_post_hook(lambda optimizer, *_: hook.optimizer_stepped(optimizer))
     if asked.by_lines:
         for stream in (sys.stdout, sys.stderr):
             _listen(stream, hook.line_written)
+    else:
+        register_optimizer_step_post_hook(lambda optimizer, *_: hook.optimizer_stepped(optimizer))
     os.register_at_fork(after_in_child=hook.forked)
     atexit.register(hook.process_ends)
 
@@ -82,39 +83,28 @@ class StepHook:
         self._note = note
         self._step = re.compile(asked.step)
         self._last_count: str | None = None
-        self._lines = 0
         self._optimizer: Optimizer | None = None
-        self._optimizer_steps = 0
-        self._by = ""
-        self._thread = 0
         self._steps = 0
+        self._counts = False
+        self._thread = 0
         self._profiling: Generator[None, None, StepProfile] | None = None
         self._over = False
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """Steps of the first optimizer count; a program may have several."""
-        if self._over:
-            return
         self._optimizer = self._optimizer or optimizer
-        if optimizer is not self._optimizer:
-            return
-        self._optimizer_steps += 1
-        if not self._asked.by_lines:
-            self._step_ended(OPTIMIZER, self._optimizer_steps)
+        if optimizer is self._optimizer:
+            self._step_ended()
 
     def line_written(self, line: str) -> None:
         """Lines of the main thread count; another thread may only log."""
-        if self._over or threading.current_thread() is not threading.main_thread():
-            return
         found = self._step.search(line)
-        if found is None:
+        if found is None or threading.current_thread() is not threading.main_thread():
             return
         count = found.groupdict().get("step")
-        if count is not None and count == self._last_count:
-            return  # a second line of the same step
-        self._last_count = count
-        self._lines += 1
-        self._step_ended(LINES, self._lines)
+        if count is None or count != self._last_count:  # else a second line of the same step
+            self._last_count = count
+            self._step_ended()
 
     def forked(self) -> None:
         """A forked process, such as one that loads data, does not count."""
@@ -122,19 +112,16 @@ class StepHook:
 
     def process_ends(self) -> None:
         """Without an answer so far: let another process count."""
-        if self._by and not self._over:
+        if self._counts and not self._over:
             self._note(steps=self._steps)
             (self._folder / CLAIM).unlink()
 
-    def _step_ended(self, by: str, steps: int) -> None:
-        me = threading.get_ident()
-        if not self._by and not self._claim():
+    def _step_ended(self) -> None:
+        self._steps += 1
+        if self._over or not (self._counts or self._claim()):
             return
-        self._by, self._thread = self._by or by, self._thread or me
-        if (by, me) != (self._by, self._thread):
-            return
-        self._steps = steps
-        if steps < self._asked.skip:
+        self._thread = self._thread or threading.get_ident()
+        if threading.get_ident() != self._thread or self._steps < self._asked.skip:
             return
         if self._profiling is None:
             left_s = self._asked.ends_at - time.monotonic()
@@ -152,32 +139,32 @@ class StepHook:
     def _claim(self) -> bool:
         """Whether this process is now the one that counts."""
         try:
-            fd = os.open(self._folder / CLAIM, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            (self._folder / CLAIM).touch(exist_ok=False)
         except FileExistsError:
             return False
-        os.close(fd)
+        self._counts = True
         return True
 
     def _answer(self, ran: StepProfile) -> None:
         if ran.counters.dispatched_ops == 0 and not ran.counters.kernel_launches:
             self._note(failed="the process that reports steps runs no operators")
             return
+        asked = self._asked
+        misplaced = ""
+        if asked.folders:
+            misplaced = origin.misplaced(origin.loaded(), asked.folders, asked.elsewhere)
         answer = {
             "ran": asdict(ran),
-            "by": self._by,
+            "by": LINES if asked.by_lines else OPTIMIZER,
             "pid": os.getpid(),
             "torch": torch.__version__,
             "device": "cuda" if torch.cuda.is_available() else "cpu",
             "code": origin.own_packages(),
-            "misplaced": self._misplaced(),
+            "misplaced": misplaced,
         }
         draft = self._folder / f"{ANSWER}.{os.getpid()}"
         draft.write_text(json.dumps(answer), encoding="utf-8")
         draft.replace(self._folder / ANSWER)
-
-    def _misplaced(self) -> str:
-        folders = self._asked.folders
-        return origin.misplaced(origin.loaded(), folders, self._asked.elsewhere) if folders else ""
 
 
 def _listen(stream: Any, heard: Callable[[str], None]) -> None:

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -37,16 +37,16 @@ def note(folder: Path, **said: object) -> None:
 
 
 def _start() -> None:
-    folder = os.environ.get(VARIABLE)
+    folder = Path(os.environ.get(VARIABLE, ""))
     sys.path[:] = [p for p in sys.path if not p or os.path.realpath(p) != str(HERE)]
-    if folder and os.environ.get("RANK", "0") == "0":  # one rank is enough
-        note(Path(folder), at="start", argv=sys.orig_argv)
+    if VARIABLE in os.environ and os.environ.get("RANK", "0") == "0":  # one rank is enough
+        note(folder, at="start", argv=sys.orig_argv)
         with _ours():
             from harness.program.startup import reads
-        order = json.loads(Path(folder, ORDER).read_text(encoding="utf-8"))
-        reads.watch_environment(order["variables"], partial(note, Path(folder)))
-        reads.watch_parsers(order["options"], partial(note, Path(folder)))
-        sys.meta_path.insert(0, _Torch(partial(_watch, Path(folder))))
+        order = json.loads((folder / ORDER).read_text(encoding="utf-8"))
+        reads.watch_environment(order["variables"], partial(note, folder))
+        reads.watch_parsers(order["options"], partial(note, folder))
+        sys.meta_path.insert(0, _Torch(folder))
     _run_other()
 
 
@@ -60,10 +60,10 @@ def _run_other() -> None:
 
 
 class _Torch:
-    """Waits until the other importers load torch, then starts a hook."""
+    """Waits until the other importers load torch, then watches the steps."""
 
-    def __init__(self, hook: Callable[[], None]) -> None:
-        self._hook = hook
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -77,7 +77,7 @@ class _Torch:
 
             def then_watch(module: ModuleType) -> None:
                 execute(module)
-                self._hook()
+                _watch(self._folder)
 
             spec.loader.exec_module = then_watch  # type: ignore[method-assign]
         return spec

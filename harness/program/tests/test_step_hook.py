@@ -22,7 +22,7 @@ class HookedSteps:
     """Steps of this process, its hook and the notes of that."""
 
     def __init__(self, folder: Path, *, by_lines: bool = True, more_steps: int = 0) -> None:
-        self.folder = folder
+        self.folder, self.by_lines = folder, by_lines
         self.notes: list[dict[str, Any]] = []
         self.model = nn.Linear(3, 3)
         self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]
@@ -33,18 +33,18 @@ class HookedSteps:
         )  # fmt: skip
         self.hook = StepHook(asked, folder, lambda **note: self.notes.append(note))
 
-    def steps(self, numbers: range, *, line: bool = True) -> None:
+    def steps(self, numbers: range) -> None:
         for number in numbers:
-            self.step(number, line=line)
+            self.step(number)
 
-    def step(self, number: int, *, line: bool = True) -> None:
+    def step(self, number: int) -> None:
         self.model(torch.ones(1, 3)).sum().backward()
-        for optimizer in self.optimizers:
-            self.hook.optimizer_stepped(optimizer)
-        if line:
-            self.hook.line_written(f"step {number} done")
-            self.hook.line_written(f"step {number} evaluated")
-            self.hook.line_written("saved")
+        if self.by_lines:
+            for line in (f"step {number} done", f"step {number} evaluated", "saved"):
+                self.hook.line_written(line)
+        else:
+            for optimizer in self.optimizers:
+                self.hook.optimizer_stepped(optimizer)
 
     @property
     def answer(self) -> dict[str, Any] | None:
