@@ -106,10 +106,9 @@ def _watching_methods(mode: _CountingMode) -> Iterator[None]:
         yield
     finally:
         for name in _METHODS:
-            if name in own:
-                setattr(Tensor, name, own[name])
-            else:
-                delattr(Tensor, name)  # restores the inherited one
+            delattr(Tensor, name)  # restores an inherited one
+        for name, method in own.items():
+            setattr(Tensor, name, method)
 
 
 def _watched(method: Callable[..., Any], mode: _CountingMode) -> Callable[..., Any]:

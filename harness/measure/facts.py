@@ -12,18 +12,8 @@ from harness.records import Scalar
 
 
 def describe() -> dict[str, Any]:
-    """Facts that need torch, ready for JSON. Uses no memory of a GPU: another process may measure
-    there.
-
-    Returns:
-        versions: torch, triton, cuda, cudnn, flash-attn; None if absent.
-        torch_settings: As a workload finds them.
-        gpu_uuids: Of the GPUs that torch sees, as NVML writes them.
-        gpu: The first one's name, memory_bytes and compute_capability, for machines without NVML;
-            or None.
-        cuda_unavailable: Why torch has no GPU; empty if it has one.
-        interpreter: sys.executable.
-    """
+    """Facts that need torch, ready for JSON; None for what is absent. `gpu` is the first one, for
+    machines without NVML. Uses no memory of a GPU: another process may measure there."""
     problem = _cuda_problem()
     seen = 0 if problem else torch.cuda.device_count()
     gpus = [torch.cuda.get_device_properties(i) for i in range(seen)]

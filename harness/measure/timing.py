@@ -118,7 +118,7 @@ class Timing:
     between_s: float
     """Time between the samples and after the last, which the harness spent itself."""
     output: Any
-    """Of the last step."""
+    """That of the last step."""
 
     @property
     def steps(self) -> int:
@@ -137,19 +137,13 @@ def take(
     steps: int | None = None,
 ) -> Timing:
     """Run until steady, then until there are `max_samples`, or `min_samples` that took `sample_s`;
-    or, if that is stated, for so many steps.
+    or, if `steps` is given, so many steps.
 
     Without a steady state within `warmup_s`, later readings are the samples, marked as not steady,
     unless they become steady after all. With two samples, no step starts that would probably end
-    past the deadline.
-
-    Args:
-        deadline: time.monotonic by which the process must be done.
-        sampling: Called with time.monotonic at the beginning of the first sample, once it is known
-            and whenever later readings move it.
-        prepare: Called before each step with its index.
-        inspect: Called after each step with its reading and its index.
-        steps: All steps to take.
+    past the deadline (time.monotonic). `sampling` is called with the beginning of the first sample,
+    once it is known and whenever later readings move it; `prepare` with the index of each step
+    before it, `inspect` with its reading and index after it.
     """
     series = steady.StepSeries(settings, first=1)
     announced: float | None = None
