@@ -12,7 +12,7 @@ from typer import Option
 from harness.bisect import criteria, history, processes, session
 from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Journal
 from harness.cli import options
-from harness.cli.options import command, document, say, show
+from harness.cli.options import command, say, show
 from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.records import Suite
@@ -69,7 +69,6 @@ def bisect(
     root: Roots = None,
     budget: Budget = None,
     resume: Resumed = None,
-    as_json: options.JsonOption = False,
     state: State = DEFAULT_ROOT,
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
@@ -85,7 +84,7 @@ def bisect(
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
     if resume is not None:
-        own = {"resume", "budget", "as_json", "state", "reports", "wait_for_gpu"}
+        own = {"resume", "budget", "state", "reports", "wait_for_gpu"}
         _allow_only(ctx, own, "--resume continues a search as it is")
         start: BisectRequest | Journal = Journal.resume(state, resume)
     elif suite and good:
@@ -106,7 +105,7 @@ def bisect(
         )
     budget_s = None if budget is None else 60 * budget
     resources = processes.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
-    _show(session.run(start, resources), reports, as_json=as_json)
+    _show(session.run(start, resources), reports)
 
 
 def _allow_only(ctx: typer.Context, allowed: Collection[str], why: str) -> None:
@@ -144,13 +143,10 @@ def _request(
     )
 
 
-def _show(result: session.BisectResult, reports: Path, *, as_json: bool) -> None:
+def _show(result: session.BisectResult, reports: Path) -> None:
     """Write the report, show the answer and exit."""
     page = bisection.write(result, reports, datetime.date.today())
-    if as_json:
-        document({**bisection.document(result), "report": str(page)})
-    else:
-        show(f"{bisection.sentence(result)}\nReport: {page}")
-        if result.resumable:
-            show(f"Continue with: harness bisect --resume {result.folder.name}")
+    show(f"{bisection.sentence(result)}\nReport: {page}")
+    if result.resumable:
+        show(f"Continue with: harness bisect --resume {result.folder.name}")
     raise typer.Exit(0 if result.found else 3)

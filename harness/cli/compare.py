@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from harness.cli import console, options
-from harness.cli.options import command, document, out, say
+from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
 from harness.errors import AmbiguousRun, HarnessError, StoreError
 from harness.gate import compare as comparing
-from harness.gate import policy, records
+from harness.gate import policy
 from harness.gate.plan import Request
 from harness.gate.policy import ChosenSuite, Policy
 from harness.gate.records import GateVerdict, Mode
@@ -44,7 +44,6 @@ def compare(
             "--across", help="Judge stored runs even if their environments differ; runs only."
         ),
     ] = False,
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     policy_file: options.PolicyOption = policy.DEFAULT,
     wait_for_gpu: options.WaitOption = 0.0,
@@ -87,10 +86,7 @@ def compare(
             self_test=self_test,
         )
         answer = _measured(request)
-    if as_json:
-        document(records.document(answer))
-    else:
-        out.print(console.judged(answer))
+    out.print(console.judged(answer))
     raise typer.Exit(answer.exit_status)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import console, options
-from harness.cli.options import command, document, out, say, show
+from harness.cli.options import command, out, say, show
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
 from harness.gate import policy, records
@@ -38,7 +38,6 @@ def gate(
     verdict_file: Annotated[
         Path | None, typer.Option("--verdict", metavar="FILE", help="Write the verdict as JSON.")
     ] = None,
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
@@ -80,10 +79,7 @@ def gate(
         verdict = carry_out(request, progress, say)
     if verdict_file is not None:
         verdict_file.write_text(records.encode(verdict), encoding="utf-8")
-    if as_json:
-        document(records.document(verdict))
-    else:
-        out.print(console.judged(verdict))
+    out.print(console.judged(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
 
 

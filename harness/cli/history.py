@@ -1,12 +1,13 @@
 """The commands `list`, `show` and `history`: what is stored."""
 
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.markup import escape
 
 from harness import units
+from harness.analysis import verdict as gate
 from harness.analysis.summary import summarise
 from harness.cli import console, options, pivots
 from harness.cli import report as pages
@@ -115,6 +116,15 @@ def _is_on(run: Run, gpu: str) -> bool:
     return not gpu or gpu_matches(gpu, run.environment.device_name)
 
 
+def _show_run(run: Run) -> NoReturn:
+    """Show all cases and rules, and exit with the verdict."""
+    cases, verdict = gate.of_run(run)
+    pages.show_cases(run, cases)
+    out.print(console.verdict(verdict))
+    show(f"Run: {run.folder}")
+    raise typer.Exit(verdict.decision.exit_status)
+
+
 def show_(
     run_ids: options.RunsArgument = None,
     rules: options.RulesOption = None,
@@ -122,7 +132,6 @@ def show_(
     cols: options.ColsOption = "",
     only: options.FilterOption = None,
     metric: options.MetricOption = "",
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
 ) -> None:
     """Show a recorded run: its cases, and the verdict by its suite's rules; or a table of runs.
@@ -137,13 +146,13 @@ def show_(
     differ and that are not columns are rows. --filter or --metric alone make one, too.
     """
     asked = bool(rows or cols or only or metric)
-    if asked and (rules or as_json):
-        raise HarnessError("a pivot table has neither a verdict nor JSON", "Remove these options.")
+    if asked and rules:
+        raise HarnessError("a pivot table has no verdict", "Remove --rules.")
     named = (reader.load(store_root, name) for name in run_ids or ["latest"])
     runs = [*{run.run_id: run for run in named}.values()]
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        pages.conclude(judged_by(rules or "", runs[0]), None, as_json)
+        _show_run(judged_by(rules or "", runs[0]))
     named_axes = options.axes(rows), options.axes(cols)
     show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))

@@ -30,9 +30,6 @@ ReportsOption = Annotated[Path, typer.Option("--reports", help="Folder of the da
 PolicyOption = Annotated[
     Path, typer.Option("--policy", help="Policy file: what a gate measures and requires.")
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead of tables.")
-]
 FilterOption = Annotated[
     list[str] | None,
     typer.Option(

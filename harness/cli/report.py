@@ -1,22 +1,18 @@
 """The command `report`: dated pages of recorded runs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from harness import units
-from harness.analysis import overhead as sampling
-from harness.analysis import summary
 from harness.analysis import verdict as gate
-from harness.analysis.causes import in_output
 from harness.analysis.dead_axes import dead_axes
 from harness.cli import console, options
-from harness.cli.options import document, out, say, show
+from harness.cli.options import out, say, show
 from harness.errors import HarnessError
-from harness.records import CaseSummary, Run, Verdict
+from harness.records import CaseSummary, Run
 from harness.report import conditions, text
 from harness.report.series import since
 from harness.report.series.rules import judged_by
@@ -82,7 +78,6 @@ def report_(
             "newest in its README.md.",
         ),
     ] = False,
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
 ) -> None:
@@ -96,7 +91,7 @@ def report_(
     if every:
         from harness.report.series import every_page  # imports matplotlib, which is slow
 
-        if rules or against != NEWEST or run_id != LATEST or as_json:
+        if rules or against != NEWEST or run_id != LATEST:
             raise HarnessError(
                 "--all renders each report as it was made", "Name only --store and --reports."
             )
@@ -107,74 +102,23 @@ def report_(
         return
     recorded = judged_by(rules or "", reader.load(store_root, run_id))
     page = written(recorded, reports, against=against)
-    conclude(recorded, page, as_json)
+    conclude(recorded, page)
 
 
-def conclude(
-    recorded: Run, markdown: Path | None, as_json: bool, *, whole: bool = True
-) -> NoReturn:
-    """Show the run with its verdict, and its report if there is one, and exit with the verdict.
-
-    Args:
-        whole: With every case, rule and note; otherwise the few lines that a person reads first.
-    """
+def conclude(recorded: Run, page: Path | None) -> NoReturn:
+    """Show the few lines of a run that a person reads first, and exit with its verdict."""
     cases, verdict = gate.of_run(recorded)
-    if as_json:
-        document(_conclusion(recorded, cases, verdict, markdown))
-        raise typer.Exit(verdict.decision.exit_status)
-    if whole or len(cases) <= SHORT_TABLE:
-        _show_cases(recorded, cases)
-    if whole:
-        out.print(console.verdict(verdict))
-        if used := sampling.time_use(recorded):
-            show(f"Time: {conditions.time_use_sentence(used)}")
-        show(f"Run: {recorded.folder}")
-        if markdown:
-            show(f"Report: {markdown}")
-    else:
-        out.print(console.ending(recorded, cases, verdict, markdown))
+    if len(cases) <= SHORT_TABLE:
+        show_cases(recorded, cases)
+    out.print(console.ending(recorded, cases, verdict, page))
     raise typer.Exit(verdict.decision.exit_status)
 
 
-def _show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
+def show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
     """The table of cases, what programs ran, and what is odd."""
     out.print(console.summaries(cases))
     for program in text.ran_lines(recorded):
         show(program)
     dead = map(text.dead_axis_sentence, dead_axes(recorded, cases))
-    seen = (
-        f"{c.cases[0]}{f' (+{len(c.cases) - 1} more)' if c.cases[1:] else ''}: {c.evidence}"
-        for c in in_output(recorded)
-    )
-    for note in (*recorded.notes, *dead, *seen, *conditions.flag_sentences(recorded)):
+    for note in (*recorded.notes, *dead, *conditions.flag_sentences(recorded)):
         show(f"note: {note.replace('`', '')}")
-
-
-def _conclusion(
-    recorded: Run, cases: Sequence[CaseSummary], verdict: Verdict, markdown: Path | None
-) -> dict[str, object]:
-    return {
-        "run": recorded.run_id,
-        "folder": recorded.folder,
-        "finished": bool(recorded.ended_at),
-        "stopped": asdict(recorded.stopped) if recorded.stopped else None,
-        "device": recorded.environment.device_name,
-        "report": str(markdown) if markdown else None,
-        "self_test": asdict(recorded.self_test) if recorded.self_test else None,
-        "time": asdict(used) if (used := sampling.time_use(recorded)) else None,
-        "spread": [asdict(s) for s in summary.spreads(recorded)],
-        "verdict": asdict(verdict),
-        "dead_axes": [asdict(d) for d in dead_axes(recorded, cases)],
-        "cases": [
-            {
-                "case": c.case.case_id,
-                "program": asdict(c.case.program) if c.case.program else None,
-                "outcome": c.outcome,
-                "detail": c.detail,
-                "metrics": {name: asdict(e) for name, e in c.metrics.items()},
-                "lower_bound_s": c.lower_bound_s,
-                "notes": c.notes,
-            }
-            for c in cases
-        ],
-    }

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -13,7 +13,7 @@ from harness import units
 from harness.analysis import overhead as sampling
 from harness.cli import console, options
 from harness.cli import report as pages
-from harness.cli.options import command, document, err, out, say
+from harness.cli.options import command, err, out, say
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
@@ -86,7 +86,6 @@ def run(
     dry_run: DryRunOption = False,
     budget_min: BudgetOption = None,
     abort: AbortOption = True,
-    as_json: options.JsonOption = False,
     store_root: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
     report: ReportOption = True,
@@ -126,7 +125,7 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        _show_plan(chosen, store_root, as_json)
+        _show_plan(chosen, store_root)
         return
     if report:
         render.check_writable(reports)
@@ -156,7 +155,7 @@ def run(
             wait_s=wait_for_gpu,
             self_test=self_test,
         )
-    _finish(folder, stop, store_root, reports if report else None, as_json)
+    _finish(folder, stop, store_root, reports if report else None)
 
 
 def _one_of(suite: str | None, resume: str | None) -> HarnessError:
@@ -183,21 +182,13 @@ def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
     return before
 
 
-def _show_plan(chosen: Suite, store_root: Path, as_json: bool) -> None:
+def _show_plan(chosen: Suite, store_root: Path) -> None:
     """Show the cases of a suite with their expected times, and what it requires."""
     expected = _expected(chosen, store_root, _device(chosen))
-    state = _requirements(chosen)
-    if as_json:
-        cases, times = [asdict(c) for c in chosen.cases], [asdict(e) for e in expected]
-        needs = [asdict(c) for c in state]
-        document({"suite": chosen.name, "cases": cases, "expected": times, "requirements": needs})
-    else:
-        out.print(console.plan(chosen, expected, state))
+    out.print(console.plan(chosen, expected, _requirements(chosen)))
 
 
-def _finish(
-    folder: Path, stop: Stop | None, store_root: Path, reports: Path | None, as_json: bool
-) -> NoReturn:
+def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | None) -> NoReturn:
     """Say what is left, write the report, show the run and exit with its verdict."""
     if stop:
         rest = text.rest_command(stop, folder)
@@ -206,7 +197,7 @@ def _finish(
         say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, folder)
     page = pages.written(recorded, reports) if reports else None
-    pages.conclude(recorded, page, as_json, whole=False)
+    pages.conclude(recorded, page)
 
 
 def _on_several_gpus(

@@ -1,6 +1,5 @@
 """What a user installs: one importable name, with the shipped suites and kernels inside it."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -136,11 +135,11 @@ def test_a_wheel_holds_every_module_suite_and_template(built: Path) -> None:
 
 
 def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
-    words = ("--counters", "--base", "main~1", "--head", "main", "--json")
+    words = ("--counters", "--base", "main~1", "--head", "main")
 
     answer = call(wheel, own, "harness", "gate", *words)
 
-    assert json.loads(answer.stdout)["cases"], answer.stderr
+    assert answer.returncode == 0, answer.stdout + answer.stderr
     measured = stored(own).measurements
     assert {m.outcome for m in measured} == {Outcome.OK}, answer.stderr
     assert {*measured[0].code} == {"nsa"}

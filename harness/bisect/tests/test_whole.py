@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from harness.bisect import session
 from harness.bisect.journal import STATE
 from harness.bisect.tests.planted import BUILD, CASE, SUITE_PATH, Planted, make
 from harness.tests.command_line import harness
@@ -30,7 +32,9 @@ KILLED_AFTER = 4
 """Lines of the journal when the search is killed; the first is the request."""
 
 
-def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
+def test_a_killed_search_resumes_and_names_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     repository, state = tmp_path / "repository", tmp_path / "state"
     line = make(repository, PLANTED)
     (repository / "toy/kernel.py").write_text("half done")  # the user's uncommitted work
@@ -47,13 +51,23 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     with journal.open("ab") as file:
         file.write(b'{"kind": "taken", "blo')  # as if killed in the middle of a line
 
-    again = harness("bisect", "--resume", "latest", "--json", *places, cwd=repository)
+    results: list[session.BisectResult] = []
+    search = session.run
+
+    def kept(*asked: Any) -> session.BisectResult:
+        results.append(search(*asked))
+        return results[-1]
+
+    monkeypatch.setattr(session, "run", kept)
+    again = harness("bisect", "--resume", "latest", *places, cwd=repository)
 
     assert again.returncode == 0, again.stderr
-    answer = json.loads(again.stdout)
+    (answer,) = results
     culprit = line[PLANTED.sync_at]
-    assert (answer["found"], answer["culprit"]["sha"]) == (True, culprit)
-    assert {"host_syncs", "aten::item"} <= {found["name"] for found in answer["profile"]["calls"]}
+    assert answer.culprit
+    assert answer.culprit.sha == culprit
+    assert answer.profile
+    assert {"host_syncs", "aten::item"} <= {found.name for found in answer.profile.calls}
     # Nothing is measured twice.
     whole = journal.read_bytes()
     assert whole.startswith(left)
@@ -61,15 +75,16 @@ def test_a_killed_search_resumes_and_names_the_commit(tmp_path: Path) -> None:
     taken = [x for x in lines if x["kind"] == "taken"]
     searched = [x["position"] for x in taken if x["stage"] != "profile"]
     assert 4 <= len(searched) == len(set(searched)) <= 2 + 5  # about log2
-    assert len(taken) == len(searched) + 2 == answer["processes"]
+    assert len(taken) == len(searched) + 2 == answer.processes
     # Commits that do not build are skipped with the reason.
-    left_out = {x["commit"]: x["reason"] for x in answer["left_out"]}
+    left_out = {x.commit: x.reason for x in answer.skipped}
     assert left_out
     assert left_out.keys() <= {line[p] for p in PLANTED.unbuildable}
     assert all("it does not compile" in reason for reason in left_out.values())
     # The user's tree, index and refs, and the list of worktrees, are as before.
     assert fingerprint(repository) == before
-    page = Path(answer["report"]).read_text()
+    (report,) = (tmp_path / "reports").glob("*.md")
+    page = report.read_text()
     assert f"{culprit[:10]} is the first bad commit" in page
     assert f"`{culprit}` by A. Uthor" in page
     assert "toy/kernel.py | 4 ++--" in page

@@ -1,6 +1,5 @@
 """Two runs, two commits, or a commit and the working tree, compared."""
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.cli import console
 from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gate import compare as comparing
@@ -142,16 +142,13 @@ def test_another_card_of_the_model_widens_the_interval(tmp_path: Path) -> None:
         return store(tmp_path, side("s", steady(step_s), env=env))
 
     def judged(other: str) -> tuple[Any, Any]:
-        answer = CliRunner().invoke(
-            cli.app, ["compare", first, other, "--store", str(tmp_path), "--json"]
-        )
-        case = json.loads(answer.stdout)["cases"][0]
-        return case["decision"], case["comparison"]
+        case = comparing.runs(*(reader.load(tmp_path, i) for i in (first, other))).cases[0]
+        return case.decision, case.comparison
 
     first = kept("a", 0.1)
     decision, found = judged(kept("b", 0.105))
-    assert (decision, round(found["card"], 4)) == (OPEN, 0.0756)
-    assert "of its interval the other card is ±7.56 %" in found["reason"]
+    assert (decision, round(found.card, 4)) == (OPEN, 0.0756)
+    assert "of its interval the other card is ±7.56 %" in found.reason
     assert judged(kept("b", 0.12))[0] == NO_GO
 
 
@@ -218,17 +215,12 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
 # --- the command -------------------------------------------------------------------------
 
 
-def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
+def test_the_command_prints_differences_before_cases(tmp_path: Path) -> None:
     ids = [store(tmp_path, side(n, steady(s))) for n, s in (("a", 0.1), ("b", 0.15))]
 
     shown = CliRunner().invoke(cli.app, ["compare", *ids, "--store", str(tmp_path)])
-    answer = CliRunner().invoke(cli.app, ["compare", *ids, "--json", "--store", str(tmp_path)])
 
-    assert (shown.exit_code, answer.exit_code) == (1, 1), shown.output
-    document = json.loads(answer.stdout)
-    assert (document["decision"], document["exit_status"]) == ("NO-GO", 1)
-    assert [c["comparison"]["change"] for c in document["cases"]] == ["slower", "slower"]
-    assert document["baseline"]["folders"] == [str(tmp_path / ids[0])]
+    assert shown.exit_code == 1, shown.output
     assert shown.stdout.index("commit") < shown.stdout.index("slower"), "differences first"
     assert "Comparison: NO-GO  2 of 2 cases" in shown.stdout
     assert "--ci" not in shown.stdout
@@ -242,7 +234,9 @@ STALE_POLICY = FILES["ci/gate.yaml"] + (
 )
 
 
-def test_the_working_tree_is_compared_with_a_commit(tmp_path: Path) -> None:
+def test_the_working_tree_is_compared_with_a_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Uncommitted changes, a new case, and a baseline with further commits."""
     root = repository(tmp_path, {"ci/gate.yaml": STALE_POLICY})
     git(root, "branch", "work")
@@ -252,20 +246,23 @@ def test_the_working_tree_is_compared_with_a_commit(tmp_path: Path) -> None:
     git(root, "add", SUITE)  # staged, unlike the rest
     before = fingerprint(root)
 
-    said = harness("compare", "main", ".", "--counters", "--json", "--suite", SUITE, cwd=root)
+    answers: list[GateVerdict] = []
+    monkeypatch.setattr(console, "judged", answers.append)
+    said = harness("compare", "main", ".", "--counters", "--suite", SUITE, cwd=root)
 
     shutil.rmtree(root / "reports")
     assert fingerprint(root) == before, "the user's files and refs"
-    answer = json.loads(said.stdout)
-    (more,) = (case for case in answer["cases"] if case["case_id"].startswith("sleep/a"))
-    assert (answer["decision"], said.returncode, answer["exit_status"]) == ("NO-GO", 1, 1)
-    assert more["state"] == "compared"
-    assert "dispatched_ops" in [c["name"] for c in more["counters"]]
-    assert more["exemption"] == ""
-    assert answer["findings"] == []
-    assert (answer["mode"], answer["subject"]) == ("counters", "comparison")
-    assert answer["baseline"]["commit"] == git(root, "rev-parse", "main")
-    assert "uncommitted changes" in [d["name"] for d in answer["differences"]]
+    (answer,) = answers
+    (more,) = (case for case in answer.cases if case.case_id.startswith("sleep/a"))
+    assert (answer.decision, said.returncode, answer.exit_status) == (NO_GO, 1, 1)
+    assert more.state is State.COMPARED
+    assert "dispatched_ops" in [c.name for c in more.counters]
+    assert more.exemption == ""
+    assert answer.findings == ()
+    assert (answer.mode, answer.subject) == ("counters", "comparison")
+    assert answer.baseline
+    assert answer.baseline.commit == git(root, "rev-parse", "main")
+    assert "uncommitted changes" in [d.name for d in answer.differences]
 
 
 def test_a_case_that_only_one_side_can_run_is_undecided() -> None:

@@ -5,7 +5,6 @@ import re
 import shlex
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +33,6 @@ def sentence(result: BisectResult) -> str:
     if commits:
         return f"no commit is confirmed; {commits[0].short} is the most likely: {because}"
     return f"no commit was found: {because}"
-
-
-def document(result: BisectResult) -> dict[str, Any]:
-    """The result for a program."""
-    culprit = result.culprit
-    commits = zip(result.request.history, result.probabilities, result.values, strict=True)
-    return {
-        "bisection": result.folder.name,
-        "folder": str(result.folder),
-        "found": result.found,
-        "sentence": sentence(result),
-        "case": result.request.case.case_id,
-        "criterion": asdict(result.request.criterion),
-        "processes": result.processes,
-        "wall_s": result.wall_s,
-        "resumable": result.resumable,
-        "notes": result.notes,
-        "culprit": asdict(culprit) if culprit else None,
-        "conclusion": asdict(result.conclusion),
-        "step": result.step,
-        "noise": result.noise,
-        "explained": asdict(result.explained) if result.explained else None,
-        "profile": asdict(result.profile) if result.profile else None,
-        "merged": result.merged,
-        "commits": [{**asdict(c), "probability": p, "values": v} for c, p, v in commits],
-        "left_out": [{"commit": x.commit, "reason": x.reason} for x in result.skipped],
-    }
 
 
 def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
