@@ -167,7 +167,7 @@ def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
         key: [c.model_copy(update={"cases": list(filters)}) if filters else c for c in own or kept]
         for key, kept in (("suites", form.suites), ("counters", form.counters))
     }
-    without = {"stage": "shadow", "exempt": [], "new_cases": "allow"}
+    without = {"stage": "shadow", "exempt": []}
     return Policy(path=str(file), form=form.model_copy(update=chosen | without))
 
 

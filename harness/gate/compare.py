@@ -2,12 +2,12 @@
 
 Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
 includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy. A
-case of one side only, or one measured in another environment, is undecided.
+Both are judged by the gate's rules without a policy. A case of one side only, or one measured in
+another environment, is undecided.
 """
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis import summary
@@ -34,7 +34,6 @@ from harness.records import (
     Measurement,
     Outcome,
     Run,
-    equal_pairs,
 )
 from harness.suite.choice import passing
 
@@ -69,10 +68,6 @@ def runs(
     """
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
-    one_suite = baseline.suite.sha256 == candidate.suite.sha256
-    if one_suite:  # then only `--set` differs
-        sides = (_passing(run, filters).values() for run in (baseline, candidate))
-        baseline = _renamed(baseline, _partners(*sides))
     before, after = _passing(baseline, filters), _passing(candidate, filters)
     if not (before.keys() | after.keys()):
         raise HarnessError(
@@ -82,6 +77,8 @@ def runs(
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))
     differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
+    # In one suite only `--set` differs, so that times can be compared.
+    one_suite = baseline.suite.sha256 == candidate.suite.sha256
     unlike, why = (differs, {}) if one_suite else ({}, differs)
     pairs = {i: (before[i], after[i]) for i in both}
     cases = _judged(baseline, candidate, pairs, why, counters)
@@ -132,37 +129,11 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     )
 
 
-# --- cases of two runs ---------------------------------------------------------------------
+# --- two runs ----------------------------------------------------------------------------
 
 
 def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
     return {c.case_id: c for c in passing(run.suite.cases, filters)}
-
-
-def _partners(before: Iterable[Case], after: Iterable[Case]) -> Mapping[str, str]:
-    """Case id of the baseline -> that of the case of the candidate that differs in settings only.
-
-    A setting is an axis with one value in all cases of a run.
-    """
-    sides = ([*before], [*after])
-    names = {n for cases in sides for c in cases for n in c.axes}
-    settings = {
-        n for n in names if all(len({c.axes[n] for c in s if n in c.axes}) < 2 for s in sides)
-    }
-    alone = {c.case_id for c in sides[0]} ^ {c.case_id for c in sides[1]}
-    pairs = ((a.case_id, b.case_id) for a, b in equal_pairs(*sides, *settings))
-    return {one: other for one, other in pairs if {one, other} <= alone}
-
-
-def _renamed(run: Run, names: Mapping[str, str]) -> Run:
-    """The run with other ids of its cases."""
-    cases = [replace(c, case_id=names.get(c.case_id, c.case_id)) for c in run.suite.cases]
-    measured = [replace(m, case_id=names.get(m.case_id, m.case_id)) for m in run.measurements]
-    suite = replace(run.suite, cases=tuple(cases))
-    return replace(run, suite=suite, measurements=tuple(measured)) if names else run
-
-
-# --- two runs ----------------------------------------------------------------------------
 
 
 def _differs(baseline: Case, candidate: Case) -> str:

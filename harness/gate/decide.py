@@ -165,11 +165,9 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     bad = next((m for m in evidence.baseline if m.outcome is not Outcome.OK), None)
     if evidence.refused or (bad is not None and bad.outcome in NOTHING_TO_COMPARE):
         why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
-        decision = Decision.NO_GO if evidence.policy.form.new_cases == "block" else Decision.GO
-        blocks = "; the policy blocks new cases" if decision is Decision.NO_GO else ""
         first = why.strip().partition("\n")[0]
-        reason = f"new: the baseline cannot run it ({first}){blocks}"
-        return State.NEW, [Finding(check=check, decision=decision, reason=reason)]
+        reason = f"new: the baseline cannot run it ({first})"
+        return State.NEW, [Finding(check=check, decision=Decision.GO, reason=reason)]
     if bad is not None:
         reason = f"the baseline failed: {units.ending_text(bad.outcome, bad.detail)}"
     else:

@@ -90,8 +90,6 @@ class PolicyForm(Form):
     """`shadow` records, `warn` shows, `block` prevents the merge of a NO-GO."""
     inconclusive: Literal["neutral", "block"] = "neutral"
     """Whether an undecided gate blocks in stage block. It is never shown as a pass."""
-    new_cases: Literal["allow", "block"] = "allow"
-    """Whether a case that the baseline cannot run passes if it runs correctly."""
     roots: Annotated[list[Inside], Field(min_length=1, default_factory=lambda: ["."])]
     """Folders of the repository from which its packages are imported."""
     suites: Annotated[list[ChosenSuite], Field(min_length=1)]

@@ -16,7 +16,6 @@ WHOLE = """\
 schema: 1
 stage: block
 inconclusive: block
-new_cases: block
 roots: [src]
 suites:
   - {suite: suites/gate.yaml, cases: ["train/*"]}
