@@ -1,6 +1,5 @@
 """The tables of a report. Cells are finished text; the template only lays them out."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,10 @@ from harness.report.text import (
     Word,
     case_names,
     listed,
+    own_name,
     shared_name,
 )
-from harness.report.verdict_text import margin_text, requirement_text, rule_sentence, word
+from harness.report.verdict_text import distance, margin_text, requirement_text, rule_sentence, word
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
@@ -211,33 +211,33 @@ def expectations(
     assessed: Iterable[tuple[Expectation, Sequence[Finding]]],
     environment: Environment,
     names: Mapping[str, str],
-) -> Table | None:
-    """A row for each expectation of this GPU, with its farthest case; remarks count the others."""
-    groups = [(e, of) for e, of in assessed if of]
-    rows, elsewhere = [], []
-    for e, of in groups:
-        if not gpu_matches(e.gpu, environment.device_name):
-            elsewhere.append((e.gpu.strip("*"), len(of)))
-            continue
-        shared = shared_name([names[f.subject] for f in of])
-        worst = max(of, key=lambda f: (bool(factors(f)), factors(f), f.estimate is None))
-        others = [p for p in names[worst.subject].split(", ") if p not in shared.split(", ")]
-        counts = Counter(_result(f) for f in of)
-        results = listed([f"{n} {word}" if len(of) > 1 else word for word, n in counts.items()])
-        expected = f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}"
-        cases = f"{shared or names[worst.subject]}{f' ({len(of)} cases)' if of[1:] else ''}"
-        at = f" ({', '.join(others)})" if of[1:] and others else ""
-        rows.append(
-            (cases, expected, e.source or NONE, _actual(worst) + at, _distance(of), results)
-        )
-    remarks = []
-    if elsewhere:
-        gpus = listed(sorted({gpu for gpu, _ in elsewhere}))
-        asked = units.plural("case", sum(n for _, n in elsewhere))
-        stated = units.plural("expectation", len(elsewhere))
-        remarks = [f"Not asked on this GPU: {stated} for {gpus} ({asked})."]
-    columns = ("cases", "expected", "source", ">actual, worst case", "factor", "result")
-    return Table(columns=columns, rows=tuple(rows), remarks=tuple(remarks)) if groups else None
+) -> Table:
+    """A row for each expectation of this GPU, with its farthest case; a remark counts others."""
+    rows, elsewhere = [], list[str]()
+    for e, of in assessed:
+        if of and not gpu_matches(e.gpu, environment.device_name):
+            elsewhere.append(e.gpu.strip("*"))
+        elif of:
+            shared = shared_name([names[f.subject] for f in of])
+            worst = max(of, key=lambda f: (distance(f, None), f.estimate is None))
+            own = own_name(names[worst.subject], shared) if of[1:] else ""
+            counts = Counter(_result(f) for f in of)
+            results = [f"{n} {word}" if of[1:] else word for word, n in counts.items()]
+            rows.append(
+                (
+                    f"{shared}{f' ({len(of)} cases)' if of[1:] else ''}",
+                    f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}",
+                    e.source or NONE,
+                    f"{_actual(worst)}{f' ({own})' if own else ''}",
+                    units.factor(far) if (far := distance(worst, None)) > 1 else NONE,
+                    listed(results),
+                )
+            )
+    stated = units.plural("expectation", len(elsewhere))
+    remark = f"Not asked on this GPU: {stated} for {', '.join(sorted({*elsewhere}))}."
+    columns = ("cases", "expected", "source", ">actual, worst case", ">missed by", "result")
+    remarks = (remark,) if elsewhere else ()
+    return Table(columns=columns, rows=tuple(rows), remarks=remarks)
 
 
 def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = str) -> Table:
@@ -316,9 +316,7 @@ def _count(s: CaseSummary) -> str:
 def _range(metric: str, low: float | None, high: float | None) -> str:
     if low is not None and high is not None:
         return f"{units.plain(metric, low)} to {units.plain(metric, high)}"
-    if low is not None:
-        return f"at least {units.plain(metric, low)}"
-    return "not stated" if high is None else f"at most {units.plain(metric, high)}"
+    return f"at {'most' if low is None else 'least'} {units.plain(metric, low or high or 0.0)}"
 
 
 def _result(f: Finding) -> str:
@@ -336,31 +334,3 @@ def _actual(f: Finding) -> str:
     if f.bound is None:
         return unknown("no measurement")
     return f"{units.bound_text(f.metric, f.bound)} (timeout)"
-
-
-def factors(f: Finding) -> tuple[float, ...]:
-    """Ratio of the value to the nearer and to the farther end of the expected range; one number if
-    only one end is stated; empty inside the range."""
-    value = f.estimate.value if f.estimate else f.bound
-    low = -math.inf if f.low is None else f.low
-    high = math.inf if f.high is None else f.high
-    if value is None or value <= 0 or low <= value <= high:
-        return ()
-    ends = [end for end in (low, high) if 0 < end < math.inf]
-    return tuple(sorted(max(end / value, value / end) for end in ends))
-
-
-def _distance(of: Sequence[Finding]) -> str:
-    """`1.62x to 1.72x below`, of the cases outside the range."""
-    outside = [f for f in of if factors(f)]
-    if not outside:
-        return "within" if any(f.estimate for f in of) else NONE
-    ends = sorted(factors(f)[0] for f in outside)
-    by = list(dict.fromkeys(units.factor(x) for x in (ends[0], ends[-1])))
-    over = "more than " if all(f.estimate is None for f in outside) else ""
-    sides = dict.fromkeys(
-        "below" if f.low is not None and value is not None and value < f.low else "above"
-        for f in outside
-        for value in [f.estimate.value if f.estimate else f.bound]
-    )
-    return f"{over}{'–'.join(by)} {' or '.join(sides)}"

@@ -48,7 +48,7 @@ from harness.records import (
     Thresholds,
     Verdict,
 )
-from harness.report.tables import factors
+from harness.report.verdict_text import distance
 from harness.runner.interleave import clock
 from harness.store.reader import load
 
@@ -102,7 +102,7 @@ def of_one(run: Run) -> dict[str, Values]:
         "expectations": [
             [
                 *(f.metric, f.subject, f.decision, f.likely),
-                *(_estimate(f.estimate), f.bound, factors(f)),
+                *(_estimate(f.estimate), f.bound, distance(f, None)),
             ]
             for _, found in assessed(run.suite, summaries)
             for f in found
