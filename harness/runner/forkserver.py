@@ -44,8 +44,6 @@ LAST_BYTES = 2**16
 MAX_REPLY_BYTES = 2**15
 """JSON writes one byte of a bounded text as six at most."""
 
-_PYTHONPATH = os.environ.get("PYTHONPATH", "")
-"""Of this process; a search may change the variable later."""
 _HARNESS = str(Path(__file__).resolve().parents[2])
 
 # The forkserver loads the parent's copy of the harness, torch and the standard library. It works in
@@ -73,6 +71,7 @@ class Worker:
     """time.monotonic at the fork, after the start of the forkserver."""
     cold: bool
     closed_pipe: bool = False
+    """As at its exit, which the forkserver must report."""
     exit_code: int | None = None
     """As subprocess.Popen.returncode: minus the number of the signal that killed it."""
 
@@ -84,12 +83,6 @@ class Worker:
         ready, _, _ = select.select(files, [], [], max(0.0, seconds))
         if self.forkserver.control.fileno() in ready:
             self.exit_code = self.forkserver.hear().get("exited", -signal.SIGKILL)
-
-    def hung_up(self) -> None:
-        """It has closed its pipe, as at exit, which the forkserver must report."""
-        if not self.closed_pipe:
-            self.closed_pipe = True
-            self.forkserver.wake()
 
     def converse(
         self, seconds: float, meanwhile: Callable[[], float] = lambda: math.inf
@@ -129,17 +122,11 @@ class Worker:
 
 def search_path(env: Mapping[str, str]) -> list[str]:
     """The folders that a worker with these variables searches for modules after those of the code
-    under test: PYTHONPATH as it is in `env`, those that this Python has without it, this folder."""
-    prefixes = (sys.prefix, sys.base_prefix)
-    given, mine = _folders(env.get("PYTHONPATH", "")), _folders(_PYTHONPATH)
-    dropped = {f for f in mine if not f.startswith(prefixes)} | {sysconfig.get_path("scripts")}
+    under test: PYTHONPATH of `env`, those of this Python, this folder."""
+    given = [place for place in env.get("PYTHONPATH", "").split(os.pathsep) if place]
+    places = [*given, *(p for p in sys.path if p != sysconfig.get_path("scripts")), ""]
     # An entry that is not a folder or an archive is a hook's word for one.
-    own = [str(Path(p).absolute()) if Path(p).exists() else p for p in sys.path]
-    return [*dict.fromkeys((*given, *(p for p in own if p not in dropped), str(Path.cwd())))]
-
-
-def _folders(path: str) -> list[str]:
-    return [str(Path(place).absolute()) for place in path.split(os.pathsep) if place]
+    return [*dict.fromkeys(str(Path(p).absolute()) if Path(p).exists() else p for p in places)]
 
 
 def start_forkserver(
@@ -169,8 +156,6 @@ class ForkserverHandle:
 
     def __init__(self, env: Mapping[str, str], first: Sequence[str], cwd: Path | None) -> None:
         """Start one under `env` and wait until torch is imported there."""
-        self.prepared = False
-        """Whether it has imported what measuring a workload needs."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
         env = {**os.environ, **env}
@@ -230,15 +215,14 @@ class ForkserverHandle:
         )
 
     def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these and what measuring needs; why it must be replaced, or nothing. An
-        import that does not end is a HarnessError."""
-        self.prepared = True
+        """Have it import these; why it must be replaced, or nothing. An import that does not end is
+        a HarnessError."""
         self._send({"preload": modules})
         self.control.settimeout(START_S)
         began, reply = time.monotonic(), self.hear()
         if not reply and time.monotonic() - began >= START_S:
             self._process.kill()  # in an import it does not hear that it should end
-            names = ", ".join(modules) or "torch"
+            names = ", ".join(modules)
             raise HarnessError(
                 f"no worker can be started: import {names}: no answer in {START_S:g} s",
                 f"Try the import alone: python -c {shlex.quote(f'import {names}')}",
@@ -253,11 +237,6 @@ class ForkserverHandle:
             file.flush()
             socket.send_fds(self.control, [b"."], [file.fileno(), *fds])
 
-    def wake(self) -> None:
-        """Let it go on, if its worker has stopped it."""
-        if not self.closed:
-            os.kill(self._process.pid, signal.SIGCONT)
-
     def hear(self) -> dict[str, Any]:
         """The next reply; empty if it takes too long or the forkserver is dead."""
         try:
@@ -269,7 +248,6 @@ class ForkserverHandle:
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""
-        self.wake()
         self._send({"end": grace_s})
         self.control.settimeout(END_S)
         while reply := self.hear():

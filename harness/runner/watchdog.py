@@ -121,8 +121,7 @@ def _see_through(
         except Garbled as error:
             detail = f"garbled answer {story.where()}: {error}"
             return Ending(outcome=Outcome.CRASH, detail=detail, evidence=story.evidence())
-        if reader.at_end:
-            worker.hung_up()
+        worker.closed_pipe = reader.at_end
         ending = story.ending(time.monotonic(), exit_code)
         if ending is not None:
             alive = exit_code is None

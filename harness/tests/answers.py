@@ -29,6 +29,6 @@ def answered(case: Case, **order: Any) -> Measurement:
     sent: list[Message] = []
     MessageReader(answers).drain(sent.append)
     os.close(answers)
-    (found,) = (m.measurement for m in sent if isinstance(m, Answer))
+    (found,) = (m.measurement for m in sent if isinstance(m, Answer) and m.final)
     parts = [m.over_steps for m in sent if isinstance(m, StepsDone) and m.over_steps]
     return replace(found, over_steps=OverSteps.joined(parts))

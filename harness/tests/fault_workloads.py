@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from harness.tests.fake_workloads import *  # noqa: F403  a case may name any of both modules
-from harness.tests.fake_workloads import Axes, _good_but, good, never_exits
+from harness.tests.fake_workloads import Axes, _good_but, good
 from harness.workload import Workload
 
 
@@ -178,12 +178,6 @@ def exhausts_host_memory(provider: str, axes: Axes) -> Workload:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
     return _counted(lambda i: torch.ones(2**29))
-
-
-def stops_the_forkserver(provider: str, axes: Axes) -> Workload:
-    if not axes["exits"]:
-        never_exits(provider, axes)
-    return _counted(lambda i: os.kill(os.getppid(), signal.SIGSTOP) if i == 3 else None)
 
 
 def nan_of_inputs(provider: str, axes: Axes) -> Workload:

@@ -115,7 +115,7 @@ def serve(control_fd: int) -> None:
     """Fork forkservers until the other end of the socket closes."""
     from harness.worker import forkserver
 
-    forkserver._preload([])
+    forkserver.prepare()
     control, started = socket.socket(fileno=control_fd), 0
     while True:
         data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 2, socket.MSG_CMSG_CLOEXEC)

@@ -10,7 +10,7 @@ forkserver ends every process below it.
 Protocol, over a SOCK_SEQPACKET socket, JSON objects. Requests come in a file in memory, the first
 descriptor of a message; replies are short:
     <- {"ready": true}                         once, when torch is imported
-    -> {"preload": [modules]}                  import them, and what every measured workload needs
+    -> {"preload": [modules]}                  import them
     <- {"preloaded": problem}                  empty, or why this forkserver must be replaced
     -> {"env": {...}}, a newline and an Order; and two more file descriptors: answers, log
     <- {"pid": p}
@@ -58,12 +58,21 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(control_fd: int, first: Sequence[str]) -> None:
     """Serve orders until the other end of the socket closes; `first` are first on the path."""
+    prepare()
     _require_untouched_gpu()
     freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
         _Forkserver(control, first).serve()
     os._exit(0)  # an orderly exit would take torch a second
+
+
+def prepare() -> None:
+    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU."""
+    importlib.import_module(DYNAMO)  # and with it much of the standard library
+    if torch.backends.cuda.is_built():
+        # Without Triton there is nothing to hash; a Triton with another name does it later.
+        getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
 
 
 class _Forkserver:
@@ -201,19 +210,13 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
-    """Import DYNAMO; then, with these folders first on the path, the factories' modules and what
-    these name in PRELOAD; where torch can use a GPU, hash Triton's files. Why a fork of this
-    process would differ from a fresh one, or nothing."""
+    """Import the factories' modules, with these folders first on the path, and what they name in
+    PRELOAD. Why a fork of this process would differ from a fresh one, or nothing."""
     try:
-        importlib.import_module(DYNAMO)  # and with it much of the standard library
-        if modules:
-            _import_from(first)
+        _import_from(first)
         for name in modules:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)
-        if torch.backends.cuda.is_built():
-            # Without Triton there is nothing to hash; a Triton with another name does it later.
-            getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
         _require_untouched_gpu()
     except BaseException as error:  # noqa: BLE001 - a user's module may raise anything; reported
         return bounded(f"{type(error).__name__}: {error}")

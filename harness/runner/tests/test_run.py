@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -107,16 +108,15 @@ def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
     assert not planned.outcomes
 
 
-def test_workers_search_the_pythonpath_of_their_own_variables(
+def test_workers_search_the_pythonpath_of_their_own_variables_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = sys.path[-1]
-    monkeypatch.setattr(forkserver, "_PYTHONPATH", f"/of/the/shell{os.pathsep}{own}")
-    monkeypatch.setattr(sys, "path", ["", "/of/the/shell", own])
+    monkeypatch.setattr(sys, "path", [sysconfig.get_path("scripts"), own, "hook"])
 
     path = forkserver.search_path({"PYTHONPATH": "/of/the/case"})
 
-    assert path == ["/of/the/case", str(Path.cwd()), own]
+    assert path == ["/of/the/case", own, "hook", str(Path.cwd())]
 
 
 # --- machines that are not fit -----------------------------------------------------------

@@ -221,7 +221,7 @@ def watched(
     os.close(end)
     worker = SimpleNamespace(
         pid=os.getpid(), answers=answers, launched_at=time.monotonic(), cold=True,
-        exit_code=0, wait=lambda **_: None, hung_up=lambda: None, end=lambda: survivors,
+        exit_code=0, wait=lambda **_: None, closed_pipe=False, end=lambda: survivors,
     )  # fmt: skip
     (folder / "x.log").touch()
     return watchdog.watch(

@@ -3,31 +3,13 @@
 import importlib
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from harness.records import Program
-from harness.runner import launcher
 from harness.runner.forkserver import MAX_REPLY_BYTES
-from harness.tests.workers import make_case
 from harness.worker import forkserver
-
-
-@pytest.mark.parametrize("program", [Program(argv=("ls",)), None])
-def test_only_a_measured_workload_needs_the_preparation(
-    program: Program | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = Mock(prepared=False)
-    handle.preload.return_value = ""
-    one = launcher.Launcher()
-    monkeypatch.setattr(one, "_warmed", lambda: handle)
-
-    one.launch(replace(make_case("good"), program=program), 0, Path("log"))
-
-    assert handle.preload.called is (program is None)
 
 
 def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
@@ -40,6 +22,7 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
         lambda name: seen.append((name, sys.path[0] == str(tmp_path))),
     )
 
+    forkserver.prepare()
     forkserver._preload(["own"], [str(tmp_path)])
 
     assert seen == [(forkserver.DYNAMO, False), ("own", True)]
@@ -53,7 +36,7 @@ def test_triton_is_hashed_before_the_fork_where_a_gpu_may_run_it(
     monkeypatch.setattr(importlib.import_module(forkserver.TRITON_CACHE), "triton_key", hashed)
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: cuda)
 
-    assert forkserver._preload([]) == ""
+    forkserver.prepare()
 
     assert hashed.called is cuda
 
@@ -68,4 +51,3 @@ def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
     assert forkserver._preload(["leaves"]) == "SystemExit: 3"
     reply = {"preloaded": forkserver._preload(["\0" * 10**6])}
     assert len(json.dumps(reply)) < MAX_REPLY_BYTES
-    assert forkserver.DYNAMO in sys.modules
