@@ -97,14 +97,7 @@ _RuleForm = create_model(
         counts=WeightOf,
     ),
     go=(float | None, Field(default=None, description="In SI base units.")),
-    at_least=(
-        Positive | None,
-        Field(
-            default=None,
-            description="For a ratio rule, in place of go: how many times better the matched case "
-            "must be.",
-        ),
-    ),
+    at_least=(Positive | None, Field(default=None, description="Of a ratio rule, in place of go.")),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -108,6 +109,26 @@ SomeMatching = Annotated[
 ]
 AllowedOutcome = Annotated[Outcome, Field(strict=False), AfterValidator(_not_ok)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def one_or_list(one: Any) -> BeforeValidator:
+    """A list in a form, for which a file may have its only item."""
+
+    def listed(given: Any) -> Any:
+        return given if isinstance(given, list) else [given]
+
+    return BeforeValidator(listed, json_schema_input_type=one | list[one])
+
+
+def text_as(key: str, mapping: Any) -> BeforeValidator:
+    """A mapping in a form, for which a file may have the text of one of its keys."""
+
+    def mapped(given: Any) -> Any:
+        return {key: given} if isinstance(given, str) else given
+
+    return BeforeValidator(mapped, json_schema_input_type=Text | mapping)
+
+
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -240,7 +261,7 @@ def problem(error: ErrorDetails, data: Any) -> Problem:
         text += f", not {show(value)}"
     if kind == "string_type":
         remedy = "Put it in quotes."
-    return Problem(loc, text, remedy)
+    return Problem(loc, text, remedy, at_key)
 
 
 def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:

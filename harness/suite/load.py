@@ -116,25 +116,21 @@ def loads(
         cases = sweep.expanded(*overridden(model, overrides))
         if contrary := _contrary(cases):
             raise set_error(" ".join(overrides), contrary)
-    whole, parts = (
-        (model.question, {})
-        if isinstance(model.question, str)
-        else (" ".join(model.question.values()), model.question)
-    )
+    parts = {} if isinstance(model.question, str) else model.question
     kept = filtered(cases, filters, path)
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
-        question=whole,
+        question=model.question if isinstance(model.question, str) else " ".join(parts.values()),
         parts=parts,
-        decides_for=model.deciding.gpu,
-        deciding=tuple(model.deciding.parts),
+        decides_for=model.decides_for.gpu,
+        deciding=tuple(model.decides_for.parts),
         peers=tuple(model.peers),
         labels=tuple((one.name, one.match) for one in model.labels),
         axis_names=model.axis_names,
         provider_names=model.provider_names,
-        requires={k: v for one in model.needs if not one.else_ for k, v in one.stated().items()},
-        wants={k: v for one in model.needs if one.else_ for k, v in one.stated().items()},
+        requires={k: v for one in model.requires if not one.else_ for k, v in one.stated().items()},
+        wants={k: v for one in model.requires if one.else_ for k, v in one.stated().items()},
         path=str(path),
         text=text,
         sha256=sha256(text.encode()).hexdigest(),
@@ -185,6 +181,7 @@ def _cases(model: SuiteModel) -> tuple[list[Case], list[Problem]]:
         if not kept:
             text = "every combination is excluded"
             problems.append(Problem((*loc, "exclude"), text, at_key=True))
+            continue
         if contrary := _contrary(kept):
             remedy = "Lower min_samples or raise max_samples."
             place = (*loc, "measure") if "measure" in workload.model_fields_set else ("measure",)
@@ -281,7 +278,7 @@ def _unasked(model: SuiteModel) -> Iterator[Problem]:
     if model.suspects:
         asked["suspects", "asks"] = model.suspects.asks
     named = dict(asked)
-    for i, part in enumerate(model.deciding.parts):
+    for i, part in enumerate(model.decides_for.parts):
         named["decides_for", "parts", i] = part
     for place, part in named.items():
         if part and part not in parts:

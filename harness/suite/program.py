@@ -1,7 +1,6 @@
 """A workload that is a program: its problems, and the program of one case."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -31,18 +30,12 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     """Problems of a program, its arguments and its metrics."""
     if workload.command is None:
         return
-    try:
-        words = _words(workload)
-    except ValueError as error:
-        yield Problem((*loc, "command"), f"command cannot be split: {error}", "Use a list.")
-        return
-    if not words:
-        yield Problem((*loc, "command"), "command is empty")
-        return
-    used = {factor for factor in _factors(workload.world_size) if isinstance(factor, str)}
+    used = {factor for factor in workload.world_size if isinstance(factor, str)}
     problems: list[Problem] = []
-    for place, text, whole in _texts(workload, words):
-        problems += _check_fields(workload, (*loc, *place), text, used, whole=whole)
+    for i, word in enumerate(workload.command):
+        place = (*loc, "command", i)
+        problems += _check_fields(workload, place, as_text(word), used, whole=i > 0)
+    problems += _check_fields(workload, (*loc, "cwd"), workload.cwd, used, whole=False)
     yield from problems
     for name, values in workload.axes.items():
         swept = isinstance(values, list)
@@ -79,10 +72,9 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     """The program of one case of a workload that passed `check`; None for a factory."""
     if workload.command is None:
         return None
-    words = _words(workload)
-    factors = [f for product in (workload.tokens, workload.flops) for f in _factors(product)]
-    gpus = {*_factors(workload.gpus), *_factors(workload.world_size)}
-    argv = [_filled(str(word), case) for word in words[:1]]
+    words = [as_text(word) for word in workload.command]
+    factors = {*workload.tokens, *workload.flops} - {*workload.gpus, *workload.world_size}
+    argv = [_filled(word, case) for word in words[:1]]
     for word in words[1:]:
         optional = _optional(word)
         if optional is None:
@@ -100,7 +92,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         world_size=_product(workload.world_size, case) or 0,
         carried=_carried(["", workload.cwd, *words]),
         # More GPUs do more work in the same time, which an axis without effect does, too.
-        work_axes=tuple(n for n in case.axes if n in {*factors} - gpus),
+        work_axes=tuple(n for n in case.axes if n in factors),
     )
 
 
@@ -112,22 +104,6 @@ def _carried(words: Sequence[str]) -> Mapping[str, str]:
             option = (field[2] or (word if word.startswith("-") else before)).partition("=")[0]
             ways.setdefault(field[1] or "", set()).add(option)
     return {axis: o for axis, (o, *more) in ways.items() if o.startswith("-") and not more}
-
-
-def _words(workload: WorkloadModel) -> list[str]:
-    """The words of the command, with their fields; ValueError for an open quote."""
-    if isinstance(workload.command, str):
-        return shlex.split(workload.command)
-    return [as_text(word) for word in workload.command or ()]
-
-
-def _texts(workload: WorkloadModel, words: Sequence[str]) -> Iterator[tuple[Loc, str, bool]]:
-    """Texts that may have fields: place, text, and whether it is an argument."""
-    listed = not isinstance(workload.command, str)
-    for i, word in enumerate(words):
-        yield (("command", i) if listed else ("command",)), word, i > 0
-    if "cwd" in workload.model_fields_set:
-        yield ("cwd",), workload.cwd, False
 
 
 def _check_fields(
@@ -155,9 +131,8 @@ def _check_fields(
 
 
 def _check_product(workload: WorkloadModel, key: str, loc: Loc) -> Iterator[Problem]:
-    product = getattr(workload, key)
-    for i, factor in enumerate(_factors(product)):
-        place = (*loc, i) if isinstance(product, list) else loc
+    for i, factor in enumerate(getattr(workload, key)):
+        place = (*loc, i)
         if isinstance(factor, int):
             continue
         if factor not in workload.axes:
@@ -183,7 +158,7 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
         elif not (reading.unit and reading.better):
             text = f"{show(name)} is not a metric of the harness, so it needs unit and better"
             yield Problem(place, text, nearest(name, REPORTED), at_key=True)
-    if "tokens_per_s" in workload.metrics and workload.tokens is not None:
+    if "tokens_per_s" in workload.metrics and workload.tokens:
         text, remedy = "tokens already gives tokens_per_s", "Remove this metric, or tokens."
         yield Problem((*loc, "tokens_per_s"), text, remedy, at_key=True)
     if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
@@ -196,10 +171,8 @@ def _steps(workload: WorkloadModel) -> Steps | None:
     progress = workload.progress
     if progress is None:
         return None
-    if isinstance(progress, str):
-        return Steps(step=progress)
-    sampled = progress.until == "sampled"
-    return Steps(step=progress.step, setup_steps=progress.setup_steps, until_sampled=sampled)
+    given = progress.model_dump(exclude={"until"})
+    return Steps(**given, until_sampled=progress.until == "sampled")
 
 
 def _metric(name: str, reading: ReadingModel) -> Metric:
@@ -213,13 +186,8 @@ def _source(name: str, reading: ReadingModel) -> MetricSource:
     return MetricSource(metric=name, **given, higher_is_better=higher, last=last)
 
 
-def _factors(product: Product | None) -> Sequence[int | str]:
-    return product if isinstance(product, list) else [] if product is None else [product]
-
-
-def _product(product: Product | None, case: Case) -> int | None:
-    factors = _factors(product)
-    values = [int(case.axes[f]) if isinstance(f, str) else f for f in factors]
+def _product(product: Product, case: Case) -> int | None:
+    values = [int(case.axes[f]) if isinstance(f, str) else f for f in product]
     return prod(values) if values else None
 
 

@@ -23,19 +23,6 @@ Bound = Annotated[Text, AfterValidator(_bound)]
 """A bound such as `>=2`, or a pattern such as `580.*`."""
 
 
-class TorchModel(Form):
-    """Settings of torch, as a workload finds them."""
-
-    allow_tf32_matmul: bool | None = None
-    allow_tf32_cudnn: bool | None = None
-    float32_matmul_precision: Literal["highest", "high", "medium"] | None = None
-    expandable_segments: bool | None = None
-    """Of the CUDA allocator."""
-    flash_attention_in_torch: bool | None = None
-    deterministic: bool | None = None
-    num_threads: Annotated[int, Field(ge=1)] | None = None
-
-
 class RequiresModel(Form):
     """What the machine must have before the first case; else the run ends there, with exit status
     2. Checked by `harness run --dry-run` too."""
@@ -50,7 +37,8 @@ class RequiresModel(Form):
     """Free memory of the GPU before the first case."""
     packages: dict[Name, Bound] = {}
     """Installed package -> its version: `>=2`, or `*` for any. Also python, cuda and cudnn."""
-    torch: TorchModel = TorchModel()
+    torch: dict[Name, Scalar] = {}
+    """Settings of torch, as a workload finds them: allow_tf32_matmul, num_threads and others."""
     variables: dict[VariableName, Text] = {}
     """Environment variable of the run -> pattern of its value; `*` if it must be set."""
     else_: Literal["note"] | None = Field(default=None, alias="else")

@@ -1,16 +1,23 @@
-"""The form of a suite file: its keys and what they mean. The part that decides is in
-harness.suite.decisions.
+"""The form of a suite file: its keys and what they mean, for validation and for editors.
 
-The models validate a suite and give its JSON Schema, which editors show. Where a record says the
-same (settings, rules, suspects), its form is made from the record. Checks of names that a suite
-defines itself (axes, cases) are in harness.suite.sweep and harness.suite.program.
+The part that decides is in harness.suite.decisions; names that a suite defines itself (axes, cases)
+are checked in harness.suite.sweep and harness.suite.program.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from harness.records import Match, MeasureSettings
 from harness.suite.decisions import Cost, Diagnosis, LabelModel, StatedExpectation, StatedRule
@@ -31,8 +38,10 @@ from harness.suite.fields import (
     Values,
     VariableName,
     form_of,
+    one_or_list,
     problem,
     schema_of,
+    text_as,
     wrong,
 )
 from harness.suite.requires import RequiresModel
@@ -96,19 +105,17 @@ class MeasureModel(_Settings):
 class SomeModel(Form):
     """What is for some cases of a workload."""
 
-    match: SomeMatching
-    """Cases of this workload."""
+    match: Annotated[Matching, Field(default_factory=Match)]
+    """Cases of this workload; all of them if absent."""
 
 
 class MeasureSomeModel(MeasureModel, SomeModel):
     """How some cases of a workload are measured."""
 
 
-class AllowModel(Form):
+class AllowModel(SomeModel):
     """An expected outcome of some cases other than ok."""
 
-    match: Annotated[Matching, Field(default_factory=Match)]
-    """Cases of this workload; all of them if absent."""
     outcome: AllowedOutcome
     reason: Text
 
@@ -119,7 +126,13 @@ class SomeEnvModel(SomeModel):
     set: Annotated[dict[VariableName, Value], Field(min_length=1)]
 
 
-class PathModel(Form):
+_variables = BeforeValidator(
+    lambda given: [{"set": given}] if isinstance(given, dict) else given,
+    json_schema_input_type=dict[VariableName, Value] | list[SomeEnvModel],
+)
+
+
+class PathModel(SomeModel):
     """Names that must run and must not run; patterns (fnmatch)."""
 
     must: list[Text] = []
@@ -132,13 +145,6 @@ class PathModel(Form):
         if not (self.must or self.must_not):
             raise wrong("needs must, must_not or both")
         return self
-
-
-class PathSomeModel(PathModel, SomeModel):
-    """The same of some cases."""
-
-
-Paths = OneOrList[PathModel, list[PathSomeModel]]
 
 
 def _pattern(text: str) -> str:
@@ -163,16 +169,28 @@ Factor = Annotated[
     Annotated[int, Field(ge=1), Tag("number")] | Annotated[AxisName, Tag("axis")],
     Discriminator(lambda value: "axis" if isinstance(value, str) else "number"),
 ]
-Product = OneOrList[Factor, Some[Factor]]
+Product = Annotated[Some[Factor], one_or_list(Factor)]
+
+
+def _words(command: Any) -> Any:
+    """The words of a command; a text is split as a shell splits it."""
+    if not isinstance(command, str):
+        return command
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise wrong(f"cannot be split: {error}", remedy="Use a list.") from None
+
+
+as_words = BeforeValidator(_words, json_schema_input_type=Text | Some[Value])
 
 
 class ProgressModel(Form):
     """Lines of output that show the progress of a program."""
 
     step: Pattern
-    """Regular expression of the line after each step. Optional groups: `step`, the number of
-    finished steps; `step_s` or `step_ms`, the duration of this one. Without a duration, the time
-    between two such lines counts."""
+    """Regular expression of the line after each step, with optional groups `step`, the number of
+    finished steps, and `step_s` or `step_ms`, the duration of this one."""
     setup_steps: Annotated[int, Field(ge=0)] = 1
     """Steps that compile or fill caches; neither warm-up nor samples. Default 1."""
     until: Literal["exit", "sampled"] = "exit"
@@ -217,62 +235,44 @@ class WorkloadModel(Form):
     """First part of the case ids."""
     factory: Annotated[str, Field(pattern=FACTORY)] | None = None
     """`package.module:function`, which the worker calls with provider and axes."""
-    command: OneOrList[Text, Some[Value]] | None = None
-    """Instead of a factory: a program and its arguments, as a list or as text that is split like in
-    a shell. `{axis}` is an axis, `{provider}` the provider, `{python}` as first word the
-    interpreter of the harness; `{axis:--flag}` is an argument if the axis is true."""
+    command: Annotated[Some[Value], as_words] | None = None
+    """Instead of a factory: a program and its arguments, with `{axis}`, `{provider}`, `{python}` as
+    first word for the interpreter of the harness, and `{axis:--flag}` for an axis that is true."""
     cwd: Text = "."
-    """Folder of the program, relative to the folder of the harness command, or in a gate or a
-    bisection to the root of each commit's tree. Default `.`."""
-    progress: (
-        Annotated[
-            Annotated[Pattern, Tag("one")] | Annotated[ProgressModel, Tag("mapping")],
-            Discriminator(_one_or_mapping),
-        ]
-        | None
-    ) = None
+    """Folder of the program, relative to that of the command, or to the root of a commit's tree."""
+    progress: Annotated[ProgressModel, text_as("step", ProgressModel)] | None = None
     """Lines of a program's output that mark a step: a regular expression, or a mapping."""
     metrics: dict[Name, ReadingModel] = {}
-    """Metrics that a program reports: `step_s`, `tokens_per_s`, `mfu`, `peak_memory_bytes`, or any
-    other name with unit and direction."""
-    tokens: Product | None = None
+    """Metrics that a program reports: `step_s`, `mfu`, or any other with unit and direction."""
+    tokens: Product = []
     """Tokens of one step of a program: a number, an axis, or a list of both to multiply."""
-    flops: Product | None = None
+    flops: Product = []
     """Floating-point operations of one step of a program, likewise."""
-    gpus: Product | None = None
-    """GPUs that a program needs, likewise. With fewer on the machine the outcome is unsupported; a
-    program that needs one also runs without."""
-    world_size: Product | None = None
-    """Ranks of a distributed program, likewise: the harness starts this many processes of the
-    command, with the variables of torchrun. On a GPU each needs one. Not with `gpus`, which is for
-    a command that starts its processes itself."""
+    gpus: Product = []
+    """GPUs that a program needs, likewise; with fewer it is unsupported."""
+    world_size: Product = []
+    """Ranks of a distributed program, likewise: processes of the command that the harness starts,
+    with the variables of torchrun. Not with `gpus`, for a command that starts them itself."""
     providers: Some[Name] = ["program"]
     """The implementations to measure. Optional for a program."""
     axes: dict[AxisName, Values] = {}
-    """A list is swept, a single value fixed. An UPPER_CASE axis is also an environment variable of
-    the worker."""
+    """A list is swept, a single value fixed. UPPER_CASE: also an environment variable."""
     zip: list[Annotated[list[AxisName], Field(min_length=2)]] = []
     """Groups of swept axes that vary together instead of being crossed."""
     exclude: list[SomeMatching] = []
     """Combinations to exclude; every entry must match at least one."""
-    env: OneOrList[dict[VariableName, Value], list[SomeEnvModel]] = {}
-    """Environment variables of the worker: for all cases, or a list of `{match, set}`. A flag that
-    a case sets and no code reads is a path_mismatch."""
-    kernels: Paths | None = None
-    """Kernels that must and must not run: `{must, must_not}`, or a list of
-    `{match, must, must_not}`. A violation is a path_mismatch; nothing is checked without a GPU."""
-    operators: Paths | None = None
+    env: Annotated[list[SomeEnvModel], _variables] = []
+    """Environment variables of the worker: for all cases, or a list of `{match, set}`."""
+    kernels: Annotated[list[PathModel], one_or_list(PathModel)] = []
+    """Kernels that must and must not run on a GPU; a violation is a path_mismatch."""
+    operators: Annotated[list[PathModel], one_or_list(PathModel)] = []
     """Likewise for PyTorch's operators by their names in the profiler, on any device."""
-    measure: OneOrList[MeasureModel, list[MeasureSomeModel]] = Field(default_factory=MeasureModel)
-    """Overrides settings of the suite, for all cases of the workload or in a list for some:
-    `{match, timeout_s}`."""
+    measure: Annotated[list[MeasureSomeModel], one_or_list(MeasureSomeModel)] = []
+    """Overrides settings of the suite, for all cases or a list for some: `{match, timeout_s}`."""
     allow: OneOrList[dict[AllowedOutcome, Text], list[AllowModel]] = {}
-    """Expected outcomes with their reasons: `{timeout: why}`, or a list of
-    `{match, outcome, reason}`."""
-
+    """Expected outcomes: `{timeout: why}`, or a list of `{match, outcome, reason}`."""
     nondeterministic: Text | None = None
-    """Why processes of one case may compute different outputs, such as atomic additions. If absent,
-    a difference leaves the verdict INCONCLUSIVE."""
+    """Why processes of a case may differ in outputs; without it the verdict is INCONCLUSIVE."""
 
     @model_validator(mode="after")
     def _factory_or_program(self) -> "WorkloadModel":
@@ -283,12 +283,9 @@ class WorkloadModel(Form):
                 raise wrong("goes with command, not with factory", key=foreign[0])
             if "providers" not in self.model_fields_set:
                 raise wrong("needs providers with a factory")
-        if self.gpus is not None and self.world_size is not None:
-            raise wrong(
-                "needs gpus or world_size, not both",
-                key="gpus",
-                remedy="Remove gpus: each of the world_size ranks needs a GPU.",
-            )
+        if self.gpus and self.world_size:
+            remedy = "Remove gpus: each of the world_size ranks needs a GPU."
+            raise wrong("needs gpus or world_size, not both", key="gpus", remedy=remedy)
         return self
 
 
@@ -311,22 +308,19 @@ class SuiteModel(Form):
     """Part of the report's file name."""
     question: Text | Annotated[dict[Name, Text], Field(min_length=1)]
     """The question that the suite answers, or its parts by name: some rule asks each of them."""
-    decides_for: Text | DecidesFor = Field(default_factory=DecidesFor)
+    decides_for: Annotated[DecidesFor, text_as("gpu", DecidesFor)] = DecidesFor()
     """Pattern of the GPU that the question is about, or what decides."""
     labels: list[LabelModel] = []
-    """Short names for cases in the answer of a report: all that fit a case are joined; of those
-    that name the same axis, the first."""
+    """Short names for cases: all that fit are joined; of those for the same axis, the first."""
     axis_names: dict[str, Text] = {}
     """Short names of the axes that no label names: `{seq_len: T}`."""
     provider_names: dict[str, Text] = {}
-    """Names of providers for people, of all workloads or one: `{nsa: NSA eager, fast/nsa: NSA
-    Triton}`."""
+    """Names of providers for people, of all workloads or one: `{fast/nsa: NSA Triton}`."""
     peers: list[Name] = []
-    """Providers that the subject is compared with: if one fails, the comparison has a gap, and the
-    verdict does not change."""
+    """Providers that the subject is compared with; one that fails leaves a gap, no NO-GO."""
     device: Literal["any", "cuda", "cpu"] = "any"
     """`cuda` refuses to run without an NVIDIA GPU; `cpu` never uses a GPU."""
-    requires: OneOrList[RequiresModel, Some[RequiresModel]] = RequiresModel()
+    requires: Annotated[list[RequiresModel], one_or_list(RequiresModel)] = []
     """What the machine must have, or a list, of which some may say `else: note`."""
     measure: Annotated[MeasureModel, Field(default_factory=MeasureModel)]
     workloads: Annotated[list[WorkloadModel], Field(min_length=1)]
@@ -335,15 +329,6 @@ class SuiteModel(Form):
     cost: Cost | None = None
     suspects: Diagnosis | None = None
     """What could explain a number that somebody saw."""
-
-    @property
-    def deciding(self) -> DecidesFor:
-        given = self.decides_for
-        return DecidesFor(gpu=given) if isinstance(given, str) else given
-
-    @property
-    def needs(self) -> list[RequiresModel]:
-        return self.requires if isinstance(self.requires, list) else [self.requires]
 
 
 def measure_setting(name: str, value: Any) -> Mapping[str, Any]:

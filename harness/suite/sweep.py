@@ -14,17 +14,9 @@ from typing import Any, TypeVar
 from harness.records import Case, Match, MeasureSettings, Outcome, PathRule, Scalar, as_text
 from harness.suite import program
 from harness.suite.positions import Loc, Problem, nearest, show
-from harness.suite.schema import (
-    AllowModel,
-    MeasureModel,
-    PathModel,
-    PathSomeModel,
-    SomeModel,
-    SuiteModel,
-    WorkloadModel,
-)
+from harness.suite.schema import PathModel, SomeModel, SuiteModel, WorkloadModel
 
-SomeForm = TypeVar("SomeForm", bound=SomeModel | AllowModel)
+SomeForm = TypeVar("SomeForm", bound=SomeModel)
 
 MAX_CASES = 10_000
 """Cases of one workload before exclusions."""
@@ -43,9 +35,10 @@ def check(workload: WorkloadModel, loc: Loc) -> list[Problem]:
             text = f"{show(name)} cannot be an axis; every case has it already"
             remedy = "Give the axis another name."
             problems.append(Problem((*loc, "axes", name), text, remedy, at_key=True))
-        for place in _set_in_env(workload, name):
-            text = f"{name} is both an axis and in env"
-            problems.append(Problem((*loc, *place), text, "Remove one of them.", at_key=True))
+        for i, some in enumerate(workload.env):
+            if name in some.set:
+                text, place = f"{name} is both an axis and in env", (*loc, "env", i, "set", name)
+                problems.append(Problem(place, text, "Remove one of them.", at_key=True))
         if isinstance(values, list):
             repeats = any(name in group for group in workload.zip)
             problems += _check_values(values, (*loc, "axes", name), repeats=repeats)
@@ -124,12 +117,14 @@ def combinations(
             env={name: as_text(v) for name, v in axes.items() if name.isupper()},
             nondeterministic=workload.nondeterministic or "",
         )
-        case = replace(case, env={**_env(workload, case), **case.env})
+        variables = {k: as_text(v) for e in _ours(workload.env, case) for k, v in e.set.items()}
+        measured = {k: v for m in _ours(workload.measure, case) for k, v in m.given().items()}
         found.append(
             replace(
                 case,
                 program=program.bind(workload, case),
-                settings=MeasureSettings(**{**measure, **_measured(workload, case), **overrides}),
+                env={**variables, **case.env},
+                settings=MeasureSettings(**{**measure, **measured, **overrides}),
                 allow=_allowed(workload, case),
                 kernels=_path(workload.kernels, case),
                 operators=_path(workload.operators, case),
@@ -158,34 +153,12 @@ def _ours(stated: Sequence[SomeForm], case: Case) -> Sequence[SomeForm]:
     return [some for some in stated if some.match.accepts(case)]
 
 
-def _env(workload: WorkloadModel, case: Case) -> dict[str, str]:
-    """The variables of one case, without its axes."""
-    stated = workload.env
-    given = [stated] if isinstance(stated, dict) else [s.set for s in _ours(stated, case)]
-    return {name: as_text(v) for values in given for name, v in values.items()}
-
-
-def _set_in_env(workload: WorkloadModel, name: str) -> list[Loc]:
-    """Places where `env` sets a variable."""
-    if isinstance(workload.env, dict):
-        return [("env", name)] if name in workload.env else []
-    return [("env", i, "set", name) for i, some in enumerate(workload.env) if name in some.set]
-
-
-def _path(stated: PathModel | list[PathSomeModel] | None, case: Case) -> PathRule:
-    if stated is None:
-        return PathRule()
-    rules = [stated] if isinstance(stated, PathModel) else _ours(stated, case)
+def _path(stated: Sequence[PathModel], case: Case) -> PathRule:
+    rules = _ours(stated, case)
     return PathRule(
         must=tuple(p for r in rules for p in r.must),
         must_not=tuple(p for r in rules for p in r.must_not),
     )
-
-
-def _measured(workload: WorkloadModel, case: Case) -> dict[str, Any]:
-    stated = workload.measure
-    given = [stated] if isinstance(stated, MeasureModel) else _ours(stated, case)
-    return {name: value for some in given for name, value in some.given().items()}
 
 
 def _allowed(workload: WorkloadModel, case: Case) -> Mapping[Outcome, str]:

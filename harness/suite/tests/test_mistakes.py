@@ -44,7 +44,7 @@ MISTAKES = [
     ("NSA_USE_FA2: 1}", "^NSA_USE_FA: 1}"),
     ("NSA_USE_FA2: 1}", "NSA_USE_FA2: ^2}"),
     ("[256, 512]}", "[256, ^513]}"),
-    ("OMP_NUM_THREADS", "^NSA_USE_FA2"),
+    ("{OMP_NUM_THREADS", "^{NSA_USE_FA2"),
     ("{OMP_NUM_THREADS: 1}", "[{match: {gc: ^of}, set: {X: 1}}]"),
     ("{OMP_NUM_THREADS: 1}", "[{match: {provider: nsa}, set: {^NSA_USE_FA2: 1}}]"),
     ("allow: {timeout", "allow: {^timout"),
@@ -94,7 +94,6 @@ MISTAKES = [
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('dense', '^dens'))}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('name: a', 'name: a, then: ^no'))}cost:"),
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
-    ("cost:", "requires: {torch: {^allow_tf32: true}}\ncost:"),
     ("cost:", "requires: {gpu: A100, else: ^go on}\ncost:"),
 ]  # fmt: skip
 UNREADABLE = {
