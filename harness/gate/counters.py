@@ -133,8 +133,12 @@ def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
     return exact.counts, ""
 
 
-def compare(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Compared:
-    """Compare a case of two sides.
+def compare(
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
+    recorded: Counts | None = None,
+) -> Compared:
+    """Compare a case of two sides; a candidate that counts as `recorded` is GO.
 
     A counter that varies from step to step is GO if each step counts the same on both sides, and
     undecided otherwise: whether it moved or varies by chance is not known.
@@ -149,7 +153,7 @@ def compare(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -
         (before, no_a), (after, no_b) = map(counts_of, sides)
         whys = (("baseline", no_a), ("candidate", no_b))
         why = "; ".join(f"{side}: {reason}" for side, reason in whys if reason)
-        return judge(before, after, source="the baseline", why=why)
+        return judge(before, after, source="the baseline", why=why, accepted=recorded)
     kept = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
     answer = judge(kept[0], kept[1], source="the baseline")
     other = {name: steps for name, steps in varying.items() if not _alike(*steps)}
@@ -176,6 +180,7 @@ def judge(
     *,
     source: str,
     why: str = "",
+    accepted: Counts | None = None,
 ) -> Compared:
     """Compare two sides exactly.
 
@@ -184,6 +189,7 @@ def judge(
         candidate: Counts of the candidate.
         source: Names the source of `baseline` in words.
         why: Why one of them is None.
+        accepted: Counts that the candidate may have instead.
     """
     if baseline is None or candidate is None:
         return (), _finding(Decision.INCONCLUSIVE, why)
@@ -195,6 +201,8 @@ def judge(
     if not changes:
         return (), _finding(Decision.GO, f"all {len(candidate)} equal {source}")
     text = ", ".join(map(str, changes))
+    if accepted == candidate:
+        return changes, _finding(Decision.GO, f"{text}; ", f"recorded in {FILE}")
     unknown = [c.name for c in changes if c.before is None or c.after is None]
     if len(unknown) == len(changes):
         reason = f"only one side has {', '.join(unknown)}: {text}"

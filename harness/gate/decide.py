@@ -251,14 +251,12 @@ def remedies(
     *,
     merging: bool = True,
     history: tuple[str, str] | None = None,
-    recorded: bool = False,
 ) -> list[str]:
     """What to do next, in sentences with a command or a setting.
 
     Args:
         merging: The change is to be merged, not just compared.
         history: The commits between which a bisection can search.
-        recorded: Counters are compared with those on record, not with a commit.
     """
     steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
@@ -275,13 +273,13 @@ def remedies(
         f.check for c in failed for f in c.findings if f.counts and f.decision is Decision.NO_GO
     }
     removed = any(c.state is State.MISSING for c in failed)
-    if removed or (not recorded and AGAINST[mode] in broken):
+    if removed or (mode is Mode.RELATIVE and AGAINST[mode] in broken):
         steps.append(
             f"if this is intended, add to {policy.path}: "
             "exempt: [{cases: [...], because: ..., expires: DATE}]"
         )
-    if recorded and any(c.counters for c in failed):
+    if mode is Mode.COUNTERS and any(c.counters for c in failed):
         steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
-    if recorded and any(c.state is State.UNCOMPARED for c in cases):
+    if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
         steps.append("to compare with a commit instead: harness gate --counters --base REF")
     return steps

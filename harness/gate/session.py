@@ -10,7 +10,7 @@ from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.plan import Plan, Request, Say, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
-from harness.records import Comparison, Finding, Measurement, Pair, Thresholds
+from harness.records import Comparison, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -80,7 +80,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
                 request.mode,
                 merging=request.given is None,
                 history=plan.trees.history,
-                recorded=baseline is None,
             )
         ),
     )
@@ -202,31 +201,25 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
 
 
 def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
-    """Compare counters with those of the baseline commit, or without one with the recorded ones."""
+    """Compare counters with those of the baseline commit, or without one with the recorded ones.
+
+    Counts that the change itself records are accepted.
+    """
     _once(bench, plan)
-    candidate = plan.sides[-1]
-    if plan.trees.baseline is None:
-        useless = counters.unfit(plan.recorded, plan.here)
-        kept = None if useless else plan.recorded
-        return {
-            t.key: _by_record(kept.counts(*t.key) if kept else None, candidate.of(t), useless)
-            for t in plan.tasks
-        }
-    baseline = plan.sides[0]
-    return {
-        task.key: counters.compare(baseline.of(task), candidate.of(task))
-        for task in plan.tasks
-        if task.key not in baseline.cannot  # those are judged as new
-    }
-
-
-def _by_record(
-    recorded: counters.Counts | None, measured: Sequence[Measurement], useless: str
-) -> counters.Compared:
-    after, why = counters.counts_of(measured)
-    missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
-    source = "the recorded counters"
-    return counters.judge(recorded, after, source=source, why=why or useless or missing)
+    candidate, useless = plan.sides[-1], counters.unfit(plan.recorded, plan.here)
+    kept = None if useless else plan.recorded
+    answers = {}
+    for task in plan.tasks:
+        recorded = kept.counts(*task.key) if kept else None
+        if plan.trees.baseline is None:
+            after, why = counters.counts_of(candidate.of(task))
+            missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
+            source, why = "the recorded counters", why or useless or missing
+            answers[task.key] = counters.judge(recorded, after, source=source, why=why)
+        elif task.key not in plan.sides[0].cannot:  # such a case is judged as new
+            before = plan.sides[0].of(task)
+            answers[task.key] = counters.compare(before, candidate.of(task), recorded)
+    return answers
 
 
 # --- judging -----------------------------------------------------------------------------

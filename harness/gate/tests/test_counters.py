@@ -81,6 +81,16 @@ def test_a_counter_that_varies_is_compared_step_by_step(
     assert (finding.decision, {c.name for c in changes}) == (decision, changed)
 
 
+def test_counts_that_the_change_records_are_accepted() -> None:
+    def decided(recorded: dict[str, int]) -> Decision:
+        (changed,), finding = counters.compare([counted()], [counted(host_syncs=2)], recorded)
+        assert changed.name == "host_syncs"
+        return finding.decision
+
+    assert decided(COUNTS) is Decision.NO_GO
+    assert decided(COUNTS | {"host_syncs": 2}) is Decision.GO
+
+
 def test_counters_of_another_torch_or_device_are_not_used() -> None:
     kept = counters.CounterBaseline(device="cpu", torch="2.13.0")
 

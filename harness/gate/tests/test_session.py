@@ -313,7 +313,7 @@ def test_code_from_outside_both_trees_is_refused(
         assert "under `roots` in the policy" in case.reason
     else:
         assert ("host_syncs", 0, 1) in [(c.name, c.before, c.after) for c in case.counters]
-        assert "add to ci/gate.yaml: exempt: [" in verdict.remedies[0]
+        assert "harness gate --counters --record" in verdict.remedies[0]
 
 
 # --- the command -------------------------------------------------------------------------
