@@ -27,7 +27,6 @@ from harness.report.verdict_text import (
     WORDS,
     YES,
     margin_text,
-    met_sentence,
     misses,
     needed_text,
     rule_sentence,
@@ -35,8 +34,8 @@ from harness.report.verdict_text import (
     word,
 )
 
-MAX_OTHERS, LONG = 2, 120
-"""Rules that no part asks, and letters of a number, in the first lines."""
+LONG = 140
+"""Letters of a number in the first lines."""
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
@@ -215,14 +214,10 @@ def parts_table(found: Sequence[Part]) -> Table | None:
 def beside(v: Verdict, suite: Suite) -> Iterator[str]:
     """Each rule that no part asks and that is not met. `v` has the names to show."""
     worst = v.rule.rule if v.rule and not suite.parts else ""
-    others = [r for r in v.rules if r.asks not in suite.parts and r.rule != worst and r.applies]
-    unmet = [r for r in others if r.decision is not Decision.GO]
-    for r in unmet[:MAX_OTHERS]:
-        yield f"**{word(r)}**: {r.rule}: {rule_sentence(r, 1)}{margin_text(r)}."
-    if more := [f"“{r.rule}”" for r in unmet[MAX_OTHERS:]]:
-        yield f"Not met either: {listed(more)}."
-    if left := [f"“{r.rule}”" for r in v.rules if not r.applies and r.stated and not r.asks]:
-        yield f"Not asked in this run: {listed(left)}."
+    for r in v.rules:
+        other = r.asks not in suite.parts and r.rule != worst and r.applies
+        if other and r.decision is not Decision.GO:
+            yield f"**{word(r)}**: {r.rule}: {rule_sentence(r, 1)}{margin_text(r)}."
 
 
 def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
@@ -248,6 +243,4 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
 
 
 def _number(r: RuleResult) -> str:
-    met = r.decision is Decision.GO
-    said = met_sentence(r, r.stated) if met and r.stated else rule_sentence(r, 1)
-    return f"{said}{margin_text(r)}"
+    return f"{rule_sentence(r, 1)}{margin_text(r)}"

@@ -101,14 +101,9 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         side = "lowest" if stated.higher_is_better else "highest"
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
-        some = len(result.findings) < result.judged
         of = f"{side} of {result.judged} {noun}"
-        if some:
-            found = [f.estimate.value for f in result.findings if f.estimate]
-            up = stated.higher_is_better
-            miss = all(v < stated.go if up else v > stated.go for v in found)
-            said = " miss it" * (miss and result.decision is not Decision.GO)
-            of = f"{len(result.findings)} of {result.judged} {noun}{said}, {side}"
+        if len(result.findings) < result.judged:
+            of = f"{len(result.findings)} of {result.judged} {noun}, {side}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
@@ -116,21 +111,6 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     if result.perhaps:
         text += f"; undecided, GO is possible: {_joined(result.perhaps, most)}"
     return text
-
-
-def met_sentence(result: RuleResult, stated: Rule) -> str:
-    """The value nearest to the limit of a rule that is met, without its case: `lowest of 3:
-    6,010 tokens/s`. The best of several has its case: the others may miss the limit."""
-    worst = _worst(result, stated)
-    if worst is None and len(result.findings) == 1:
-        (worst,) = result.findings
-    one_of_many = stated.quantifier == "any" and result.judged > 1
-    if worst is None or worst.estimate is None or one_of_many:
-        return rule_sentence(result, 1)
-    value = units.times(worst.estimate) if stated.against else finding_sentence(worst)
-    side = "lowest" if stated.higher_is_better else "highest"
-    noun = "pairs" if stated.against else "cases"
-    return f"{f'{side} of {result.judged} {noun}: ' if result.judged > 1 else ''}{value}"
 
 
 def _farthest(result: RuleResult) -> str:
