@@ -47,9 +47,6 @@ class ActivitySample:
     """None without a GPU or if unknown, as the next one."""
     gpu_power: float | None = None
     """As a share of the limit."""
-    waits_in: str = ""
-    """The function of the kernel in which the main thread of the process with the most CPU time
-    waits; empty if it runs or is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

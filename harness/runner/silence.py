@@ -1,6 +1,6 @@
 """What a process does that finishes no step, by samples of its activity: whether it hangs.
 
-Three samples are two windows. A process *hangs* if over both its CPU time, I/O, memory and place
+Three samples are two windows. A process *hangs* if over both its CPU time, I/O and memory
 stood still and the GPU was idle; or if they stood still but for a host that polls, while a kernel
 that computes nothing kept the GPU busy. Otherwise it is *busy*, and only its time limit ends it: an
 endless loop looks like a long step.
@@ -125,7 +125,7 @@ def judge(samples: Sequence[ActivitySample]) -> Activity | None:
     if len(last) <= WINDOWS:
         return None
     windows = list(pairwise(last))
-    if not all(_is_still(*w) for w in windows) or len({s.waits_in for s in last}) > 1:
+    if not all(_is_still(*w) for w in windows):
         return Activity.BUSY
     powers, gpu = [s.gpu_power or 1.0 for s in last], [s.gpu_utilisation or 0.0 for s in last]
     varies = max(powers) - min(powers) > POWER_VARIES * max(powers)

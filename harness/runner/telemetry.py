@@ -1,10 +1,9 @@
-"""Reads the probes at a fixed interval while a worker runs; and samples what a silent worker, and
-everything it started, do, without stopping them."""
+"""What the parent reads while a worker runs: the probes at a fixed interval, and what a silent
+worker and everything it started do."""
 
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 
@@ -33,7 +32,7 @@ class Recorder:
 
     def __init__(self, probes: Sequence[Probe], worker: Worker) -> None:
         self._probes = probes
-        self._launched_at = worker.launched_at
+        self._worker = worker
         self._readings: list[tuple[float, Mapping[str, float | None]]] = []
         self.next_at = time.monotonic()
         """time.monotonic of the next reading."""
@@ -45,7 +44,7 @@ class Recorder:
         now = time.monotonic()
         if now >= self.next_at:
             reading = {name: value for p in self._probes for name, value in p.read().items()}
-            self._readings.append((now - self._launched_at, reading))
+            self._readings.append((now - self._worker.launched_at, reading))
             # A late reading delays the next ones, so that no burst follows.
             self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
         return self.next_at
@@ -63,53 +62,25 @@ class Recorder:
             },
         )
 
-
-class Sampler:
-    """Samples one worker."""
-
-    def __init__(self, worker: Worker, case: Case, probes: Sequence[Probe]) -> None:
-        """`probes` are open, also if the case is measured without telemetry."""
-        self._worker = worker
-        self._is_program = case.program is not None
-        self._gpus = [p for p in probes if isinstance(p, NvmlProbe)]
-        for gpu in self._gpus:
-            gpu.attach(worker.pid)
-
-    def take(self) -> ActivitySample:
-        """What the process has done up to now."""
-        spent: dict[int, float] = {}
+    def sample(self) -> ActivitySample:
+        """What the worker, and everything it started, has done up to now."""
+        cpu_s, io_bytes, rss_bytes = 0.0, 0, 0
         states: set[str] = set()
-        io_bytes = rss_bytes = 0
         for process in family(self._worker.pid):
             with suppress(psutil.Error), process.oneshot():
-                spent[process.pid] = sum(process.cpu_times()[:4])  # with children that ended
+                cpu_s += sum(process.cpu_times()[:4])  # with children that ended
                 rss_bytes += process.memory_info().rss
                 states.add(process.status())
                 io = process.io_counters()  # last: it may not be readable
                 io_bytes += io.read_chars + io.write_chars
         # A rank that waits for another one keeps its GPU busy, so the busiest GPU counts.
-        uses = [gpu.use() for gpu in self._gpus]
-        utilisation = max((used for used, _ in uses if used is not None), default=None)
-        power = max((drawn for _, drawn in uses if drawn is not None), default=None)
-        # The worker of a program only waits for its output.
-        pids = [pid for pid in spent if (pid != self._worker.pid) is self._is_program]
-        busiest = max(pids, key=lambda pid: spent[pid], default=0)
+        uses = [probe.use() for probe in self._probes if isinstance(probe, NvmlProbe)]
         return ActivitySample(
             at_s=time.monotonic() - self._worker.launched_at,
-            cpu_s=sum(spent.values()),
+            cpu_s=cpu_s,
             io_bytes=io_bytes,
             rss_bytes=rss_bytes,
             states=tuple(sorted(states)),
-            gpu_utilisation=utilisation,
-            gpu_power=power,
-            waits_in=_waits_in(busiest),
+            gpu_utilisation=max((used for used, _ in uses if used is not None), default=None),
+            gpu_power=max((drawn for _, drawn in uses if drawn is not None), default=None),
         )
-
-
-def _waits_in(pid: int) -> str:
-    """The function of the kernel in which a process's main thread waits; empty if it runs or that
-    is unknown."""
-    try:
-        return Path(f"/proc/{pid}/wchan").read_text().strip("0")
-    except OSError:
-        return ""

@@ -30,7 +30,7 @@ from harness.runner import evidence
 from harness.runner.forkserver import Worker
 from harness.runner.joined import Answered, Ending, Seen, joined
 from harness.runner.silence import Activity, Pace, Silence, reason
-from harness.runner.telemetry import Recorder, Sampler, of_case
+from harness.runner.telemetry import Recorder, of_case
 
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
@@ -77,11 +77,12 @@ def watch(
     in `run_folder`."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     probes = of_case(probes, case)
-    sampler = Sampler(worker, case, probes)
-    story = Story(worker.launched_at, case, process, sampler.take, observer)
+    recorder = Recorder(probes, worker)
+    story = Story(worker.launched_at, case, process, recorder.sample, observer)
     try:
-        recorder = Recorder(probes, worker)
-        ending = _see_through(worker, case, story, recorder, log, sampler)
+        ending = _see_through(worker, story, recorder, log)
+        if worker.exit_code is None:
+            ending = _with_evidence(ending, worker, case, story, log)
     finally:
         survivors = worker.end()
         evidence.cut_log(log)
@@ -101,14 +102,7 @@ def watch(
     return joined(story.answered, seen)
 
 
-def _see_through(
-    worker: Worker,
-    case: Case,
-    story: "Story",
-    recorder: Recorder,
-    log: Path,
-    sampler: Sampler,
-) -> Ending:
+def _see_through(worker: Worker, story: "Story", recorder: Recorder, log: Path) -> Ending:
     """Read messages and probes until the worker ends or has to be ended."""
     reader = MessageReader(worker.answers)
     while True:
@@ -124,20 +118,12 @@ def _see_through(
         worker.closed_pipe = reader.at_end
         ending = story.ending(time.monotonic(), exit_code)
         if ending is not None:
-            alive = exit_code is None
-            return _with_evidence(ending, worker, case, story, log, sampler) if alive else ending
+            return ending
 
 
-def _with_evidence(
-    ending: Ending,
-    worker: Worker,
-    case: Case,
-    story: "Story",
-    log: Path,
-    sampler: Sampler,
-) -> Ending:
+def _with_evidence(ending: Ending, worker: Worker, case: Case, story: "Story", log: Path) -> Ending:
     """The ending of a worker that still lives, with where it is."""
-    seen, samples = story.silence.seen, story.silence.samples or (sampler.take(),)
+    seen, samples = story.silence.seen, story.silence.samples
     said = [ending.detail]
     stuck = evidence.stuck(worker, case, log, story.answered.rank_steps if seen else None)
     if stuck.behind:
@@ -148,12 +134,7 @@ def _with_evidence(
     return replace(
         ending,
         detail="; ".join(filter(None, (*said, ending.advice))),
-        evidence=replace(
-            ending.evidence,
-            activity=samples,
-            rank=stuck.rank,
-            frame=stuck.frame,
-        ),
+        evidence=replace(ending.evidence, activity=samples, rank=stuck.rank, frame=stuck.frame),
     )
 
 

@@ -61,7 +61,7 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
     assert [r.gpu_sm_clock_hz for r in found] == [1.98e9, 1.5e9]
     assert set(seen.channels) > {"gpu_utilisation", "gpu1_utilisation", "gpu1_sm_clock_hz"}
     fake.answers["nvmlDeviceGetUtilizationRates"] = lambda d: SimpleNamespace(gpu=(0, 100)[d])
-    assert telemetry.Sampler(worker, ON, probes).take().gpu_utilisation == 1.0, "rank 1 waits"
+    assert telemetry.Recorder(probes, worker).sample().gpu_utilisation == 1.0, "rank 1 waits"
     assert telemetry.of_case(probes, make_case("one")) == (probes[0], probes[-1])
 
 

@@ -27,8 +27,8 @@ def samples(*changes: Mapping[str, object], **each: object) -> list[ActivitySamp
 
 
 IDLE: dict[str, list[ActivitySample]] = {
-    "a lock": samples(waits_in="futex_wait_queue"),
-    "a pipe, with a GPU at rest": samples(waits_in="pipe_read", gpu_utilisation=0.01),
+    "a lock": samples(),
+    "a GPU at rest": samples(gpu_utilisation=0.01),
     "nothing that moves much": samples({"cpu_s": 4.99}, {"io_bytes": 10**6 - 900}),
 }
 WORK: dict[str, list[ActivitySample]] = {
@@ -37,7 +37,6 @@ WORK: dict[str, list[ActivitySample]] = {
     "it waits for a processor": samples({"states": ("running", "sleeping")}),
     "memory grows": samples({"rss_bytes": 10**8}, {"rss_bytes": 5 * 10**8}),
     "a network file system": samples({}, {"states": ("disk-sleep",)}),
-    "it waits elsewhere": samples({}, {"waits_in": "pipe_read"}, waits_in="futex_wait_queue"),
     "many kernels": samples(gpu_utilisation=1.0, gpu_power=0.9),
     "kernels of several kinds": samples({}, {"gpu_power": 0.3}, gpu_utilisation=1.0, gpu_power=0.2),
     "kernels with gaps": samples({}, {"gpu_utilisation": 0.8}, gpu_utilisation=1.0, gpu_power=0.2),
