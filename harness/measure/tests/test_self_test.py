@@ -66,28 +66,28 @@ def test_right_readings_pass_every_check() -> None:
     assert answers(on_cpu, ON_CPU, cuda=False) == {"host_clock": True, "cpu_sampler": True}
 
 
+def used(rest: float, burn: float) -> Telemetry:
+    return telemetry(gpu_utilisation={"rest": rest, "burn": burn, "spin": burn})
+
+
 @pytest.mark.parametrize(
-    ("check", "changes"),
+    ("check", "changes", "seen"),
     [
-        pytest.param("host_clock", {"host_s": (0.009, 0.025)}, id="5 ms too long each"),
-        pytest.param("cuda_events", {"spin_event_s": (2.4e-3, 19.2e-3)}, id="events 5 % off"),
-        pytest.param("cuda_events", {"spin_host_s": (1e-5, 2e-5)}, id="not synchronised"),
-        pytest.param("cuda_events", {"spin_cycles": None}, id="no spin"),
-        pytest.param("spin_kernel", {"spin_cycles": (5_000_000, 30_000_000)}, id="cycles off"),
-        pytest.param("l2_flush", {"flushed_s": 4.1e-6}, id="flush does nothing"),
+        pytest.param("host_clock", {"host_s": (0.009, 0.025)}, ON_GPU, id="5 ms too long each"),
+        pytest.param("cuda_events", {"spin_event_s": (2.4e-3, 19.2e-3)}, ON_GPU, id="5 % off"),
+        pytest.param("cuda_events", {"spin_host_s": (1e-5, 2e-5)}, ON_GPU, id="not synchronised"),
+        pytest.param("cuda_events", {"spin_cycles": None}, ON_GPU, id="no spin"),
+        pytest.param("spin_kernel", {"spin_cycles": (5_000_000, 30_000_000)}, ON_GPU, id="cycles"),
+        pytest.param("l2_flush", {"flushed_s": 4.1e-6}, ON_GPU, id="flush does nothing"),
+        pytest.param("gpu_sampler", {}, used(0.0, 0.1), id="blind"),
+        pytest.param("gpu_sampler", {}, used(0.9, 1.0), id="busy before"),
+        pytest.param("gpu_sampler", {}, used(0.0, 0.6), id="half"),
     ],
 )
-def test_a_wrong_reading_fails_its_check(check: str, changes: dict[str, Any]) -> None:
-    assert answers(replace(RIGHT, **changes), ON_GPU)[check] is False
-
-
-@pytest.mark.parametrize(
-    ("rest", "burn"), [(0.0, 0.1), (0.9, 1.0), (0.0, 0.6)], ids=["blind", "busy before", "half"]
-)
-def test_a_gpu_probe_that_does_not_see_the_burn_fails(rest: float, burn: float) -> None:
-    seen = telemetry(gpu_utilisation={"rest": rest, "burn": burn, "spin": burn})
-
-    assert answers(RIGHT, seen)["gpu_sampler"] is False
+def test_a_wrong_reading_fails_its_check(
+    check: str, changes: dict[str, Any], seen: Telemetry
+) -> None:
+    assert answers(replace(RIGHT, **changes), seen)[check] is False
 
 
 def test_the_cpu_probe_is_compared_with_the_worker_s_own_cpu_time() -> None:
