@@ -32,7 +32,7 @@ from harness.messages import MeasureOrder
 from harness.program import process, ranks
 from harness.program.process import Read, Tail
 from harness.program.startup import sitecustomize
-from harness.program.step_hook import ANSWER, CLAIM, SKIPPED_STEPS, HookOrder
+from harness.program.step_hook import ANSWER, SKIPPED_STEPS, HookOrder
 from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program
 
 POLL_S = 0.05
@@ -125,8 +125,7 @@ class _HookedRun:
         needed_s, left_s = timed.setup_s + steps_s, must_end_at - self.began
         if why := too_long(timed.step_s, needed_s, left_s):
             raise _Unknown(why)
-        self.starts_by = self.began + SLOWER * timed.setup_s + GRACE_S
-        self.ends_at = min(must_end_at, self.starts_by + SLOWER * steps_s)
+        self.ends_at = min(must_end_at, self.began + SLOWER * (timed.setup_s + steps_s) + GRACE_S)
 
     def answer(self, alive: Callable[[], None]) -> Mapping[str, Any]:
         """The hook's answer; _Unknown if there is none."""
@@ -182,7 +181,8 @@ class _HookedRun:
                 failed += [read] if read.code else []
                 if failed and read.at - failed[0].at > process.DRAIN_S:
                     break  # the other ranks would wait for it
-                if (folder / ANSWER).exists() or self._is_over(folder, read.at):
+                noted = any("failed" in note for note in _notes(folder))
+                if noted or (folder / ANSWER).exists() or read.at > self.ends_at:
                     return ""
         finally:
             process.kill(children)
@@ -190,14 +190,6 @@ class _HookedRun:
             return ""
         code, tail = failed[0].code or 0, tails[failed[0].rank]
         return f"{ranks.how_ended(code)}: {tail.cause(code)[:LAST_BYTES]}"
-
-    def _is_over(self, folder: Path, now: float) -> bool:
-        """Whether no answer will come; _Unknown if counting takes too long."""
-        begun = (folder / CLAIM).exists()
-        if now > self.ends_at and begun:
-            raise _Unknown(f"counting did not end within {now - self.began:.3g} s")
-        failed = any("failed" in note for note in _notes(folder))
-        return failed or now > self.ends_at or (now > self.starts_by and not begun)
 
     def _why(self, notes: list[Mapping[str, Any]], how: str) -> str:
         """Why there is no answer."""
@@ -209,7 +201,9 @@ class _HookedRun:
             return f"the process that counts {how}"
         if steps:
             needed = self.skip + COUNTED_STEPS
-            return f"it makes {steps[0]} steps; {needed} are needed to count two"
+            return f"it makes {max(steps)} steps; {needed} are needed to count two"
+        if any(note.get("at") == "steps" for note in notes):
+            return f"counting did not end within {self.ends_at - self.began:.3g} s"
         if not notes:
             return "no Python of the program started with the hook (python -I, -E and -S do not)"
         if not any(note.get("at") == "torch" for note in notes):

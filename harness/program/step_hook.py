@@ -3,8 +3,7 @@
 A step ends with a line of progress that the program writes, or with a step of its first optimizer.
 The program is not changed: the hook wraps the `write` of its standard streams, and PyTorch calls
 it after steps of optimizers. After a few steps harness.measure.profile takes the next ones, and the
-hook writes the answer for the harness. If several processes load the hook, the first in which a
-step ends counts; another one only after that one ended without an answer.
+hook writes the answer for the harness. If several processes load the hook, the first answer counts.
 """
 
 import atexit
@@ -29,8 +28,6 @@ from harness.measure.profile import StepProfile
 from harness.records import LINES, OPTIMIZER
 
 ANSWER = "answer.json"
-CLAIM = "claim"
-"""Exists while a process counts."""
 SKIPPED_STEPS = 3
 """Steps after the setup that are not counted: they may compile, tune and fill caches."""
 
@@ -75,7 +72,7 @@ def watch(order: Path, note: Note) -> None:
 
 
 class StepHook:
-    """Counts the steps of this process, if it is the first."""
+    """Counts the steps of this process."""
 
     def __init__(self, asked: HookOrder, folder: Path, note: Note) -> None:
         self._asked = asked
@@ -85,7 +82,6 @@ class StepHook:
         self._last_count: str | None = None
         self._optimizer: Optimizer | None = None
         self._steps = 0
-        self._counts = False
         self._thread = 0
         self._profiling: Generator[None, None, StepProfile] | None = None
         self._over = False
@@ -111,16 +107,17 @@ class StepHook:
         self._over = True
 
     def process_ends(self) -> None:
-        """Without an answer so far: let another process count."""
-        if self._counts and not self._over:
+        """Without an answer so far: say how many steps there were."""
+        if self._steps and not self._over:
             self._note(steps=self._steps)
-            (self._folder / CLAIM).unlink()
 
     def _step_ended(self) -> None:
-        self._steps += 1
-        if self._over or not (self._counts or self._claim()):
+        if self._over:
             return
         self._thread = self._thread or threading.get_ident()
+        self._steps += 1
+        if self._steps == 1:
+            self._note(at="steps")
         if threading.get_ident() != self._thread or self._steps < self._asked.skip:
             return
         if self._profiling is None:
@@ -135,15 +132,6 @@ class StepHook:
         except Exception as error:  # noqa: BLE001 - noted; the program continues uncounted
             self._over = True
             self._note(failed=f"{type(error).__name__}: {error}")
-
-    def _claim(self) -> bool:
-        """Whether this process is now the one that counts."""
-        try:
-            (self._folder / CLAIM).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        self._counts = True
-        return True
 
     def _answer(self, ran: StepProfile) -> None:
         if ran.counters.dispatched_ops == 0 and not ran.counters.kernel_launches:

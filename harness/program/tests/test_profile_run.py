@@ -18,7 +18,7 @@ from harness.messages import ASK_FOR_STACKS, MeasureOrder
 from harness.program import process, profile_run
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import reads, sitecustomize
-from harness.program.step_hook import CLAIM, HookOrder
+from harness.program.step_hook import HookOrder
 from harness.records import (
     LINES,
     OPTIMIZER,
@@ -178,7 +178,7 @@ def test_a_count_that_takes_too_long_is_ended(
     start = process.start
 
     def started(program: Program, where: Path, env: dict[str, str]) -> process.Processes:
-        (Path(env[sitecustomize.VARIABLE]) / CLAIM).touch()
+        sitecustomize.note(Path(env[sitecustomize.VARIABLE]), at="steps")
         return start(program, where, env)
 
     monkeypatch.setattr(process, "start", started)
