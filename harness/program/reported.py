@@ -72,13 +72,13 @@ class ReportedMetrics:
     def require_all(self) -> None:
         """Raise MissingMetric if a metric has no reading."""
         for source in self._sources:
-            if not self.values[source.metric] and not (
-                self._overflowed and source.metric == MAY_OVERFLOW
-            ):
+            if self.values[source.metric] or (self._overflowed and source.metric == MAY_OVERFLOW):
+                continue
+            wanted = f"a line that matches '{source.line}'"
+            if source.json:
                 after = f" after {source.prefix!r}" if source.prefix else ""
-                json_line = f"a JSON line with {source.json!r}{after}"
-                wanted = f"a line that matches '{source.line}'" if source.line else json_line
-                raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
+                wanted = f"a JSON line with {source.json!r}{after}"
+            raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
 
 
 def _in_line(source: MetricSource, line: str) -> Any:
@@ -92,37 +92,28 @@ def _in_line(source: MetricSource, line: str) -> Any:
     if not text.startswith(source.prefix or "{"):
         return None
     try:
-        document = json.loads(text.removeprefix(source.prefix))
+        value = json.loads(text.removeprefix(source.prefix))
     except ValueError as error:
         if not source.prefix:
             return None  # another line that begins with a brace
         problem = f"{source.metric}: not JSON: {error}: {_short(line)}"
         raise MissingMetric(problem) from None
-    return _at(document, source.json)
-
-
-def _at(document: Any, path: str) -> Any:
-    """The value at `a.b.0` of a document; None if there is none."""
-    for key in path.split("."):
-        if isinstance(document, dict):
-            document = document.get(key)
-        elif isinstance(document, list) and key.isdecimal() and int(key) < len(document):
-            document = document[int(key)]
+    for key in source.json.split("."):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
         else:
-            return None
-    return document
+            value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _number(source: MetricSource, found: Any, line: str) -> float:
     try:
-        if isinstance(found, bool) or not isinstance(found, int | float | str):
+        if isinstance(found, bool):
             raise ValueError
         value = float(found) * source.scale
-    except ValueError:
-        shown = _short(found) if isinstance(found, str) else json.dumps(found)[:_SHOWN]
-        raise MissingMetric(
-            f"{source.metric}: {shown} is not a number, in the line {_short(line)}"
-        ) from None
+    except (TypeError, ValueError):
+        problem = f"{source.metric}: {_short(found)} is not a number, in the line {_short(line)}"
+        raise MissingMetric(problem) from None
     if not math.isfinite(value) and source.metric != MAY_OVERFLOW:
         raise NotFinite(f"{source.metric} is {found}, in the line {_short(line)}", source.metric)
     return value
@@ -155,9 +146,7 @@ class StepReader:
         named = found.groupdict()
         count = named.get("step")
         if count is not None and not count.isdecimal():
-            raise MissingMetric(
-                f"step: {count!r} is not a whole number, in the line {_short(line)}"
-            )
+            raise MissingMetric(f"step: {count!r} is not a whole number, in {_short(line)}")
         time_s = None
         for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
             if time_s is None and (text := named.get(name)) is not None:
@@ -168,5 +157,5 @@ class StepReader:
         return Step(None if count is None else int(count), time_s)
 
 
-def _short(line: str) -> str:
-    return repr(line if len(line) <= _SHOWN else line[:_SHOWN] + "...")
+def _short(found: object) -> str:
+    return repr(found)[:_SHOWN]

@@ -76,7 +76,7 @@ MOST_LINES = {
     "harness/integrations": 740,
     "harness/machine": 1_360,
     "harness/measure": 2_260,
-    "harness/program": 1_710,
+    "harness/program": 1_680,
     "harness/records": 1_760,
     "harness/report": 4_220,
     "harness/runner": 2_330,
@@ -88,7 +88,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_100, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 22_000, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
