@@ -42,10 +42,6 @@ class StoreError(HarnessError):
     """A run is absent, cannot be written, or has another schema."""
 
 
-class AmbiguousRun(StoreError):
-    """Several run ids start with the given name."""
-
-
 class ProbeError(HarnessError):
     """A probe that the suite requires cannot be read."""
 

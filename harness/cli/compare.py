@@ -9,7 +9,7 @@ import typer
 from harness.cli import console, options
 from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
-from harness.errors import AmbiguousRun, HarnessError, StoreError
+from harness.errors import HarnessError, StoreError
 from harness.gate import compare as comparing
 from harness.gate import policy
 from harness.gate.plan import Request
@@ -29,13 +29,13 @@ def compare(
         typer.Argument(metavar="CANDIDATE", help="A run, a commit, or . for the working tree."),
     ],
     suite: Annotated[
-        list[str] | None,
+        str,
         typer.Option(
             "--suite",
             metavar="SUITE",
-            help="Measure this suite instead of the policy's; for commits only. Repeatable.",
+            help="Measure this suite instead of those of ci/gate.yaml; for commits only.",
         ),
-    ] = None,
+    ] = "",
     only: options.FilterOption = None,
     counters: options.CountersOption = False,
     across: Annotated[
@@ -45,7 +45,6 @@ def compare(
         ),
     ] = False,
     store_root: options.StoreOption = options.STORE,
-    policy_file: options.PolicyOption = policy.DEFAULT,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
 ) -> None:
@@ -58,18 +57,16 @@ def compare(
 
     Exit status: 0 no case is slower; 1 a case is slower or fails; 3 a case is undecided.
     """
-    if baseline == WORKING_TREE:
-        raise HarnessError(
-            "the working tree must be the candidate",
-            f"Name it second: harness compare {candidate} .",
-        )
     first, second = (_run_of(name, store_root) for name in (baseline, candidate))
     if first and second:
         if suite:
             raise HarnessError("--suite applies to commits only", "Remove --suite.")
         answer = comparing.runs(first, second, filters=only or (), counters=counters, across=across)
     elif first or second:
-        raise _mixed(baseline if second else candidate, first or second)
+        raise HarnessError(
+            f"only one of {baseline} and {candidate} is a run",
+            "Name two commits, or two runs: harness list runs --commit COMMIT",
+        )
     else:
         if across:
             raise HarnessError(
@@ -79,7 +76,7 @@ def compare(
             mode=Mode.COUNTERS if counters else Mode.RELATIVE,
             base=baseline,
             head=candidate,
-            given=_policy(policy_file, suite or (), only or ()),
+            given=_policy(suite, only or ()),
             store=store_root,
             command=command(),
             wait_for_gpu_s=wait_for_gpu,
@@ -90,47 +87,22 @@ def compare(
     raise typer.Exit(answer.exit_status)
 
 
-def _mixed(commit: str, run: Run | None) -> HarnessError:
-    """The error of a commit beside a run."""
-    remedy = "Record a run of the working tree first: harness run SUITE"
-    if commit != WORKING_TREE:
-        digits = Repository.around(Path.cwd()).commit(commit)[:10]
-        remedy = f"Find its runs: harness list runs --commit {digits}; or name two commits."
-    return HarnessError(f"{commit} is a commit but {run.run_id if run else ''} is a run", remedy)
-
-
 def _run_of(name: str, root: Path) -> Run | None:
-    """The run of that name; None where it is a commit or the working tree.
+    """The run of that name; None for a commit or the working tree.
 
     Raises:
-        HarnessError: It is neither or both.
+        HarnessError: It is neither.
     """
     if name == WORKING_TREE:
         return None
-    problem = None
     try:
-        run = reader.load(root, name)
+        return reader.load(root, name)
     except StoreError as error:
-        run, problem = None, error
-    try:
-        commit = Repository.around(Path.cwd()).commit(name)
-    except HarnessError:
-        commit = ""
-    if run and commit and name not in (run.run_id, "latest"):
-        raise HarnessError(
-            f"{name} matches both run {run.run_id} and commit {commit[:10]}",
-            "Give the run's whole id, or more digits of the commit.",
-        )
-    if run:
-        return run
-    if commit:
+        try:
+            Repository.around(Path.cwd()).commit(name)
+        except HarnessError:
+            raise HarnessError(f"{name!r} is not a commit here, and {error}") from None
         return None
-    if isinstance(problem, AmbiguousRun):
-        raise problem
-    raise HarnessError(
-        f"{name!r} is neither a run in {root} nor a commit of this repository",
-        "See: harness list runs, or git log --oneline",
-    )
 
 
 def _measured(request: Request) -> GateVerdict:
@@ -154,21 +126,22 @@ def _measured(request: Request) -> GateVerdict:
     return comparing.commits(verdict, [reader.load(request.store, f[0]) for f in sides if f])
 
 
-def _policy(file: Path, named: Sequence[str], filters: Sequence[str]) -> Policy:
-    """A gate's policy without its rules and exemptions: its suites and numbers."""
-    if not file.is_file() and not named:
+def _policy(suite: str, filters: Sequence[str]) -> Policy:
+    """The suites and numbers of the gate's policy, without its rules and exemptions."""
+    exists = policy.DEFAULT.is_file()
+    if not exists and not suite:
         raise HarnessError(
-            f"{file} not found, so no suite is chosen", "Name one: --suite suites/x.yaml"
+            f"{policy.DEFAULT} not found, so no suite is chosen",
+            "Name one: --suite suites/x.yaml",
         )
-    plain = not file.is_file() and file == policy.DEFAULT  # any other file must exist
-    form = (comparing.PLAIN if plain else policy.load(file)).form
-    own = [ChosenSuite(suite=_from_root(name)) for name in named]
+    form = (policy.load(policy.DEFAULT) if exists else comparing.PLAIN).form
+    own = [ChosenSuite(suite=_from_root(suite))] if suite else []
     chosen = {
         key: [c.model_copy(update={"cases": list(filters)}) if filters else c for c in own or kept]
         for key, kept in (("suites", form.suites), ("counters", form.counters))
     }
     without = {"stage": "shadow", "exempt": []}
-    return Policy(path=str(file), form=form.model_copy(update=chosen | without))
+    return Policy(path=str(policy.DEFAULT), form=form.model_copy(update=chosen | without))
 
 
 def _from_root(name: str) -> str:
@@ -176,7 +149,6 @@ def _from_root(name: str) -> str:
     root = Repository.around(Path.cwd()).root
     file = Path(name)
     if not file.is_file():
-        by_name = {p.stem: p for p in suites.available()}
-        file = by_name.get(file.stem, file)
+        file = next((p for p in suites.available() if p.stem == file.stem), file)
     whole = file.resolve()
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else name

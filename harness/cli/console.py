@@ -19,7 +19,7 @@ from rich.text import Text
 from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.overhead import ExpectedTime
-from harness.gate.records import GateCase, GateSide, GateVerdict, State, VerdictSubject
+from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.doctor import worst
@@ -176,9 +176,7 @@ def ending(
     add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    script = Path(sys.argv[0]).absolute()
-    program = str(script) if script.name == "harness" else f"{sys.executable} -m harness"
-    program = "harness" if shutil.which("harness") else program
+    program = "harness" if shutil.which("harness") else f"{sys.executable} -m harness"
     for line in endings.next_lines(run, cases, program):
         add(*line)
     return rows
@@ -244,11 +242,8 @@ def plan(
     suite: Suite, expected: Sequence[ExpectedTime], requirements: Sequence[Check] = ()
 ) -> RenderableType:
     """What a run would do, what it requires, and how long it will take."""
-    runs_programs = any(c.program for c in suite.cases)
     right = ("processes", "limit each", "expected")
-    sets_any = any(c.env for c in suite.cases)
-    columns = ("case", *right, *["environment"][:sets_any], *["command"][:runs_programs])
-    rows = table(*columns, right=right)
+    rows = table("case", *right, "variables and command", right=right)
     low_s = high_s = 0.0
     for c, each in zip(suite.cases, expected, strict=True):
         case_s = c.settings.processes * each.low_s, c.settings.most * each.high_s
@@ -258,8 +253,7 @@ def plan(
             c.settings.processes_text,
             units.duration(c.settings.timeout_s),
             _span(*case_s),
-            *[escape(" ".join(f"{k}={v}" for k, v in c.env.items()))][:sets_any],
-            *[escape(command_text(c))][:runs_programs],
+            escape(" ".join((*(f"{k}={v}" for k, v in c.env.items()), command_text(c)))),
         )
     fewest = sum(c.settings.processes for c in suite.cases)
     most = sum(c.settings.most for c in suite.cases)
@@ -352,15 +346,8 @@ def judged(verdict: GateVerdict) -> RenderableType:
     if verdict.gpu_s:
         spent = units.duration(verdict.gpu_s)
         lines.append(Text(f"Time of all processes: {spent} on {verdict.device}"))
-        lines += _recorded(verdict.candidate)
+        lines += [Text(f"Recorded: harness show {folder}") for folder in verdict.candidate.folders]
     return Group(*lines)
-
-
-def _recorded(side: GateSide) -> Iterator[Text]:
-    """Where each run of the candidate is, and how to see it."""
-    for folder in side.folders:
-        yield Text(f"Recorded: harness show {folder}")
-        yield Text(f"  As a page: harness report {folder}")
 
 
 def _sides(verdict: GateVerdict) -> Table:

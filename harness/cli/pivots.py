@@ -1,6 +1,5 @@
 """A pivot table of stored cases over any axes, made by pandas."""
 
-import difflib
 from collections.abc import Collection, Iterator, Sequence
 
 from harness import units
@@ -9,6 +8,7 @@ from harness.errors import HarnessError
 from harness.records import Outcome, Run
 from harness.report.tables import NONE, metric_cell
 from harness.suite.choice import passing
+from harness.suite.positions import nearest
 
 _CELL = " "  # no axis has this name
 _OF_RUN = ("gpu", "commit", "run")
@@ -34,17 +34,13 @@ def pivot(
         raise HarnessError("no case matches the filters", "List the cases: harness show RUN")
     frame = frame.fillna(NONE)  # pandas leaves out rows with a missing axis
     axes = [name for name in frame.columns if name != _CELL]
-    named = [*rows, *columns]
-    for name in named:
-        if name not in axes:
-            raise HarnessError(f"no axis {name!r}", f"The axes are: {', '.join(axes)}.")
-        if named.count(name) > 1:
-            raise HarnessError(f"{name!r} is named twice", "Name it in --rows or in --cols.")
+    for name in (*rows, *columns):
+        if name not in axes or (name in rows and name in columns):
+            what = "named twice" if name in axes else "no axis"
+            raise HarnessError(f"{name!r} is {what}", f"The axes are: {', '.join(axes)}.")
     varying = [name for name in axes if name not in _OF_RUN and frame[name].nunique() > 1]
-    index = [*rows, *(name for name in varying if name not in named)] or [
-        next(name for name in axes if name not in columns)
-    ]
-    if frame.duplicated([*index, *columns]).any():
+    index = [*rows, *(name for name in varying if name not in (*rows, *columns))]
+    if not index or frame.duplicated([*index, *columns]).any():
         index.append("run")
     table = frame.pivot_table(
         values=_CELL, index=index, columns=[*columns], aggfunc="first", sort=False
@@ -77,7 +73,4 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
 def require_metric(metric: str, measured: Collection[str]) -> None:
     """Raise HarnessError if there is no such metric among those measured."""
     if metric not in measured:
-        near = difflib.get_close_matches(metric, sorted(measured), 1, 0.5)
-        meant = f"Did you mean {near[0]}? " if near else ""
-        problem = f"no metric {metric!r}"
-        raise HarnessError(problem, f"{meant}Metrics: {', '.join(sorted(measured))}.")
+        raise HarnessError(f"no metric {metric!r}", nearest(metric, sorted(measured)))

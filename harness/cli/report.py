@@ -51,9 +51,8 @@ def _compared(recorded: Run, against: str) -> Run | None:
     before = reader.load(Path(recorded.folder).parent, against)
     here, there = ({c.case_id for c in r.suite.cases} for r in (recorded, before))
     if before.run_id == recorded.run_id or not here & there:
-        what = "the run itself" if here & there else f"a run without a case of {recorded.run_id}"
         raise HarnessError(
-            f"--against {before.run_id} is {what}",
+            f"--against {before.run_id} is the run itself, or has no case of it",
             f"Name another: harness list runs --suite {recorded.suite.name}; or --against none.",
         )
     return before

@@ -105,7 +105,10 @@ def run(
     """
     began = time.monotonic()
     if (suite is None) == (resume is None):
-        raise _one_of(suite, resume)
+        raise HarnessError(
+            "a run needs either a suite or --resume RUN, which has its own suite",
+            "For example: harness run suites/smoke.yaml",
+        )
     if dry_run and budget_min:
         raise HarnessError("--dry-run shows the whole plan; --budget does not apply", "Remove one.")
     if resume is not None and (only or overrides or dry_run or executor):
@@ -156,19 +159,6 @@ def run(
             self_test=self_test,
         )
     _finish(folder, stop, store_root, reports if report else None)
-
-
-def _one_of(suite: str | None, resume: str | None) -> HarnessError:
-    """The error of a command that names both a suite and a run, or neither."""
-    if suite is None:
-        return HarnessError(
-            "a run needs either a suite or --resume RUN",
-            "For example: harness run suites/smoke.yaml",
-        )
-    return HarnessError(
-        f"--resume {resume} continues that run with its own suite",
-        f"Remove {suite}, or remove --resume to start a new run.",
-    )
 
 
 def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
@@ -239,16 +229,13 @@ def _on_one_gpu(
         else:
             notes = [str(d) for d in drift.differences(before.environment, here)]
             writer, before = store_writer.resume(store, before.folder, notes=notes)
-        budget = None
-        if budget_s:
-            budget = Budget(total_s=budget_s, ends_at=began + budget_s)
         agenda = Agenda(
             chosen,
             recorded=before.measurements if before else (),
             device=here.device_name,
             read=lambda: reader.read(writer.folder)[0],
             abort=abort,
-            budget=budget,
+            budget=Budget(total_s=budget_s, ends_at=began + budget_s) if budget_s else None,
         )
         rig.measures(writer.run_id)
         with writer:

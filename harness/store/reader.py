@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from harness.errors import AmbiguousRun, StoreError
+from harness.errors import StoreError
 from harness.records import Environment, Measurement, Run, SelfTest, joined
 from harness.store import lines
 
@@ -190,7 +190,7 @@ def find(
         return fits[0]
     names = [f.name for f in folders]
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
-    raise (AmbiguousRun if fits else StoreError)(
+    raise StoreError(
         f"{name!r} matches {len(fits)} {kind}s of {root}"
         if fits
         else f"{root} has no {kind} {name!r}",

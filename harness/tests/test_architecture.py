@@ -66,10 +66,10 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 950,  # the modules beside the rooms
+    "harness": 940,  # the modules beside the rooms
     "harness/analysis": 4_600,
     "harness/bisect": 1_650,
-    "harness/cli": 2_070,
+    "harness/cli": 2_000,
     "harness/executor": 360,
     "harness/gate": 2_080,
     "harness/git": 540,

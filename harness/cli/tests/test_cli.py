@@ -279,7 +279,7 @@ def measurements(record: Path) -> int:
     [
         (["run", "smok"], "Did you mean 'smoke'"),
         (["run"], "either a suite or --resume"),
-        (["run", "smoke", "--resume", "latest"], "Remove smoke, or remove --resume"),
+        (["run", "smoke", "--resume", "latest"], "either a suite or --resume"),
         (["run", "smoke", "--budget", "0"], "'--budget': must be"),
         (["run", "--resume", "latest", "--set", "seq_len=1"], "--resume continues"),
         (["run", "smoke", "--dry-run", "--budget", "5"], "--budget does not apply"),

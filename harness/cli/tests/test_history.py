@@ -67,7 +67,7 @@ def test_a_history_shows_the_change_from_the_previous_run(tmp_path: Path, made: 
     [
         (["seq_len=513"], "harness show RUN"),
         (["seq_len", "--gpu", "B200"], "harness show RUN"),
-        ([CASES[0].case_id, "-m", "stop_s"], "Did you mean step_s"),
+        ([CASES[0].case_id, "-m", "stop_s"], "Did you mean 'step_s'"),
     ],
 )
 def test_a_history_of_nothing_is_refused(

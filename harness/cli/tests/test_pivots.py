@@ -59,8 +59,8 @@ def test_platforms_are_side_by_side_and_two_runs_of_one_are_rows() -> None:
     ("asked", "remedy"),
     [
         ({"cols": "provder"}, "workload, provider, seq_len"),
-        ({"cols": "provider", "rows": "provider"}, "--rows or in --cols"),
-        ({"cols": "provider", "metric": "peak_memory"}, "Did you mean peak_memory_bytes"),
+        ({"cols": "provider", "rows": "provider"}, "named twice"),
+        ({"cols": "provider", "metric": "peak_memory"}, "Did you mean 'peak_memory_bytes'"),
     ],
 )
 def test_a_request_without_an_answer_lists_what_there_is(asked: Any, remedy: str) -> None:
