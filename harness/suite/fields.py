@@ -1,7 +1,6 @@
 """Shared by the forms of YAML files: names, values, messages, JSON Schema.
 
-A form is a pydantic model of a file that people write: a suite (harness.suite.schema) or the policy
-of a gate (harness.gate.policy).
+A form is a pydantic model of a file that people write: a suite, or the policy of a gate.
 """
 
 import ast
@@ -164,10 +163,8 @@ _IN_A_FILE: dict[Any, Any] = {
 def form_of(record: type[Any], leave: Sequence[str] = (), **kinds: Any) -> Any:
     """A form with the fields of a record, their defaults and their descriptions.
 
-    Args:
-        record: A frozen dataclass; a field such as `with_` has the key `with`.
-        leave: Fields that a file does not have.
-        kinds: Field -> what a file may have there, if its type does not say it.
+    A field such as `with_` has the key `with`; those to `leave` are not in a file; `kinds` are what
+    a file may have in a field, if its type does not say it.
     """
     docs = _descriptions(record)
     types = {k: _IN_A_FILE.get(v, v) for k, v in get_type_hints(record).items()} | kinds
@@ -213,11 +210,7 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 
 def checked(model: type[AnyForm], document: Document) -> AnyForm:
-    """The document as a model.
-
-    Raises:
-        SuiteError: The places of the first problems, and the nearest valid names.
-    """
+    """The document as a model; a SuiteError names the places of the first problems."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
@@ -265,10 +258,7 @@ def problem(error: ErrorDetails, data: Any) -> Problem:
 
 
 def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...], Any]:
-    """The part of pydantic's location that exists in the file, and the value there.
-
-    Pydantic also lists union members and `[key]`, which are not in the file.
-    """
+    """The part of pydantic's location that exists in the file, and the value there."""
     loc: list[str | int] = []
     for step in steps:
         inside = (isinstance(data, dict) and step in data) or (

@@ -1,8 +1,7 @@
 """Loads suite files: what to measure, what is expected, and which rules decide.
 
-A suite is read as YAML with positions (harness.suite.positions), validated (harness.suite.schema),
-changed by the command line (harness.suite.choice) and expanded into cases (harness.suite.sweep).
-This module checks its rules against those cases. Errors have file, line and column.
+A suite is read with positions, validated (schema), expanded into cases (sweep) and changed by the
+command line (choice). This module checks its rules against the cases.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +24,8 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
 
     Args:
         ref: A path; `NAME` of suites/NAME.yaml here; else that of a shipped suite, in any folder.
-        overrides: `axis=value[,value...]` replaces an axis in every workload that has it; the case
-            ids name it if the file sweeps it, or if several values are given.
-            `measure.processes=1` replaces a setting of every workload.
-        filters: Patterns (fnmatch) or parts of case ids. A case is kept if one matches and none
-            with a leading `!` does.
+        overrides: `axis=value[,value...]` or `measure.SETTING=value`, in every workload.
+        filters: Patterns (fnmatch) or parts of case ids; `!` before one leaves its cases out.
 
     Raises:
         SuiteError: With place, problem and the nearest valid name.
@@ -40,11 +36,7 @@ def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[st
 
 
 def text_of(path: Path, shown: Path | str, remedy: str) -> str:
-    """The text of a YAML file, which a message calls `shown`.
-
-    Raises:
-        SuiteError: It cannot be read, or is not text.
-    """
+    """The text of a YAML file, which a SuiteError calls `shown`."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError:

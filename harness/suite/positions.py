@@ -90,14 +90,7 @@ class Document:
 def read(
     text: str, path: Path | str, *, least: str = "See suites/smoke.yaml for an example."
 ) -> Document:
-    """Parse one YAML document.
-
-    Args:
-        least: The remedy for an empty file.
-
-    Raises:
-        SuiteError: The text is not YAML, is empty, or contains something that is refused.
-    """
+    """Parse one YAML document, or raise a SuiteError; `least` is the remedy for an empty file."""
     yaml, reader = YAML(typ="safe", pure=True), _NodeReader(path)
     yaml.composer.warn_double_anchors = False  # YAML 1.2 allows redefining an anchor
     try:
@@ -184,11 +177,7 @@ def _place(node: Node) -> tuple[int, int]:
 
 
 def scalar(text: str) -> Scalar:
-    """The value that a word of a command line has in a suite: 512, 0.5, true, or text.
-
-    Raises:
-        ValueError: The word means null, NaN or infinity.
-    """
+    """The value that a word has in a suite: 512, 0.5, true, or text; ValueError for NaN or null."""
     tag = str(YAML(typ="safe", pure=True).resolver.resolve(ScalarNode, text, (True, False)))
     if tag == _NULL:
         raise ValueError(f"{text!r} is not a value")

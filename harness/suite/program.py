@@ -40,9 +40,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     for name, values in workload.axes.items():
         swept = isinstance(values, list)
         if swept and not name.isupper() and name not in used and not problems:
-            remedy = (
-                f"Write {{{name}}} in command, or rename it {name.upper()} to make it a variable."
-            )
+            remedy = f"Write {{{name}}} in command, or name it {name.upper()}, a variable."
             text = f"{show(name)} is swept but does not reach the program"
             yield Problem((*loc, "axes", name), text, remedy, at_key=True)
     for key in ("tokens", "flops", "gpus", "world_size"):
@@ -143,28 +141,18 @@ def _check_product(workload: WorkloadModel, key: str, loc: Loc) -> Iterator[Prob
 
 
 def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
-    steps = _steps(workload)
-    timed = re.compile(steps.step).groupindex if steps else {}
     for name, reading in workload.metrics.items():
         place = (*loc, name)
-        if name in METRICS:
-            if name not in REPORTED:
-                text = f"{name} is measured by the harness; a program cannot report it"
-                remedy = f"A program can report {', '.join(REPORTED)}."
-                yield Problem(place, text, remedy, at_key=True)
-            elif reading.unit or reading.better:
-                text = f"{name} already has the unit {METRICS[name].unit} and a direction"
-                yield Problem(place, text, "Use scale; remove unit and better.", at_key=True)
-        elif not (reading.unit and reading.better):
+        if name in METRICS and name not in REPORTED:
+            text = f"{name} is measured by the harness; a program cannot report it"
+            remedy = f"A program can report {', '.join(REPORTED)}."
+            yield Problem(place, text, remedy, at_key=True)
+        elif name not in METRICS and not (reading.unit and reading.better):
             text = f"{show(name)} is not a metric of the harness, so it needs unit and better"
             yield Problem(place, text, nearest(name, REPORTED), at_key=True)
     if "tokens_per_s" in workload.metrics and workload.tokens:
         text, remedy = "tokens already gives tokens_per_s", "Remove this metric, or tokens."
         yield Problem((*loc, "tokens_per_s"), text, remedy, at_key=True)
-    if "step_s" in workload.metrics and {"step_s", "step_ms"} & {*timed}:
-        text = "progress already gives the time of a step"
-        remedy = "Remove this metric, or the group step_s or step_ms of progress."
-        yield Problem((*loc, "step_s"), text, remedy, at_key=True)
 
 
 def _steps(workload: WorkloadModel) -> Steps | None:

@@ -332,11 +332,7 @@ class SuiteModel(Form):
 
 
 def measure_setting(name: str, value: Any) -> Mapping[str, Any]:
-    """One checked field of MeasureSettings, as `{name: value}`.
-
-    Raises:
-        ValueError: With problem and remedy as arguments.
-    """
+    """One checked field of MeasureSettings, or a ValueError with problem and remedy."""
     try:
         return MeasureModel.model_validate({name: value}).given()
     except ValidationError as error:

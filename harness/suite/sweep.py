@@ -95,11 +95,7 @@ def combinations(
     """The cases of a workload that passed `check`, with the excluded ones.
 
     The provider varies slowest, the last axis fastest; zipped axes vary in the place of the first.
-
-    Args:
-        workload: One entry of the suite.
-        measure: Fields of MeasureSettings from the suite; the workload's own override them.
-        overrides: Fields of MeasureSettings that override both.
+    Of MeasureSettings, those of the workload override `measure`, and `overrides` both.
     """
     swept = tuple(name for name, values in workload.axes.items() if isinstance(values, list))
     found = []

@@ -1,8 +1,6 @@
 """The rooms of the harness and the arrows between them, as CONTRIBUTING.md draws them."""
 
 import ast
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -46,15 +44,6 @@ ENDS_THE_PROCESS = (
     "harness/worker/",
 )
 
-ROOT_FILES = {
-    "README.md",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "Makefile",
-    "pyproject.toml",
-    "constraints.txt",
-}
-ROOT_FOLDERS = {"nsa", "harness", "suites", "reports", "ci"}
 FOR_LOAD = {
     ("pathlib", "Path"),
     ("typing", "TYPE_CHECKING"),
@@ -81,14 +70,14 @@ MOST_LINES = {
     "harness/report": 4_220,
     "harness/runner": 2_330,
     "harness/store": 770,
-    "harness/suite": 2_010,
+    "harness/suite": 1_970,
     "harness/worker": 690,
     "nsa": 13_290,
     "suites": 2_100,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 22_000, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_850, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -311,17 +300,11 @@ def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
     assert answer.stdout.split() == []
 
 
-@pytest.mark.parametrize(
-    ("house", "names", "users"),
-    [
-        # A switch read anywhere else would escape the check of unknown names.
-        ("nsa", "os.environ os.environb os.getenv os.getenvb", {"nsa/flags.py"}),
-        # All is measured by a monotonic clock.
-        ("harness", "time.time time.time_ns", set()),
-    ],
-)
-def test_at_most_one_module_uses(house: str, names: str, users: set[str]) -> None:
-    assert {f for f, path in sources(house).items() if uses(path, *names.split())} == users
+def test_one_module_of_nsa_reads_the_environment() -> None:
+    """A switch read anywhere else would escape the check of unknown names."""
+    names = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
+
+    assert {f for f, p in sources("nsa").items() if uses(p, *names)} == {"nsa/flags.py"}
 
 
 def test_only_the_command_line_and_the_child_end_a_process() -> None:
@@ -332,24 +315,3 @@ def test_only_the_command_line_and_the_child_end_a_process() -> None:
     }
 
     assert {file for file in enders if not file.startswith(ENDS_THE_PROCESS)} == set()
-
-
-@pytest.mark.parametrize("house", sorted(ROOT_FOLDERS))
-def test_percent_is_written_with_a_space(house: str) -> None:
-    """`95.6 %`: units.percent writes it, never a format such as `:.1%`."""
-    for file, path in sources(house).items():
-        assert not re.findall(r".*\d%}.*|.*}%.*", path.read_text()), file
-
-
-def test_the_root_holds_only_what_the_plan_allows() -> None:
-    """Dotfiles aside."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout, so the project's files are unknown")
-
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.split("\0")
-
-    visible = [Path(file).parts for file in tracked if file and not file.startswith(".")]
-    assert {parts[0] for parts in visible if len(parts) == 1} <= ROOT_FILES
-    assert {parts[0] for parts in visible if len(parts) > 1} <= ROOT_FOLDERS

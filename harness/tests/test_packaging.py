@@ -18,9 +18,7 @@ from harness.tests.gate_repositories import POLICY, SUITE, commit, git, write
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = tuple(name for names in first_gate.TEMPLATES.values() for name in names)
 SOURCES = ("harness", "nsa", "suites")
-BUILD = (
-    "from setuptools import build_meta as b; b.build_wheel('wheel'); b.build_editable('editable')"
-)
+BUILD = "from setuptools import build_meta as b; b.build_wheel('wheel')"
 MODEL = """\
 import torch
 from harness.workload import Workload
@@ -39,7 +37,7 @@ OWN_SUITE = "own.yaml"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the editable wheel, built from a copy of the sources."""
+    """A folder with the wheel, built from a copy of the sources."""
     source = tmp_path_factory.mktemp("source")
     for package in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
@@ -51,24 +49,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def installed(built: Path, kind: str, folder: Path) -> Path:
-    """The Python of a new environment: the wheel of this kind and the dependencies of this one."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    (wheel,) = (built / kind).glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(site)
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return folder / "bin/python"
-
-
 @pytest.fixture(scope="module")
 def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(built, "wheel", tmp_path_factory.mktemp("installed"))
-
-
-@pytest.fixture(scope="module")
-def editable(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(built, "editable", tmp_path_factory.mktemp("editable"))
+    """The Python of a new environment: the wheel, and the dependencies of this one."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    (file,) = (built / "wheel").glob("*.whl")
+    zipfile.ZipFile(file).extractall(site)
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "bin/python"
 
 
 @pytest.fixture
@@ -145,25 +135,6 @@ def test_a_gate_measures_the_users_own_package_of_a_shipped_name(wheel: Path, ow
     assert {*measured[0].code} == {"nsa"}
 
 
-def test_a_run_measures_the_users_own_package_of_a_shipped_name(wheel: Path, own: Path) -> None:
-    quick = ("-s", "measure.processes=1", "--no-self-test", "--no-report")
-
-    answer = call(wheel, own, "harness", "run", OWN_SUITE, *quick)
-
-    assert [m.outcome for m in stored(own).measurements] == [Outcome.OK], answer.stderr
-
-
-def test_a_bisection_measures_the_users_own_package_of_a_shipped_name(
-    editable: Path, own: Path
-) -> None:
-    asked = ("--case", "sleep", "--good", "main~1", "--bad", "main", "--counter", "host_syncs")
-
-    answer = call(editable, own, "harness", "bisect", OWN_SUITE, *asked)
-
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert answer.stdout.startswith(git(own, "rev-parse", "main")[:10])
-
-
 def test_a_shipped_suite_runs_from_a_wheel_beside_a_package_of_the_same_name(
     wheel: Path, own: Path
 ) -> None:
@@ -175,12 +146,3 @@ def test_a_shipped_suite_runs_from_a_wheel_beside_a_package_of_the_same_name(
     (measurement,) = stored(own).measurements
     assert measurement.outcome is Outcome.OK, answer.stdout + answer.stderr
     assert "/harness/shipped/nsa/" in measurement.code["nsa"]
-
-
-def test_pytest_finds_the_plugin_of_a_wheel_by_itself(wheel: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "suites/smoke.yaml", tmp_path)
-
-    collected = call(wheel, tmp_path, "pytest", "--collect-only", "-q", "smoke.yaml")
-
-    assert collected.returncode == 0, collected.stdout + collected.stderr
-    assert "smoke.yaml::attention/gather" in collected.stdout

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.causes import CauseKind, causes
-from harness.analysis.summary import summarise
+from harness.analysis.causes import CauseKind
 from harness.records import Case, Measurement, Rank
 from harness.tests.test_planted_causes import Damage, channel, kinds, planted
 
@@ -55,10 +54,3 @@ def test_another_process_on_the_gpu_of_any_rank_is_a_cause() -> None:
         return replace(used, ranks=(Rank(rank=0), Rank(rank=1)))
 
     assert kinds(planted(occupied)) == [CauseKind.SHARED]
-
-
-def test_the_rank_that_the_others_wait_for_is_named() -> None:
-    recorded = planted(a_rank_rests)
-
-    (cause,) = causes(recorded, summarise(recorded))
-    assert cause.evidence == "GPU utilisation of rank 0 is 3.3x that of rank 1"

@@ -142,10 +142,6 @@ def test_two_processes_without_an_interval_are_both_printed(
     assert not units.informs("step_s", two)
 
 
-def test_an_infinite_value_that_every_process_had_is_printed() -> None:
-    assert units.cell("loss", estimate(math.inf, math.inf, math.inf)) == "inf"
-
-
 POSITIVE = st.floats(1e-12, 1e15)
 
 

@@ -184,17 +184,12 @@ def asked(*rows: str) -> Suite:
         (("command: x", "metrics: {loss: {json: loss}}"), "needs unit and better"),
         (("command: x", "metrics: {tokens_per_sec: {json: a}}"), "'tokens_per_s'"),
         (("command: x", "metrics: {step_cycles: {json: a}}"), "a program cannot report it"),
-        (("command: x", "metrics: {mfu: {json: a, unit: x, better: lower}}"), "the unit ratio"),
         (("command: x", "metrics: {mfu: {}}"), "needs one of line or json"),
         (("command: x", "tokens: [batch]"), "'batch' is not an axis here"),
         (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
         (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),
         (("command: x", "gpus: 1", "world_size: 2"), "needs gpus or world_size, not both"),
         (("command: x", "tokens: 3", "metrics: {tokens_per_s: {json: a}}"), "Remove this metric"),
-        (
-            ("command: x", "progress: '(?P<step_s>.)'", "metrics: {step_s: {json: a}}"),
-            "Remove this metric, or the group",
-        ),
         (("command: x", "measure: {graph: true}"), "graph needs a factory"),
     ],
 )
