@@ -200,9 +200,9 @@ def _excused(
 
 def expired(policy: Policy, today: datetime.date) -> Iterator[Finding]:
     """A NO-GO for each exemption whose last day is over."""
-    for i, entry in enumerate(policy.form.exempt):
+    for entry in policy.form.exempt:
         if entry.expired(today):
-            reason = f"the exemption at {policy.place('exempt', i)} expired on {entry.expires} "
+            reason = f"the exemption of {', '.join(entry.cases)} expired on {entry.expires} "
             reason += f"({entry.because}); repair the case and remove the entry, or renew it"
             yield Finding(check="exempt", decision=Decision.NO_GO, reason=reason)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.errors import CaseRefused, HarnessError, SuiteError
 from harness.gate import counters, policy
 from harness.gate.policy import ChosenSuite, Policy
-from harness.gate.policy_suites import absent, chosen_of, require, require_own, suite_of
+from harness.gate.policy_suites import absent, chosen, require, require_own
 from harness.gate.records import Mode
 from harness.gate.trees import Trees, from_root, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
@@ -133,7 +133,7 @@ def _chosen(request: Request, loaded: Policy, trees: Trees) -> dict[str, Suite]:
         raise SuiteError(
             loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
         )
-    suites = {c.suite: require(trees.places, c, loaded) for c in asked}
+    suites = {c.suite: require(trees.places, c, loaded.path) for c in asked}
     for suite in suites.values():
         require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     return suites
@@ -157,11 +157,11 @@ def _gone(
     mode: Mode,
     trees: Trees,
     loaded: Policy,
-    chosen: Mapping[str, Suite],
+    suites: Mapping[str, Suite],
     kept: counters.CounterBaseline | None,
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Cases of the baseline, or of the file of counters, that are not measured now; and why."""
-    measured = {path: {c.case_id for c in suite.cases} for path, suite in chosen.items()}
+    measured = {path: {c.case_id for c in suite.cases} for path, suite in suites.items()}
     if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():
             why = f"recorded counters exist but the case was not run; {counters.RENEW} removes them"
@@ -175,8 +175,8 @@ def _gone(
     why = f"only the baseline has this case, or selects it in {loaded.path}"
     for choice in _choices(before_change, mode):
         with suppress(SuiteError):  # an unreadable suite has no cases to lose
-            before = suite_of(trees.folders[:1], choice)
-            for case in chosen_of(before, choice).cases if before else ():
+            before = chosen(trees.folders[:1], choice)
+            for case in before.cases if before else ():
                 if case.case_id not in measured.get(choice.suite, set()):
                     yield (choice.suite, case.case_id), why
 

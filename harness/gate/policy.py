@@ -1,8 +1,7 @@
 """The policy of a gate: its cases, thresholds and stage, and the cases that are exempt.
 
 ci/gate.yaml is read like a suite: YAML 1.2 with positions, validated by the models below, which
-also give its JSON Schema. Case patterns are checked against the suites. Every error has its file,
-line and column.
+also give its JSON Schema. Case patterns are checked against the suites.
 """
 
 import datetime
@@ -19,7 +18,7 @@ from harness.records import Thresholds
 from harness.suite.choice import fits
 from harness.suite.fields import Form, Text, checked, form_of, read_as, wrong
 from harness.suite.load import text_of
-from harness.suite.positions import Document, Problem, read
+from harness.suite.positions import Problem, read
 
 DEFAULT = Path("ci/gate.yaml")
 
@@ -120,8 +119,6 @@ class Policy:
     path: str
     """From the root of the repository."""
     form: PolicyForm
-    document: Document | None = None
-    """For the places of errors; None in a comparison of commits, which is not judged by it."""
 
     @property
     def given(self) -> Mapping[str, Any]:
@@ -133,10 +130,6 @@ class Policy:
     def thresholds(self, pair_sd: float = 0.0) -> Thresholds:
         """Of a case whose pairs have this standard deviation."""
         return by_scatter(Thresholds(**self.given), self.given, pair_sd / math.sqrt(2))
-
-    def place(self, *loc: str | int) -> str:
-        """Such as `ci/gate.yaml:12`."""
-        return f"{self.path}:{self.document.values[loc][0]}" if self.document else self.path
 
 
 def load(path: Path) -> Policy:
@@ -151,7 +144,7 @@ def load(path: Path) -> Policy:
 def parse(text: str, path: Path) -> Policy:
     """The same for the text of the file, perhaps from another commit."""
     document = read(text, path, least="Write one: harness init.")
-    policy = Policy(path=str(path), form=checked(PolicyForm, document), document=document)
+    policy = Policy(path=str(path), form=checked(PolicyForm, document))
     try:
         Thresholds(**policy.given)
     except ValueError as error:

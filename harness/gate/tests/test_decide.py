@@ -178,7 +178,7 @@ def test_an_expired_exemption_excuses_nothing_and_is_no_go() -> None:
 
     assert judged(comparison=SLOWER, policy=over).decision is NO_GO
     assert judged(comparison=SLOWER, policy=last_day).decision is GO
-    assert "at ci/gate.yaml:4 expired on 2026-11-20 (known)" in finding.reason
+    assert "of train/* expired on 2026-11-20 (known)" in finding.reason
     assert (finding.decision, list(decide.expired(last_day, TODAY))) == (NO_GO, [])
 
 

@@ -191,17 +191,9 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        (
-            "toysuites/toy.yaml",
-            "ci/gate.yaml:3:18: there is no suite toysuites/toy.yaml in the working tree or the "
-            "candidate\n"
-            f"  Check the spelling, or add the file. Did you mean '{TOYS}'?",
-        ),
-        (
-            f"{TOYS}, cases: ['!x', zzz]",
-            f"ci/gate.yaml:3:53: no case of {TOYS} matches '!x', 'zzz'\n  Valid: '{case_id('a')}'.",
-        ),
-        (f"{TOYS}, cases: ['!sleep/*']", f"ci/gate.yaml:3:47: no case of {TOYS} matches"),
+        ("toysuites/toy.yaml", "ci/gate.yaml: there is no suite toysuites/toy.yaml in the working"),
+        (f"{TOYS}, cases: ['!x', zzz]", f"ci/gate.yaml: no case of {TOYS} matches '!x', 'zzz'"),
+        (f"{TOYS}, cases: ['!sleep/*']", f"ci/gate.yaml: no case of {TOYS} matches"),
         ("other.yaml", "other.yaml:9:14: factory 'suites.workloads:sleeps': the repository has no"),
     ],
     ids=["suite", "case", "all left out", "package"],
