@@ -1,6 +1,5 @@
 """What makes a run slow or spoils its numbers, and what to do next: sentences, tables, commands."""
 
-import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +17,6 @@ from harness.records import (
     Fact,
     Finding,
     Outcome,
-    Rule,
     RuleResult,
     Run,
     Verdict,
@@ -30,10 +28,10 @@ from harness.report.text import (
     listed,
     rest_command,
 )
-from harness.report.verdict_text import misses
+from harness.report.verdict_text import distance, misses
 
-MAX_STEPS, MAX_ROWS = 5, 8
-"""Next steps, and rows of the table of causes."""
+MAX_STEPS = 5
+_SPEEDS = ("tokens_per_s", "step_s")
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
@@ -106,31 +104,21 @@ def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
 
 def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
     """One row a cause: its evidence in the first case, and what removing it saves."""
-    rows = [
-        (
-            str(c.kind),
-            _where(c, names),
-            c.evidence,
-            NONE if c.share is None or c.kind is CauseKind.HOST else units.percent(c.share),
-        )
-        for c in found[:MAX_ROWS]
-    ]
+    rows = []
+    for c in found:
+        saved = None if c.kind is CauseKind.HOST else c.share
+        share = NONE if saved is None else units.percent(saved)
+        rows.append((str(c.kind), _where(c, names), c.evidence, share))
     columns = ("cause", "where", "evidence", ">saves at most, of the step")
-    rest = len(found) - len(rows)
-    more = (f"{units.plural('more cause', rest)}.",) if rest else ()
-    return Table(columns=columns, rows=tuple(rows), remarks=more) if rows else None
+    return Table(columns=columns, rows=tuple(rows)) if rows else None
 
 
 def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]:
     """The first cause, every setting without effect, and a mechanism, for the first screen."""
-    whole = (CauseKind.FALLBACK, CauseKind.DISPATCH)
+    words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism here"}
     for i, c in enumerate(found):
-        if i == 0 or c.kind in (CauseKind.DEAD, *whole):
-            brief = c.share is not None and c.kind not in whole
-            why = f"** in {units.plural('case', len(c.cases))}"
-            words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism here"}
-            word = words.get(c.kind, "Cause")
-            yield f"**{word}: {c.kind}{why if brief else f'**: {_where(c, names)}: {c.evidence}'}."
+        if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK, CauseKind.DISPATCH):
+            yield f"**{words.get(c.kind, 'Cause')}: {c.kind}**: {_where(c, names)}: {c.evidence}."
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:
@@ -141,24 +129,13 @@ def _where(c: Cause, names: Mapping[str, str]) -> str:
 # --- next steps ---------------------------------------------------------------------------
 
 
-def times_due(rule: Rule | None, f: Finding) -> float:
-    """How many times as fast the case must become, by its rule, or by its expectation without one;
-    0 if that is not about its speed."""
-    value = f.estimate.value if f.estimate else 0.0
-    if value <= 0 or (rule and rule.axis):
-        return 0.0
-    if rule is None:
-        ends = {"tokens_per_s": (f.low or 0.0) / value, "step_s": value / (f.high or math.inf)}
-        return ends.get(f.metric, 0.0)
-    if rule.metric == "tokens_per_s" or (rule.against and rule.metric == "step_s"):
-        return rule.go / value
-    return value / rule.go if rule.metric == "step_s" else 0.0
-
-
 def slow_of(r: RuleResult) -> dict[Finding, float]:
-    """What misses a rule about speed -> how many times as fast it must become, slowest first."""
-    due = {f: times_due(r.stated, f) for f in r.findings}
-    return {f: due[f] for f in sorted(due, key=lambda f: -due[f]) if due[f] > 1}
+    """What misses a rule, or an expectation, about speed -> how many times as fast it must become,
+    slowest first."""
+    stated = r.stated
+    timed = [f for f in r.findings if (stated.metric if stated else f.metric) in _SPEEDS]
+    due = sorted(((distance(f, stated), f) for f in timed), key=lambda pair: -pair[0])
+    return {f: times for times, f in due if times > 1}
 
 
 def slowest(v: Verdict) -> tuple[str, ...]:
@@ -181,30 +158,39 @@ def next_steps(
     Args:
         parts: Where the time of the slow cases goes.
     """
-    cases, short = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
-    suite = shlex.quote(run.suite.path)
+    steps = dict.fromkeys(_every_step(v, run, diagnoses, found, parts))
+    return tuple(steps)[:MAX_STEPS]
+
+
+def _every_step(
+    v: Verdict,
+    run: Run,
+    diagnoses: Sequence[Diagnosis],
+    found: Sequence[Cause],
+    parts: Sequence[Stack],
+) -> Iterator[str]:
     if not run.ended_at:
-        return (f"Finish the run: `{rest_command(run.stopped, run.folder)}`",)
+        yield f"Finish the run: `{rest_command(run.stopped, run.folder)}`"
+        return
+    suite = shlex.quote(run.suite.path)
     urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
-    steps = dict.fromkeys(remedy(c, run) for c in urgent)
+    yield from (remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f"; it took {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
-        steps[f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"] = None
+        yield f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
     tested = run.suite.suspects.tested if run.suite.suspects else ()
-    beside = [c for c in cases.values() if any(s.control and s.control.accepts(c) for s in tested)]
-    ours = [r for r in left if not {c.case_id for c in beside} & {*r.evidence}]
-    steps |= dict.fromkeys(_speed_up(ours, short, parts))
-    for step in _steps([f for r in left for f in r.findings], cases, short, run):
-        steps[step] = None
-    steps |= dict.fromkeys(_keep_out(diagnoses))
+    controls = [s.control for s in tested if s.control]
+    beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}
+    yield from _speed_up([r for r in left if not beside & {*r.evidence}], run, parts)
+    yield from _steps([f for r in left for f in r.findings], run)
+    yield from _keep_out(diagnoses)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
-    steps |= dict.fromkeys(remedy(c, run) for c in later[:1])
+    yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
-        steps[f"Run the rest of the suite: `{rest}`"] = None
-    return tuple(steps)[:MAX_STEPS]
+        yield f"Run the rest of the suite: `{rest}`"
 
 
 def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
@@ -217,16 +203,14 @@ def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
         yield f"Avoid {d.name}: a step is {gain} faster without it: `{d.remedy}`"
 
 
-def _speed_up(
-    left: Sequence[RuleResult], short: Mapping[str, str], parts: Sequence[Stack]
-) -> Iterator[str]:
+def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:
     """By how much the slowest case of the worst rule must become faster, and its largest part."""
-    taken = {s.case.case_id: s for s in parts}
+    taken, names = {s.case.case_id: s for s in parts}, case_names(run.suite)
     for r in left:
         if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
             f, times = next(iter(due.items()))
             more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
-            said = f"Speed up {short.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            said = f"Speed up {names.get(f.subject, f.subject)} by {units.factor(times)}{more}"
             if of := taken.get(f.subject):
                 part = max(of.parts, key=lambda name: of.parts[name])
                 share = units.percent(of.parts[part] / of.step_s)
@@ -235,36 +219,27 @@ def _speed_up(
             return
 
 
-def _steps(
-    found: Sequence[Finding],
-    cases: Mapping[str, Case],
-    short: Mapping[str, str],
-    run: Run,
-) -> Iterator[str]:
+def _steps(found: Sequence[Finding], run: Run) -> Iterator[str]:
+    """What repeats a failure, and measures what is absent or not decided."""
+    cases, names = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     again = f"harness run {shlex.quote(run.suite.path)}"
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
         alone = alone_command(run, f.subject)
-        yield f"Reproduce {short.get(f.subject)} ({units.outcome_name(f.outcome)}): `{alone}`"
-    if lacking := [f for f in found if f.fact is Fact.NO_PARTNER and not _allowed(f, cases)]:
-        ids = [f.partner for f in lacking]
-        providers = [*dict.fromkeys(c.provider for i in ids if (c := cases.get(i)))]
-        theirs, need = listed(providers), "need" if len(providers) > 1 else "needs"
-        install = all(f.outcome is Outcome.UNSUPPORTED for f in lacking)
-        first = f"Install what {theirs} {need}" if install else f"Time {theirs}"
-        yield f"{first}: `{again} {_only(ids, cases)}`"
+        yield f"Reproduce {names.get(f.subject)} ({units.outcome_name(f.outcome)}): `{alone}`"
+    partners = [(f, c) for f in found if f.fact is Fact.NO_PARTNER and (c := cases.get(f.partner))]
+    lacking = {c.case_id: c for f, c in partners if f.outcome not in c.allow}
+    if lacking:
+        theirs = listed([*dict.fromkeys(c.provider for c in lacking.values())])
+        install = all(f.outcome is Outcome.UNSUPPORTED for f, c in partners)
+        first = f"Install what is needed by {theirs}" if install else f"Time {theirs}"
+        yield f"{first}: `{again} {_only(lacking, cases)}`"
     loose = [i for f in found if f.fact in LOOSE or f.likely for i in (*f.cases, f.partner)]
     if loose := [i for i in loose if i in cases]:
         made = [cases[i].settings.most for i in loose]
         more = 2 * max(made) if min(made) > 1 else 3
         only = _only(loose, cases)
         yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
-
-
-def _allowed(f: Finding, cases: Mapping[str, Case]) -> bool:
-    """Whether the suite expects that the partner of a pair does not run."""
-    case = cases.get(f.partner)
-    return case is not None and f.outcome in case.allow
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:
