@@ -6,14 +6,14 @@ Peers are left out. No cause is named without evidence: a run in which nothing i
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean, median
 
 from harness import units
 from harness.analysis.dead_axes import dead_axes
-from harness.analysis.effects import Effect, effects
+from harness.analysis.effects import effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck, kernels_by_range
@@ -73,23 +73,44 @@ class CauseKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    kind: CauseKind
-    evidence: str
-    cases: tuple[str, ...]
-    """The evidence is that of the first."""
-    share: float | None = None
-    """Of the step of the first case: removing the cause saves at most this. None if it spoils
-    numbers."""
-    about: str = ""
-    """The value of a setting that is faster, as `NAME=value`, or the range that is steep."""
-    each: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    """Case id -> its own evidence and share, where they differ."""
+class Symptom:
+    """One cause in one case."""
 
-    def of(self, case_id: str) -> "Cause":
-        """The cause in one of its cases."""
-        text, share = self.each.get(case_id, (self.evidence, self.share))
-        return replace(self, cases=(case_id,), evidence=text, share=share)
+    kind: CauseKind
+    case_id: str
+    evidence: str
+    share: float | None = None
+    """Of the step: removing the cause saves at most this. None if it spoils numbers."""
+    about: str = ""
+    """The value of a setting that is faster, as `NAME=value`; the axis without effect; or the range
+    that is steep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause in all cases that show it; the first speaks for them."""
+
+    seen: tuple[Symptom, ...]
+
+    @property
+    def kind(self) -> CauseKind:
+        return self.seen[0].kind
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return tuple(s.case_id for s in self.seen)
+
+    @property
+    def evidence(self) -> str:
+        return self.seen[0].evidence
+
+    @property
+    def share(self) -> float | None:
+        return self.seen[0].share
+
+    @property
+    def about(self) -> str:
+        return self.seen[0].about
 
     def within(self, pairs: Collection[tuple[str, str]]) -> "Cause | None":
         """The cause in the slower cases of these pairs; None if it explains none of them.
@@ -98,13 +119,10 @@ class Cause:
             pairs: Id of a case, and of the faster one that it is compared with, or empty. If the
                 faster one shows as much of the cause, that does not explain the difference.
         """
-        own = self.each or dict.fromkeys(self.cases, (self.evidence, self.share or 0.0))
-        shares = {case_id: share for case_id, (_, share) in own.items()}
+        shares = {s.case_id: s.share or 0.0 for s in self.seen}
         slower = {a for a, b in pairs if shares.get(a, 0.0) > shares.get(b, 0.0)}
-        cases = tuple(case_id for case_id in self.cases if case_id in slower)
-        if not cases:
-            return None
-        return replace(self, cases=cases, evidence=own[cases[0]][0], share=shares[cases[0]])
+        seen = tuple(s for s in self.seen if s.case_id in slower)
+        return Cause(seen) if seen else None
 
 
 def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
@@ -112,13 +130,13 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
     ours = [s for s in summaries if s.case.provider not in run.suite.peers]
     measured = {s.case.case_id: run.of(s.case.case_id) for s in ours}
     wrong = [*_misconfigured(ours), *_disturbances(run, measured)]
-    mistaken = {case_id for c in wrong if c.share is None for case_id in c.cases}
+    mistaken = {one.case_id for one in wrong if one.share is None}
     sound = [s for s in ours if s.outcome is Outcome.OK and s.case.case_id not in mistaken]
     judged = [s for s in sound if any(r.match.accepts(s.case) for r in run.suite.rules)] or sound
     found = [
         *wrong,
         *_failures(measured),
-        *in_output(run),
+        *_in_output(run),
         *_without_effect(run, ours),
         *_over_time(measured, slow_wanted=_slow_wanted(run)),
         *_limits(run, sound, {s.case.case_id for s in judged} | _quoted(run)),
@@ -126,35 +144,45 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *_settings(run, judged),
         *_steep(run, judged),
     ]
-    if any(c.kind is CauseKind.RANKS for c in found):  # the others wait for the slowest
-        found = [c for c in found if c.kind is not CauseKind.COMMUNICATION]
+    if any(one.kind is CauseKind.RANKS for one in found):  # the others wait for the slowest
+        found = [one for one in found if one.kind is not CauseKind.COMMUNICATION]
     order = [*CauseKind]
     return tuple(
         sorted(
-            found, key=lambda c: (-(math.inf if c.share is None else c.share), order.index(c.kind))
+            merged(found),
+            key=lambda c: (-(math.inf if c.share is None else c.share), order.index(c.kind)),
         )
     )
 
 
-def _one(kind: CauseKind, seen: Mapping[str, str]) -> Iterator[Cause]:
-    """One cause for all cases that show it, in the words of the first."""
-    if seen:
-        yield Cause(kind=kind, evidence=next(iter(seen.values())), cases=tuple(seen))
+def merged(found: Iterable[Symptom]) -> list[Cause]:
+    """One cause for all cases that show it. The case that it costs most is the first, but that of
+    the suite for DISPATCH: it is easier to read."""
+    groups: dict[tuple[CauseKind, str], list[Symptom]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.about), []).append(one)
+    made = []
+    for (kind, _), seen in groups.items():
+        if kind is not CauseKind.DISPATCH:
+            seen.sort(key=lambda one: -(one.share or 0.0))
+        first: dict[str, Symptom] = {}
+        for one in seen:
+            first.setdefault(one.case_id, one)
+        made.append(Cause(tuple(first.values())))
+    return made
 
 
 # --- what spoils numbers -----------------------------------------------------------------
 
 
-def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
-    seen: dict[str, str] = {}
+def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Symptom]:
     for s in ours:
         for axis, asked in s.case.axes.items():
             ran = s.effective.get(axis, asked)
             said, plain = _setting(ran), _setting(asked)
             if said != plain and not said.startswith(f"{plain} ("):
                 text = f"asked for {axis}={units.scalar(asked)}, ran {axis}={units.scalar(ran)}"
-                seen.setdefault(s.case.case_id, text)
-    yield from _one(CauseKind.CONFIGURATION, seen)
+                yield Symptom(kind=CauseKind.CONFIGURATION, case_id=s.case.case_id, evidence=text)
 
 
 def _setting(value: Scalar) -> str:
@@ -162,26 +190,23 @@ def _setting(value: Scalar) -> str:
     return {"true": "on", "1": "on", "false": "off", "0": "off"}.get(text, text)
 
 
-def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Symptom]:
     """Overflows of float16, and cases that ran other kernels than they must."""
-    overflows: dict[str, str] = {}
-    fallbacks: dict[str, str] = {}
     for case_id, processes in measured.items():
         for m in processes:
             origins = m.evidence.origins if m.evidence else ()
             first = next((o for o in origins if o.computation == "run" and o.value), None)
             if first and first.precision.removeprefix("torch.") in ("float16", "fp16"):
                 where = f" in {first.module}" if first.module else ""
-                overflows.setdefault(case_id, f"first {first.value} in {first.tensor}{where}")
+                text = f"first {first.value} in {first.tensor}{where}"
+                yield Symptom(kind=CauseKind.OVERFLOW, case_id=case_id, evidence=text)
             if m.outcome is Outcome.PATH_MISMATCH and m.profile is not None:
-                fallbacks.setdefault(case_id, m.detail.partition("\n")[0])
-    yield from _one(CauseKind.OVERFLOW, overflows)
-    yield from _one(CauseKind.FALLBACK, fallbacks)
+                text = m.detail.partition("\n")[0]
+                yield Symptom(kind=CauseKind.FALLBACK, case_id=case_id, evidence=text)
 
 
-def in_output(run: Run) -> Iterator[Cause]:
+def _in_output(run: Run) -> Iterator[Symptom]:
     """Programs whose own times leave something out, or that end well after an exception."""
-    untimed, raised = dict[str, str](), dict[str, str]()
 
     def share(m: Measurement) -> float:
         return float(m.effective.get("timed_share") or 0.0)
@@ -191,24 +216,22 @@ def in_output(run: Run) -> Iterator[Cause]:
             made = units.percent(share(m))
             text = f"its own step times make up {made} of the time from line to line"
             rest = "step time and tokens/s leave out the rest, such as loading data"
-            untimed.setdefault(m.case_id, f"{text}; {rest}")
+            yield Symptom(kind=CauseKind.UNTIMED, case_id=m.case_id, evidence=f"{text}; {rest}")
         if why := m.effective.get("raised"):
-            raised.setdefault(m.case_id, f"exit status 0, but its output has a traceback: {why}")
-    yield from _one(CauseKind.UNTIMED, untimed)
-    yield from _one(CauseKind.RAISED, raised)
+            text = f"exit status 0, but its output has a traceback: {why}"
+            yield Symptom(kind=CauseKind.RAISED, case_id=m.case_id, evidence=text)
 
 
-def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Symptom]:
     """Axes whose values all do the same, and variables that a program never read."""
-    unread: dict[str, str] = {}
     known: set[str] = set()
     for s in ours:
         flags = [m.flags_read for m in run.of(s.case.case_id) if m.effective or m.flags_read]
         for name in s.case.env if flags else ():
             if all(read.get(name) is False for read in flags):
                 known.add(name)
-                unread.setdefault(s.case.case_id, f"sets {name}, which was never read")
-    yield from _one(CauseKind.DEAD, unread)
+                text = f"sets {name}, which was never read"
+                yield Symptom(kind=CauseKind.DEAD, case_id=s.case.case_id, evidence=text)
     for d in dead_axes(run, ours):
         if d.axes == ("provider",) or d.time_differs or known & {*d.axes}:
             continue
@@ -220,16 +243,17 @@ def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         head = f"{'/'.join(d.axes)} {'was read but ' if was_read else ''}has no effect"
         values = " and ".join(", ".join(map(units.scalar, v)) for v in d.values)
         same = f"the same operators, counters and results with {values}"
-        yield Cause(
-            kind=CauseKind.FALLBACK if was_read else CauseKind.DEAD,
-            evidence=f"{head}: {same}",
-            cases=tuple(c.case_id for c in own),
-        )
+        for c in own:
+            yield Symptom(
+                kind=CauseKind.FALLBACK if was_read else CauseKind.DEAD,
+                case_id=c.case_id,
+                evidence=f"{head}: {same}",
+                about=f"{d.workload}/{d.provider}: {'/'.join(d.axes)}",
+            )
 
 
-def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
-    gpu, shared, hot = run.environment.gpu, {}, {}
-    power: list[tuple[float, str, str]] = []
+def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Symptom]:
+    gpu = run.environment.gpu
     for case_id, processes in measured.items():
         channels = of_ranks("gpu_foreign_processes", processes)
         each = [[x > 0 for m in processes for x in readings(m, c, TIMED)] for c in channels]
@@ -237,20 +261,19 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
         holders = [h for m in processes if m.evidence for h in m.evidence.holders]
         if holders or sum(foreign) > MANY * len(foreign):
             used = f"other processes in {sum(foreign)} of {len(foreign)} readings"
-            shared[case_id] = f"held by {', '.join(holders)}" if holders else used
+            text = f"held by {', '.join(holders)}" if holders else used
+            yield Symptom(kind=CauseKind.SHARED, case_id=case_id, evidence=text)
         limit = clock_limit(processes, gpu.max_sm_clock_hz if gpu else None)
         samples = sum(len(m.samples_s) for m in processes)
         lost = sum(len(m.discarded.get("throttled", ())) for m in processes)
-        if limit is not None:
-            if limit.by == "thermal":
-                hot[case_id] = str(limit)
-            else:
-                power.append((limit.lost, case_id, str(limit)))
-        elif lost > MANY * samples:
-            hot[case_id] = f"{lost} of {samples} samples were taken while the GPU was throttled"
-    yield from _one(CauseKind.SHARED, shared)
-    yield from _one(CauseKind.THERMAL, hot)
-    yield from _dearest(CauseKind.POWER, power)
+        if limit is not None and limit.by == "power":
+            yield Symptom(
+                kind=CauseKind.POWER, case_id=case_id, evidence=str(limit), share=limit.lost
+            )
+        elif limit is not None or lost > MANY * samples:
+            text = f"{lost} of {samples} samples were taken while the GPU was throttled"
+            text = str(limit) if limit else text
+            yield Symptom(kind=CauseKind.THERMAL, case_id=case_id, evidence=text)
 
 
 def _slow_wanted(run: Run) -> set[str]:
@@ -261,45 +284,34 @@ def _slow_wanted(run: Run) -> set[str]:
 
 def _over_time(
     measured: Mapping[str, Sequence[Measurement]], *, slow_wanted: Collection[str]
-) -> Iterator[Cause]:
+) -> Iterator[Symptom]:
     """Memory that leaks, over the steps or while sampling; tokens/s that sink; slow steps."""
-    leaks, sinking, slow = dict[str, str](), dict[str, str](), dict[str, str]()
     for case_id, processes in measured.items():
         if went := course(processes):
             if went.leaked and went.growth:
                 each, by = units.size(went.growth.value), units.size(went.leaked)
-                leaks[case_id] = f"memory grows by {each} a step, {by} in {went.steps} steps"
+                text = f"memory grows by {each} a step, {by} in {went.steps} steps"
+                yield Symptom(kind=CauseKind.LEAK, case_id=case_id, evidence=text)
             if went.trend == "sinking" and went.drift:
                 change = units.cell("tokens_per_s_drift", went.drift)
-                sinking[case_id] = f"tokens/s changes by {change} in {went.steps} steps"
-            odd = {} if case_id in slow_wanted else went.slow
-            for step, factor in [*odd.items()][:1]:
-                others = len(went.slow) - 1
-                more = f"; {others} more {'is' if others == 1 else 'are'} slow" if others else ""
+                text = f"tokens/s changes by {change} in {went.steps} steps"
+                yield Symptom(kind=CauseKind.SINKING, case_id=case_id, evidence=text)
+            if went.slow and case_id not in slow_wanted:
+                step, factor = next(iter(went.slow.items()))
                 text = f"step {step} takes {units.factor(factor)} as long as those around it"
                 if (n := sum(bool(m.over_steps) for m in processes)) > 1:
                     text += f", in {went.slow_in[step]} of {n} processes"
-                slow[case_id] = text + more
+                if others := len(went.slow) - 1:
+                    text += f"; {others} more {'is' if others == 1 else 'are'} slow"
+                yield Symptom(kind=CauseKind.SLOW_STEPS, case_id=case_id, evidence=text)
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
             read = (readings(m, channel, ("sampling",)) for m in processes)
             if grown := min((leaked(r, GROWN, GROWN_BYTES) for r in read), default=0.0):
-                leaks.setdefault(case_id, f"{what} grows by {units.size(grown)} while sampling")
-    yield from _one(CauseKind.LEAK, leaks)
-    yield from _one(CauseKind.SINKING, sinking)
-    yield from _one(CauseKind.SLOW_STEPS, slow)
+                text = f"{what} grows by {units.size(grown)} while sampling"
+                yield Symptom(kind=CauseKind.LEAK, case_id=case_id, evidence=text)
 
 
 # --- what costs time ---------------------------------------------------------------------
-
-
-def _dearest(kind: CauseKind, seen: Sequence[tuple[float, str, str]]) -> Iterator[Cause]:
-    """One cause for all cases that show it, in the words of the one that it costs most."""
-    ranked = sorted(seen, key=lambda one: -one[0])
-    each: dict[str, tuple[str, float]] = {}
-    for share, case_id, text in ranked:
-        each.setdefault(case_id, (text, share))
-    for cause in _one(kind, {case_id: text for case_id, (text, _) in each.items()}):
-        yield replace(cause, share=ranked[0][0], each=each)
 
 
 def _quoted(run: Run) -> set[str]:
@@ -311,7 +323,7 @@ def _quoted(run: Run) -> set[str]:
     return {c.case_id for c in run.suite.cases if any(m and m.accepts(c) for m in asked)}
 
 
-def _limits(run: Run, sound: Sequence[CaseSummary], asked: Collection[str]) -> Iterator[Cause]:
+def _limits(run: Run, sound: Sequence[CaseSummary], asked: Collection[str]) -> Iterator[Symptom]:
     """What the GPU waits for in the cases that are asked about, and cold starts."""
     if run.environment.gpu is None:
         return
@@ -323,29 +335,19 @@ def _limits(run: Run, sound: Sequence[CaseSummary], asked: Collection[str]) -> I
         for s in by_host
         if (n := _operators(run, s)) and (step := s.metrics.get("step_s"))
     }
-    seen: dict[CauseKind, list[tuple[float, str, str]]] = {}
-    cold: dict[str, str] = {}
     for case_id, b in found.items():
         if b is None or case_id not in asked:
             continue
         if b.limit is Limit.COLD:
-            cold[case_id] = b.evidence
+            yield Symptom(kind=CauseKind.COLD, case_id=case_id, evidence=b.evidence)
         elif b.limit in (*WAITS, Limit.HOST) and (b.profiled or case_id in counted):
-            kind, evidence = CauseKind(str(b.limit)), b.evidence
+            kind, text = CauseKind(str(b.limit)), b.evidence
             others = [step_s / n for i, (n, step_s) in counted.items() if i != case_id]
             eager = [each_s for each_s in others if each_s <= EAGER_S]
             if case_id in counted and eager:
-                kind, evidence = _dispatch(*counted[case_id], b.busy or 0.0, median(eager))
+                kind, text = _dispatch(*counted[case_id], b.busy or 0.0, median(eager))
             saved = b.wait * b.waits.get(b.limit, 1.0)
-            seen.setdefault(kind, []).append((saved, case_id, evidence))
-    yield from _one(CauseKind.COLD, cold)
-    for kind, those in seen.items():
-        if kind is CauseKind.DISPATCH:  # the first of the suite is easier to read than the dearest
-            each = {case_id: (text, share) for share, case_id, text in those}
-            (one,) = _one(kind, {case_id: text for case_id, (text, _) in each.items()})
-            yield replace(one, share=those[0][0], each=each)
-        else:
-            yield from _dearest(kind, those)
+            yield Symptom(kind=kind, case_id=case_id, evidence=text, share=saved)
 
 
 def _operators(run: Run, s: CaseSummary) -> int | None:
@@ -367,14 +369,13 @@ def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tupl
     return CauseKind.HOST, f"{text}; {gpu}"
 
 
-def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
+def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Symptom]:
     """Ranks that differ alike in every process: in a metric that they report, or in time,
     utilisation or power.
 
     Under DDP the steps of all ranks take as long as the slowest, and NCCL keeps a GPU that waits
     busy; but such a GPU draws less power.
     """
-    seen = []
     for case_id, processes in measured.items():
         each: dict[str, dict[int, float]] = {}
         for m in processes:
@@ -393,8 +394,8 @@ def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
             if low > 0 and both and all(most[p] > limit * least[p] for p in both):
                 best = _RANK.findall(names[0])[0]
                 text = f"{names[-1]} is {units.factor(high / low)} that of {best}"
-                seen.append((1 - low / high, case_id, text))
-    yield from _dearest(CauseKind.RANKS, seen)
+                lost = 1 - low / high
+                yield Symptom(kind=CauseKind.RANKS, case_id=case_id, evidence=text, share=lost)
 
 
 def _of_ranks(m: Measurement) -> dict[str, float]:
@@ -404,34 +405,44 @@ def _of_ranks(m: Measurement) -> dict[str, float]:
     return {f"{name} {r.rank}": x for r in m.ranks for name, of in known if (x := getattr(r, of))}
 
 
-def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
+def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Symptom]:
     """Settings (not sizes) that make the same work slower, unless the suite names them suspects.
 
     A value that is faster at another level of some axis is not a cause.
     """
     suspects = run.suite.suspects.tested if run.suite.suspects else ()
     named = {n for s in suspects for n in (*s.with_.criteria, *s.without.criteria)}
-    found: dict[tuple[str, str], list[Cause]] = {}
-    against: set[tuple[str, str]] = set()
+    found: list[tuple[str, Symptom]] = []
+    slower: set[tuple[str, str]] = set()
     for e in effects(sound):
         levels = Match(criteria={name: (value,) for name, value in e.within.items()})
         timed = [s for s in sound if s.case.workload == e.workload and "step_s" in s.metrics]
-        cases = [s for s in timed if levels.accepts(s.case)]
-        both = [s for s in cases if s.case.get(e.axis) in (e.base, e.value)]
+        timed = [s for s in timed if levels.accepts(s.case)]
+        both = [s for s in timed if s.case.get(e.axis) in (e.base, e.value)]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
             continue
         slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
         if not e.low <= 1 <= e.high:
-            against.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
+            slower.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
         least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
-        seen = {s.case.get(e.axis) for s in both}  # one only if the base is another workload
-        if least >= SETTING and len(seen) > 1 and _same_work(both, e.axis):
-            cause = _setting_cause(run, e, both, slow, quick)
-            found.setdefault((e.workload, cause.about), []).append(cause)
-    for key, causes_of in found.items():
-        if key not in against:
-            yield max(causes_of, key=lambda c: c.share or 0.0)
+        if least < SETTING or e.other or not _same_work(both, e.axis):
+            continue
+        factor = max(e.ratio, 1 / e.ratio)
+        name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
+        text = f"{name} is {units.factor(factor)} slower than {value}"
+        text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
+        for s in both:
+            if s.case.get(e.axis) == slow:
+                one = Symptom(
+                    kind=CauseKind.SETTING,
+                    case_id=s.case.case_id,
+                    evidence=f"{text} ({units.plural('pair', e.pairs)} of cases)",
+                    share=1 - 1 / factor,
+                    about=f"{e.axis}={units.scalar(quick)}",
+                )
+                found.append((e.workload, one))
+    yield from (one for workload, one in found if (workload, one.about) not in slower)
 
 
 def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
@@ -441,38 +452,8 @@ def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
     return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)
 
 
-def _setting_cause(
-    run: Run, e: Effect, both: Sequence[CaseSummary], slow: Scalar, quick: Scalar
-) -> Cause:
-    factor = max(e.ratio, 1 / e.ratio)
-    name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
-    other_work = any(len({s.tokens for s in g}) > 1 for g in groups_along(both, e.axis))
-    what = "token" if other_work else "step"
-    text = f"{name} makes a {what} {units.factor(factor)} slower than {value}"
-    text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
-    text += f" ({e.pairs} pair{'s' if e.pairs > 1 else ''} of cases)"
-    less, more = (_memory(both, e.axis, at) for at in (slow, quick))
-    if less and more > SETTING * less:
-        text += f"; {value} needs {units.factor(more / less)} the memory"
-    return Cause(
-        kind=CauseKind.SETTING,
-        evidence=text,
-        cases=tuple(s.case.case_id for s in both if s.case.get(e.axis) == slow),
-        share=1 - 1 / factor,
-        about=f"{e.axis}={units.scalar(quick)}",
-    )
-
-
-def _memory(cases: Sequence[CaseSummary], axis: str, value: Scalar) -> float:
-    """Mean peak memory of the cases with this value, in bytes; 0 if unknown."""
-    at = [s.metrics.get("peak_memory_bytes") for s in cases if s.case.get(axis) == value]
-    return fmean(e.value for e in at if e) if all(at) else 0.0
-
-
-def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
+def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Symptom]:
     """Ranges of the profile whose time grows faster over the last octave than the work does."""
-    seen: list[tuple[float, str, str]] = []
-    names: dict[str, str] = {}
     for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
         for group in groups_along([s for s in sound if positive(s, axis)], axis):
             ranked = sorted(group, key=lambda s: positive(s, axis))
@@ -491,7 +472,10 @@ def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
                     of = f"{units.percent(part)} of the kernels"
                     text = f"{name} grows as {word}^{power:.2f}, {of}"
                     text += f"; the FLOPs as {word}^{work:.2f}" if a.flops and b.flops else ""
-                    seen.append((part, b.case.case_id, text))
-                    names.setdefault(text, name)
-    for cause in _dearest(CauseKind.STEEP, seen):
-        yield replace(cause, about=names[cause.evidence])
+                    yield Symptom(
+                        kind=CauseKind.STEEP,
+                        case_id=b.case.case_id,
+                        evidence=text,
+                        share=part,
+                        about=name,
+                    )

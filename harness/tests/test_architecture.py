@@ -56,7 +56,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 940,  # the modules beside the rooms
-    "harness/analysis": 4_600,
+    "harness/analysis": 4_580,
     "harness/bisect": 1_650,
     "harness/cli": 2_000,
     "harness/executor": 360,

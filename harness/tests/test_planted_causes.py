@@ -364,7 +364,7 @@ def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> N
     made = run(cases, measure)
     (cause,) = causes(made, summarise(made))
 
-    assert cause.evidence.startswith("BATCH=8 makes a token 2.0x slower than BATCH=16 (1 pair of")
+    assert cause.evidence.startswith("BATCH=8 is 2.0x slower than BATCH=16 (1 pair of")
     assert cause.cases == (cases[0].case_id,), "without a speed a case shows no cause"
 
 
