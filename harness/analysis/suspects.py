@@ -4,14 +4,21 @@ A suspect is ruled out if four effects of its size together would not do. It is 
 interval lies beyond the gap. If the case with it does far better than was expected, by more than
 another GPU is assumed to explain, it is undecided. "Enough" is no proof: that needs a run in which
 removing it closes the gap on the machine of the gap.
+
+Below: what else was seen that day. A candidate is a case with a suspect that was not off in that
+run, or one with that day's settings. It agrees with a number within a factor of AGREES. Where a
+slower GPU explains more, such as fewer tokens/s or a GPU that is busy for longer, it agrees within
+FASTER_GPU; with a ratio within ALIKE.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import fmean
 
 from harness.analysis.effects import mean_ratio, per_token
+from harness.analysis.recorded import TIMED, readings
 from harness.records import (
     METRICS,
     Case,
@@ -19,7 +26,9 @@ from harness.records import (
     Estimate,
     Gap,
     Match,
+    Observation,
     Outcome,
+    Run,
     Suite,
     Suspect,
     equal_pairs,
@@ -33,6 +42,12 @@ RULING_OUT = 4
 """How many effects of this size may not explain the gap together."""
 FASTER_GPU = 4.0
 """Assumed: how many times as fast as the GPU of the gap another one may be."""
+AGREES, ALIKE = 2.0, 1.5
+"""Factors within which a number, and a ratio of two, are what was seen."""
+MAX_CANDIDATES = 5
+_SLOWER = ("tokens_per_s",)
+_LONGER = ("step_s", "gpu_utilisation")
+"""What falls, and what rises, on a slower GPU."""
 
 
 class Conclusion(StrEnum):
@@ -227,3 +242,98 @@ def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
     if len(steps) == 1 or mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
+
+
+# --- what was seen that day against what each candidate does here --------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A case with its value of each observation; None if it was not measured."""
+
+    case_id: str
+    suspects: tuple[str, ...]
+    """Their names; empty if it only has that day's settings."""
+    here: tuple[float | None, ...]
+    agrees: tuple[bool, ...]
+
+    @property
+    def against(self) -> int:
+        """How many observations it contradicts."""
+        return len(self.here) - self.here.count(None) - sum(self.agrees)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """The first observation is the gap itself."""
+
+    seen: tuple[Observation, ...]
+    candidates: tuple[Candidate, ...]
+    """Those that contradict least come first, then those that agree with most."""
+
+
+def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | None:
+    """None without observations, or without a candidate that was measured."""
+    suspects = run.suite.suspects
+    if suspects is None or not suspects.observed:
+        return None
+    gap = suspects.gap
+    seen = (Observation(metric=gap.metric, seen=gap.seen), *suspects.observed)
+    ok = {s.case.case_id: s for s in summaries if s.outcome is Outcome.OK}
+    again = reproduction(run.suite, summaries)
+    names: dict[str, list[str]] = {again.case_id: []} if again else {}
+    for suspect in suspects.tested:
+        if suspect.control is None and suspect.then != "off":
+            its = [i for i, s in ok.items() if suspect.with_.accepts(s.case)]
+            for first in [i for i in its if in_gap(gap.where, ok[i].case)][:1]:
+                names.setdefault(first, []).append(suspect.name)
+    found = [_candidate(run, ok, ok[i].case, seen, of) for i, of in names.items()]
+    found.sort(key=lambda c: (c.against, -sum(c.agrees)))
+    return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
+
+
+def _candidate(
+    run: Run,
+    ok: Mapping[str, CaseSummary],
+    case: Case,
+    seen: Sequence[Observation],
+    suspects: Sequence[str],
+) -> Candidate:
+    here = tuple(_here(run, ok, case, o) for o in seen)
+    agrees = tuple(x is not None and _agrees(x, o) for x, o in zip(here, seen, strict=True))
+    return Candidate(case_id=case.case_id, suspects=tuple(suspects), here=here, agrees=agrees)
+
+
+def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:
+    """The number, or for a ratio that in `at` over that in `over`."""
+    top = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.at.criteria.items()})
+    if not o.over.criteria or top is None:
+        return top
+    below = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.over.criteria.items()})
+    return top / below if below else None
+
+
+def _value(
+    run: Run, ok: Mapping[str, CaseSummary], case: Case, metric: str, axes: Mapping[str, object]
+) -> float | None:
+    """Of the case that differs from this one only in these axes."""
+    if not axes.keys() <= case.axes.keys():
+        return None
+    wanted = {**case.axes, **axes}
+    same = (s for s in ok.values() if s.case.axes == wanted and s.case.provider == case.provider)
+    s = next((s for s in same if s.case.workload == case.workload), None)
+    if s is None:
+        return None
+    if metric == "gpu_memory_bytes":  # by NVML, as nvidia-smi prints it
+        each = [r for m in run.of(s.case.case_id) if (r := readings(m, metric, TIMED))]
+        return fmean(map(max, each)) if each else None
+    estimate = s.metrics.get(metric)
+    return estimate.value if estimate else None
+
+
+def _agrees(here: float, o: Observation) -> bool:
+    if o.over.criteria:
+        return here / ALIKE <= o.seen <= here * ALIKE
+    least = FASTER_GPU if o.metric in _SLOWER else AGREES
+    most = FASTER_GPU if o.metric in _LONGER else AGREES
+    return here / least <= o.seen <= here * most

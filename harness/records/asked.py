@@ -269,11 +269,26 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What else was seen in the run of the gap, to compare with each suspect's case."""
+
+    metric: str
+    """A metric of a case, or gpu_memory_bytes, as nvidia-smi prints it."""
+    seen: float
+    at: Match = field(default_factory=Match)
+    """Values of axes that the suspect's case takes on for it."""
+    over: Match = field(default_factory=Match)
+    """If a ratio was seen: that with the values of `at` over that with these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Suspects:
     """The diagnosis of a gap."""
 
     gap: Gap
     tested: tuple[Suspect, ...]
+    observed: tuple[Observation, ...] = ()
+    """In the run of the gap, from its source."""
     not_tested: tuple[str, ...] = ()
     """What the suite does not vary, so that the report says so."""
     asks: str = ""

@@ -19,6 +19,7 @@ from harness.analysis.roofline import stacks
 from harness.analysis.summary import spreads, summarise
 from harness.analysis.suspects import (
     diagnose,
+    fingerprint,
     reproduction,
 )
 from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Weight
@@ -130,6 +131,7 @@ def _screen(of: Study) -> dict[str, object]:
         ),
         "why": causes_said,
         "suspects": explained.suspects_table(of.diagnoses, suite),
+        "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": tuple(steps[: remedies.MAX_STEPS]),

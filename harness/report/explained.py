@@ -1,11 +1,17 @@
-"""What explains a gap: the Why line and the suspects."""
+"""What explains a gap: the Why line, the suspects, and what was seen against each candidate."""
 
 import math
 from collections.abc import Sequence
 
 from harness import units
-from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
-from harness.records import METRICS, Suite, gpu_matches
+from harness.analysis.suspects import (
+    Candidate,
+    Conclusion,
+    Diagnosis,
+    Fingerprint,
+    Reproduction,
+)
+from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed
 
@@ -105,3 +111,60 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
     effect = f">effect on the step here{f', {where}' if where else ''}"
     return Table(columns=(title, "in that run", effect, "conclusion"), rows=tuple(rows))
+
+
+# --- what was seen that day against what each candidate does here ------------------------------
+
+
+def fingerprint_table(found: Fingerprint | None, suite: Suite) -> Table | None:
+    """A row an observation, a column a candidate; a mark where they agree. None for only one, of
+    which `reproduced_sentence` says enough."""
+    if found is None or not found.candidates[1:]:
+        return None
+    rows = []
+    for i, o in enumerate(found.seen):
+        cells = (_cell(o, c.here[i], c.agrees[i]) for c in found.candidates)
+        rows.append((_observed(o, suite), _number(o, o.seen), *cells))
+    names = [f">{_name(c, suite)}" for c in found.candidates]
+    columns = ("seen in that run", ">then", *names)
+    return Table(columns=columns, rows=tuple(rows), remarks=(fingerprint_sentence(found, suite),))
+
+
+def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
+    """Which candidates contradict least of what was seen."""
+    least = found.candidates[0].against
+    best = [c for c in found.candidates if c.against == least]
+    only = "Only " if len(best) < len(found.candidates) else ""
+    names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
+    counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
+    of = units.plural("observation", len(found.seen))
+    all_ = "with all that was measured there, " if not least else "with most, " if only else "with "
+    said = f"{only}{names} {agree} {all_}{counts} of {of}"
+    if not any(c.agrees[0] for c in found.candidates):
+        said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _name(c: Candidate, suite: Suite) -> str:
+    """Of its suspects, or of its case if that is shorter."""
+    case = case_names(suite)[c.case_id]
+    return min(case, listed(c.suspects) or case, key=len)
+
+
+def _cell(o: Observation, here: float | None, agrees: bool) -> str:
+    return NONE if here is None else f"{_number(o, here)}{' ✓' if agrees else ''}"
+
+
+def _number(o: Observation, value: float) -> str:
+    if o.over.criteria:
+        return units.factor(value)
+    return units.size(value) if o.metric.endswith("_bytes") else units.quantity(o.metric, value)
+
+
+def _observed(o: Observation, suite: Suite) -> str:
+    """`tokens/s, T=2048 over T=512`."""
+    title = METRICS[o.metric].title if o.metric in METRICS else "GPU memory"
+    at, over = (
+        ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in m.criteria.items()) for m in (o.at, o.over)
+    )
+    return f"{title}{f', {at}' if at else ''}{f' over {over}' if over else ''}"

@@ -11,6 +11,7 @@ from harness.records import (
     Expectation,
     Gap,
     Match,
+    Observation,
     Rule,
     Suspect,
     Suspects,
@@ -156,15 +157,28 @@ def _one_form(suspect: Suspect) -> Suspect:
     return replace(suspect, without=without, with_=with_)
 
 
+def _observation(o: Observation) -> Observation:
+    if o.metric != "gpu_memory_bytes":
+        metric_name(o.metric)
+    return o
+
+
 MetricName = Annotated[Text, AfterValidator(metric_name)]
 Known = Annotated[
     Gap,
     reads(Gap, metric=MetricName, expected=Positive, seen=Positive),
     AfterValidator(_worse),
 ]
+Observed = Annotated[
+    Observation,
+    reads(Observation, metric=Text, seen=Positive),
+    AfterValidator(_observation),
+]
 InThatRun = Literal["on", "off", "unknown"]
 Tested = Annotated[Suspect, reads(Suspect, then=InThatRun), AfterValidator(_one_form)]
-Diagnosis = Annotated[Suspects, reads(Suspects, gap=Known, tested=Some[Tested])]
+Diagnosis = Annotated[
+    Suspects, reads(Suspects, gap=Known, tested=Some[Tested], observed=list[Observed])
+]
 
 
 class LabelModel(Form):

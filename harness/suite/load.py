@@ -252,6 +252,9 @@ def _matches(model: SuiteModel) -> Iterator[tuple[Loc, Match]]:
         return
     if model.suspects.gap.then:
         yield ("suspects", "gap", "then"), model.suspects.gap.then
+    for i, seen in enumerate(model.suspects.observed):
+        yield ("suspects", "observed", i, "at"), seen.at
+        yield ("suspects", "observed", i, "over"), seen.over
     for i, suspect in enumerate(model.suspects.tested):
         if suspect.control:
             yield ("suspects", "tested", i, "control"), suspect.control

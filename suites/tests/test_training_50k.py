@@ -31,6 +31,7 @@ SMALL = {
     "[512, 2048]": "[16, 24]",
     "seq_len: 2048": "seq_len: 24",
     "seq_len: 512": "seq_len: 16",
+    "seq_len: 128": "seq_len: 8",
     'compile: "on"': 'compile: "off"',
     'graph: "on"': 'graph: "off"',
     "NSA_USE_TRITON: 1": "NSA_USE_TRITON: 0",
