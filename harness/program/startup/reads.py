@@ -1,9 +1,7 @@
 """Inside a program: notes which of the watched variables and options its Python reads.
 
 A variable is read when it is taken from os.environ by name; an option, when its value is taken by
-name from the result of argparse. A copy of all of them is noted too: who has it may read any. A
-copy takes each variable at most once, so one that is taken more often was read by name too.
-A pass over the names alone is noted as a copy too, and hides one read by name of each variable.
+name from the result of argparse. A copy of all of them is noted too: who has it may read any.
 """
 
 import argparse
@@ -18,30 +16,31 @@ TQDM = "tqdm.utils"
 
 
 def watch_environment(variables: Collection[str], note: Note) -> None:
-    """Watch os.environ."""
-    left = dict.fromkeys(variables, 1)  # variable -> how often it is taken until it is read by name
-    copied = False
+    """Watch os.environ until it is copied."""
+    left = {*variables}
+    passes, copied = 0, False
     kind: Any = type(os.environ)
     take, iterate = kind.__getitem__, kind.__iter__
 
     def getitem(environ: Any, name: Any) -> Any:
         value = take(environ, name)
-        times = left.get(name, 0)  # other threads change it meanwhile
-        if times > 1:
-            left[name] = times - 1
-        elif left.pop(name, 0):
+        if name in left and not passes and not copied:
+            left.discard(name)
             note(read=name)
         return value
 
     def every(environ: Any) -> Iterator[Any]:
-        nonlocal copied
-        left.update({name: times + 1 for name, times in [*left.items()]})
+        nonlocal passes, copied
         frame = sys._getframe(1)
         callers = {f.f_globals.get("__name__") for f in (frame, frame.f_back) if f}
-        if left and not copied and TQDM not in callers:
+        if not copied and TQDM not in callers:
             copied = True
             note(copied="variables")
-        yield from iterate(environ)
+        passes += 1
+        try:
+            yield from iterate(environ)
+        finally:
+            passes -= 1
 
     kind.__getitem__, kind.__iter__ = getitem, every
 
