@@ -19,10 +19,6 @@ def prepared(workload: Workload, **settings: Any) -> inputs.Run:
     return inputs.prepare(workload, MeasureSettings(**settings))
 
 
-def test_by_default_the_plain_run_is_timed() -> None:
-    assert prepared(GOOD) is GOOD.run
-
-
 @pytest.mark.parametrize(
     ("workload", "settings", "reason"),
     [
