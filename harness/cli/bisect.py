@@ -1,7 +1,7 @@
 """The command `bisect`: find the commit that moved a number."""
 
 import datetime
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +54,6 @@ State = Annotated[Path, Option(help="Folder of the bisections.")]
 
 
 def bisect(
-    ctx: typer.Context,
     suite: options.OptionalSuite = None,
     case: OneCase = "",
     overrides: options.SetOption = None,
@@ -84,8 +83,10 @@ def bisect(
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
     if resume is not None:
-        own = {"resume", "budget", "state", "reports", "wait_for_gpu"}
-        _allow_only(ctx, own, "--resume continues a search as it is")
+        if suite or case or overrides or good or bad or any(criterion.values()) or build or root:
+            raise HarnessError(
+                "--resume continues a search as it is", "Give --budget and --wait-for-gpu only."
+            )
         start: BisectRequest | Journal = Journal.resume(state, resume)
     elif suite and good:
         start = _request(
@@ -106,17 +107,6 @@ def bisect(
     budget_s = None if budget is None else 60 * budget
     resources = processes.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
     _show(session.run(start, resources), reports)
-
-
-def _allow_only(ctx: typer.Context, allowed: Collection[str], why: str) -> None:
-    """Raise HarnessError if another option is given."""
-    for option in ctx.command.params:
-        name = option.name or ""
-        source = ctx.get_parameter_source(name)
-        if name not in allowed and source and source.name == "COMMANDLINE":
-            said = option.secondary_opts if ctx.params[name] is False else option.opts
-            flag = "a suite" if name == "suite" else said[0]
-            raise HarnessError(f"{why}; {flag} would change it", f"Remove {flag}.")
 
 
 def _request(

@@ -1,6 +1,5 @@
 """Rich renderables of a run, a plan, verdicts, the doctor. This module prints nothing."""
 
-import os
 import re
 import shutil
 import sys
@@ -8,10 +7,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +30,6 @@ from harness.records import (
     Grade,
     Outcome,
     Run,
-    SelfTest,
     Suite,
     Verdict,
 )
@@ -46,17 +42,13 @@ from harness.report.series.gate_text import (
     undecided_text,
     worst_first,
 )
-from harness.report.tables import NONE
-from harness.report.text import command_text, rest_command
+from harness.report.text import command_text
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
-HEADING = 16
-"""Columns that a broken column keeps at least."""
 WHOLE = ("case", "run", "suite", "outcome")
 """Columns that are never broken: ids are copied from them."""
-LOG_WIDTH = 160
-"""Columns of a file or a pipe, such as a CI log."""
+LEAST_WIDTH = 160
 
 DECISION_STYLE = {
     Decision.GO: "bold green",
@@ -89,57 +81,24 @@ class _InertConsole(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH.
+    """Standard output has LEAST_WIDTH columns or more: in a narrow terminal, whose own wrapping
+    does not change what is copied, a table keeps its numbers whole.
 
     It highlights nothing by itself: Rich's search for numbers and paths takes minutes in a long
     word, and most text here comes from code under test.
     """
     here = _InertConsole(stderr=stderr, highlight=False)
-    if not here.is_terminal and "COLUMNS" not in os.environ:
-        here.width = LOG_WIDTH
+    if not stderr or not here.is_terminal:
+        here.width = max(here.width, LEAST_WIDTH)
     return here
-
-
-class _Table(Table):
-    """A plain table; where its columns do not fit, each row is an id with a list below it.
-
-    A broken id cannot be copied, and a cut number is another number.
-    """
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for column in self.columns:
-            column.overflow = "fold"
-        cells = [[*map(_text, (c.header, *c.cells))] for c in self.columns]
-        widths = [max(Measurement.get(console, options, t).maximum for t in c) for c in cells]
-        least = [
-            width if column.no_wrap else min(width, HEADING)
-            for column, width in zip(self.columns, widths, strict=True)
-        ]
-        if not self.show_header or sum(least) + 2 * len(least) <= options.max_width:
-            yield from super().__rich_console__(console, options)
-            return
-        (_, *names), *columns = cells
-        titles = [heading.plain.replace("\n", "") for heading, *_ in columns]
-        for name, *row in zip(names, *(rest for _, *rest in columns), strict=True):
-            parts = zip(titles, row, strict=True)
-            facts = Text(", ").join(
-                Text.assemble(t, " ", cell) for t, cell in parts if cell.plain not in ("", NONE)
-            )
-            yield name
-            yield Padding(facts, (0, 0, 0, 2))
-
-
-def _text(cell: RenderableType) -> Text:
-    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def table(*columns: str, right: Collection[str] = ()) -> Table:
     """A plain table; without columns it has no header. Those in `right` hold numbers."""
-    made = _Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
+    made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
     for name in columns:
-        number = name in right
-        whole = number or name in WHOLE
-        made.add_column(name, justify="right" if number else "left", no_wrap=whole)
+        justify: JustifyMethod = "right" if name in right else "left"
+        made.add_column(name, justify=justify, no_wrap=name in WHOLE, overflow="fold")
     return made
 
 
@@ -180,19 +139,6 @@ def ending(
     for line in endings.next_lines(run, cases, program):
         add(*line)
     return rows
-
-
-def failed_self_test(proof: SelfTest, folder: Path) -> RenderableType:
-    """The failed checks of the self-test, and what to do."""
-    checks = table()
-    for check in proof.refuted:
-        checks.add_row(Text("FAILED", style="bold red"), check.name, escape(check.fact))
-    return Group(
-        Text("The self-test of timers and probes failed, so nothing was measured:"),
-        checks,
-        Text(f"Fix the cause, then continue with: {rest_command(None, folder)}"),
-        Text("To measure anyway, add --no-self-test; the report then says so."),
-    )
 
 
 def _cell(summary: CaseSummary, metric: str) -> str:
@@ -238,10 +184,8 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(
-    suite: Suite, expected: Sequence[ExpectedTime], requirements: Sequence[Check] = ()
-) -> RenderableType:
-    """What a run would do, what it requires, and how long it will take."""
+def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
+    """What a run would do, and how long it will take."""
     right = ("processes", "limit each", "expected")
     rows = table("case", *right, "variables and command", right=right)
     low_s = high_s = 0.0
@@ -258,11 +202,9 @@ def plan(
     fewest = sum(c.settings.processes for c in suite.cases)
     most = sum(c.settings.most for c in suite.cases)
     at_least = f"{fewest} to " if most > fewest else ""
-    state = Group(Text("Requirements:"), _checks(requirements)) if requirements else Group()
     return Group(
         Text(f"{suite.title} ({suite.path}): {suite.question}"),
         rows,
-        state,
         Text(
             f"{units.plural('case', len(suite.cases))}, {at_least}{units.plural('process', most)}; "
             f"expected in all: {_span(low_s, high_s)}"

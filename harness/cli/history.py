@@ -154,5 +154,4 @@ def show_(
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
         _show_run(judged_by(rules or "", runs[0]))
-    named_axes = options.axes(rows), options.axes(cols)
-    show(pivots.pivot(runs, *named_axes, metric or "step_s", only or ()))
+    show(pivots.pivot(runs, rows, cols, metric or "step_s", only or ()))

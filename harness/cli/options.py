@@ -1,4 +1,4 @@
-"""What several commands share: options, consoles, JSON output."""
+"""What several commands share: options and consoles."""
 
 import json
 import sys
@@ -91,11 +91,6 @@ OnGpu = Annotated[
 def command() -> tuple[str, ...]:
     """The command line of this process, as records keep it."""
     return ("harness", *sys.argv[1:])
-
-
-def axes(text: str) -> tuple[str, ...]:
-    """The names in the value of --rows or --cols."""
-    return tuple(name for part in text.split(",") if (name := part.strip()))
 
 
 def show(text: str) -> None:

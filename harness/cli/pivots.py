@@ -16,19 +16,25 @@ _OF_RUN = ("gpu", "commit", "run")
 
 def pivot(
     runs: Sequence[Run],
-    rows: Sequence[str],
-    columns: Sequence[str],
+    row_axes: str,
+    column_axes: str,
     metric: str,
     filters: Sequence[str] = (),
 ) -> str:
     """A metric of the cases that pass the filters. Every axis that varies and is not a column is a
     row, so a cell is of one configuration; the run is one where its cells would coincide.
 
+    Args:
+        row_axes: Names with commas between them, as `column_axes`.
+
     Raises:
         HarnessError: There is no such case, axis or metric.
     """
     import pandas as pd  # slow
 
+    rows, columns = (
+        text.replace(" ", "").split(",") if text else [] for text in (row_axes, column_axes)
+    )
     frame = pd.DataFrame(_cases(runs, metric, filters))
     if frame.empty:
         raise HarnessError("no case matches the filters", "List the cases: harness show RUN")

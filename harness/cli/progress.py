@@ -8,7 +8,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -27,12 +26,15 @@ DAY_S = 86_400.0
 class _Bar:
     """A bar on a console, removed when it is left, and a line for each finished process."""
 
-    def __init__(self, to: Console, *columns: ProgressColumn, description: str) -> None:
+    def __init__(self, to: Console, description: str) -> None:
         self._to = to
         # Processes last minutes: the mean of all of them tells how long the rest takes.
         # In a log it would leave an empty line.
         self._bar = Progress(
-            *columns,
+            BarColumn(bar_width=BAR_WIDTH),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
             console=to,
             transient=True,
             speed_estimate_period=DAY_S,
@@ -64,14 +66,7 @@ class ProgressBar(_Bar, RunObserver):
     """Shows a run, with the time left."""
 
     def __init__(self, to: Console, suite: Suite) -> None:
-        super().__init__(
-            to,
-            BarColumn(bar_width=BAR_WIDTH),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            description="",
-        )
+        super().__init__(to, "")
         self._cases = {c.case_id: c for c in suite.cases}
         self._names = case_names(suite)
 
@@ -106,13 +101,7 @@ class GateProgress(_Bar):
     """Shows a gate: `screen 5/24: sleep/nsa pair 3, candidate ok 2.41 s`."""
 
     def __init__(self) -> None:
-        super().__init__(
-            err,
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=BAR_WIDTH),
-            MofNCompleteColumn(),
-            description="starting",
-        )
+        super().__init__(err, "starting")
 
     def stage(self, text: str, processes: int) -> None:
         self._bar.reset(self._task, description=text, total=processes)

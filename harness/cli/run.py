@@ -19,11 +19,10 @@ from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
 from harness.executor.task import UnitCommand
 from harness.git.repository import ignore_line
-from harness.machine import drift, environment, nvml, requirements
-from harness.records import Check, Decision, Environment, Run, Stop, Suite
+from harness.machine import drift, nvml
+from harness.records import Decision, Environment, Run, Stop, Suite
 from harness.report import text
 from harness.report.series import render
-from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
 from harness.runner.self_test import run_self_test, skipped_self_test
@@ -173,9 +172,8 @@ def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
 
 
 def _show_plan(chosen: Suite, store_root: Path) -> None:
-    """Show the cases of a suite with their expected times, and what it requires."""
-    expected = _expected(chosen, store_root, _device(chosen))
-    out.print(console.plan(chosen, expected, _requirements(chosen)))
+    """Show the cases of a suite with their expected times."""
+    out.print(console.plan(chosen, _expected(chosen, store_root, _device(chosen))))
 
 
 def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | None) -> NoReturn:
@@ -266,7 +264,12 @@ def _carry_out(
         )
         writer.append(tested)
         if tested.refuted:
-            err.print(console.failed_self_test(tested, writer.folder))
+            failed = "\n".join(f"  {check.name}: {check.fact}" for check in tested.refuted)
+            say(
+                f"The self-test of timers and probes failed, so nothing was measured:\n{failed}\n"
+                f"Fix the cause, then continue with: {text.rest_command(None, writer.folder)}\n"
+                "To measure anyway, add --no-self-test; the report then says so."
+            )
             return False
         with ProgressBar(err, suite) as progress:
             rig.observer = progress
@@ -292,16 +295,6 @@ def _device(suite: Suite) -> str:
     except ProbeError:
         return "cpu"
     return models.pop() if len(models) == 1 else ""
-
-
-def _requirements(suite: Suite) -> Sequence[Check]:
-    """The state of what the suite requires; a worker starts only if it requires anything."""
-    if not (required := {*suite.requires, *suite.wants}):
-        return ()
-    with Launcher.of(suite) as launcher:
-        facts = launcher.describe()
-    here = environment.capture(facts, command=command(), repository=None, required=required)
-    return requirements.checks(suite, here)
 
 
 def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:

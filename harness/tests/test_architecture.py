@@ -58,7 +58,7 @@ MOST_LINES = {
     "harness": 940,  # the modules beside the rooms
     "harness/analysis": 4_690,
     "harness/bisect": 1_650,
-    "harness/cli": 2_000,
+    "harness/cli": 1_920,
     "harness/executor": 360,
     "harness/gate": 2_060,
     "harness/git": 540,

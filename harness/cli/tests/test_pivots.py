@@ -29,8 +29,7 @@ def recorded(name: str = "a", *, gpu: Any = H200, **axes: Any) -> Run:
 
 def of(*runs: Run, rows: str = "", cols: str = "", metric: str = "step_s") -> list[list[str]]:
     """The words of each line: the metric, the columns, the axes of the rows, the rows."""
-    first, second = (tuple(filter(None, x.split(","))) for x in (rows, cols))
-    return [line.split() for line in pivot(runs, first, second, metric).splitlines()]
+    return [line.split() for line in pivot(runs, rows, cols, metric).splitlines()]
 
 
 def test_an_axis_that_varies_and_is_no_column_is_a_row() -> None:
