@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from statistics import median
 
 from harness.analysis.recorded import by_step, exact_counters
 from harness.errors import StoreError
@@ -159,14 +158,12 @@ def compare(
     other = {name: steps for name, steps in varying.items() if not _alike(*steps)}
     if answer[1].decision is Decision.NO_GO or not other:
         return answer
-    changes, texts = list(answer[0]), []
+    texts = []
     for name, steps in other.items():
-        before_all, after_all = ([*chain(*processes)] for processes in steps)
-        one, two = (int(median(counts)) for counts in (before_all, after_all))
-        changes.append(CounterChange(name=name, before=one, after=two))
-        ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in (before_all, after_all)]
+        counts = [[*chain(*processes)] for processes in steps]
+        ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in counts]
         texts.append(f"{name} varies by step: {' → '.join(ranges)}")
-    return tuple(changes), _finding(Decision.INCONCLUSIVE, "; ".join(texts))
+    return answer[0], _finding(Decision.INCONCLUSIVE, "; ".join(texts))
 
 
 def _alike(before: Steps, after: Steps) -> bool:

@@ -100,7 +100,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     for suite in suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, here, remedy)
-    why = () if counting else unfitness(here, store=request.store)
+    vitals = None if counting else doctor.examined(here, store=request.store).vitals
+    wrong = [c for c in (vitals.checks if vitals else ()) if c.grade in (Grade.FAIL, Grade.UNKNOWN)]
     plan = Plan(
         policy=loaded,
         trees=trees,
@@ -118,7 +119,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         recorded=kept,
         rig=rig,
         sides=sides,
-        findings=(*trees.findings, *map(unfit, why)),
+        findings=(*trees.findings, *(unfit(f"{check.name}: {check.fact}") for check in wrong)),
         began=began,
     )
     if plan.sound:
@@ -219,14 +220,6 @@ def _device(suites: Mapping[str, Suite], loaded: Policy) -> str:
             "A gate judges one device: split the suites into two policies.",
         )
     return next(iter(devices))
-
-
-def unfitness(here: Environment, *, store: Path) -> Iterator[str]:
-    """Why the machine is not fit to time on."""
-    here = doctor.examined(here, store=store)
-    for check in here.vitals.checks if here.vitals else ():
-        if check.grade in (Grade.FAIL, Grade.UNKNOWN):
-            yield f"{check.name}: {check.fact}"
 
 
 def unfit(reason: str) -> Finding:

