@@ -139,20 +139,15 @@ def test_every_command_and_option_of_the_harness_exists(page: Path) -> None:
         assert options <= known, words
 
 
-def test_the_page_of_suites_names_every_key_and_metric() -> None:
+def test_the_page_of_suites_names_every_key_metric_and_shipped_suite() -> None:
     text = (ROOT / "suites/README.md").read_text(encoding="utf-8")
     schema = json_schema()
     parts = [schema, *schema["$defs"].values()]
     keys = {key for part in parts for key in part.get("properties", ())}
 
     assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", text)] == []
-    assert [name for name in METRICS if f"`{name}`" not in text] == []
-
-
-def test_the_page_of_suites_names_every_shipped_suite() -> None:
-    text = (ROOT / "suites/README.md").read_text(encoding="utf-8")
-
-    assert [file.stem for file in suites.available() if f"`{file.stem}`" not in text] == []
+    named = (*METRICS, *(file.stem for file in suites.available()))
+    assert [name for name in named if f"`{name}`" not in text] == []
 
 
 def test_the_suite_and_the_factory_on_the_page_of_suites_fit_together() -> None:
@@ -181,9 +176,3 @@ def test_an_entry_of_the_log_has_a_date_and_at_most_eight_lines() -> None:
         assert re.match(r"\d{4}-\d\d-\d\d: \S", title), title
         assert 1 <= len(lines) <= MOST_LINES_OF_AN_ENTRY, title
         assert max(map(len, lines)) <= MOST_CHARACTERS, title
-
-
-def test_the_log_begins_with_the_newest_entry() -> None:
-    dates = [entry[:10] for entry in entries()]
-
-    assert dates == sorted(dates, reverse=True)

@@ -17,19 +17,6 @@ from harness.tests.good_suite import GOOD, error_of, ids, write_suite
 # --- what a sweep expands to -------------------------------------------------------------
 
 
-def test_zipped_axes_advance_together() -> None:
-    text = GOOD.replace("    env:", "    zip: [[seq_len, batch]]\n    env:").replace(
-        "      gc:", "      batch: [4, 2, 2]\n      gc:"
-    )
-    text = text.replace("metric: scaling_exponent\n    axis: seq_len", "metric: step_s")
-
-    loaded = suites.loads(text, "x.yaml")
-
-    pairs = {(c.axes["seq_len"], c.axes["batch"]) for c in loaded.cases}
-    assert pairs == {(128, 4), (256, 2), (512, 2)}
-    assert ids(loaded)[0] == "train/nsa/seq_len=128/batch=4/gc=off/NSA_USE_FA2=0"
-
-
 axis_values = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 
 
