@@ -1,13 +1,11 @@
 """Under what conditions a run was measured, and what its time and its steps cost."""
 
-import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness import units
 from harness.analysis.overhead import TimeUse
 from harness.machine import requirements
-from harness.records import CaseSummary, Environment, Gpu, Grade, Outcome, Run
+from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outcome, Run
 from harness.report.tables import Table, settings_text, unknown
 from harness.report.text import quoted
 
@@ -119,15 +117,6 @@ def flag_sentences(run: Run) -> Iterable[str]:
 # --- time and money ----------------------------------------------------------------------
 
 
-def elapsed(run: Run) -> str:
-    if run.elapsed_s is not None:
-        return units.duration(run.elapsed_s)
-    if not (run.started_at and run.ended_at):
-        return "unfinished"
-    start, end = (datetime.datetime.fromisoformat(t) for t in (run.started_at, run.ended_at))
-    return units.duration((end - start).total_seconds())
-
-
 def time_use_sentence(used: TimeUse | None) -> str:
     """How the wall time of a run was spent."""
     if used is None:
@@ -147,17 +136,11 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
     plan = run.suite.cost
     if plan is None:
         return None
-    columns = [f">time to {plan.steps:,} steps [95 %]"]
-    units_of: list[Callable[[float], str]] = [_hours]
-    if (price := plan.usd_per_gpu_hour) is not None:
-        columns.append(f">cost at ${price:,.2f} a GPU hour [95 %]")
-        units_of.append(partial(_dollars, usd_per_hour=price))
-    rows = []
-    for s in summaries:
-        if plan.match.accepts(s.case):
-            cells = (_extrapolated(s, plan.steps, shown) for shown in units_of)
-            rows.append((names[s.case.case_id], *cells))
-    return Table(columns=("case", *columns), rows=tuple(rows)) if rows else None
+    asked = [s for s in summaries if plan.match.accepts(s.case)]
+    rows = tuple((names[s.case.case_id], _extrapolated(s, plan)) for s in asked)
+    price = plan.usd_per_gpu_hour
+    at = f", at ${price:,.2f} a GPU hour" if price is not None else ""
+    return Table(columns=("case", f">{plan.steps:,} steps take{at} [95 %]"), rows=rows)
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
@@ -171,36 +154,29 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, name = min(steps)
-    seconds = plan.steps * step_s
-    price = plan.usd_per_gpu_hour
-    paid = f" ({_dollars(seconds, price)})" if price else ""
-    return f" {plan.steps:,} steps would take {_hours(seconds)}{paid}: {name}."
+    return f" {plan.steps:,} steps would take {_time_and_money(step_s, plan)}: {name}."
 
 
-def _extrapolated(s: CaseSummary, steps: int, shown: Callable[[float], str]) -> str:
-    """What that many steps of a case need."""
+def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:
+    """What the steps of the plan need by a case."""
     e = s.metrics.get("step_s")
     if s.outcome is Outcome.OK and e is not None:
-        if e.low is None or e.high is None:
-            return f"{shown(e.value * steps)} (one process, no interval)"
         if e.both:
-            return " and ".join(dict.fromkeys(shown(value * steps) for value in e.both))
-        if not units.informs("step_s", e):
-            return f"{shown(e.value * steps)} (not bounded by {e.processes} processes)"
-        return f"{shown(e.value * steps)} [{shown(e.low * steps)} … {shown(e.high * steps)}]"
-    if "step_s" in s.apart:
-        return unknown("not repeatable")
+            return " and ".join(dict.fromkeys(_time_and_money(x, plan) for x in e.both))
+        ends = f" (not bounded by {units.plural('process', e.processes)})"
+        if e.low is not None and e.high is not None and units.informs("step_s", e):
+            ends = f" [{_time_and_money(e.low, plan)} … {_time_and_money(e.high, plan)}]"
+        return f"{_time_and_money(e.value, plan)}{ends}"
     if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
-        return f"more than {shown(s.lower_bound_s * steps)}"
-    return unknown(units.outcome_name(s.outcome))
+        return f"more than {_time_and_money(s.lower_bound_s, plan)}"
+    return unknown("not repeatable" if "step_s" in s.apart else units.outcome_name(s.outcome))
 
 
-def _hours(seconds: float) -> str:
-    """`4.9 h`: one unit, whatever the length; shorter times in minutes."""
-    hours = seconds / units.HOUR_S
-    return f"{units.number(hours)} h" if hours >= 1 else f"{units.number(60 * hours)} min"
-
-
-def _dollars(seconds: float, usd_per_hour: float) -> str:
-    usd = seconds / units.HOUR_S * usd_per_hour
-    return f"${usd:,.2f}" if usd < 10 else f"${units.number(usd, 3)}"
+def _time_and_money(step_s: float, plan: CostPlan) -> str:
+    """`4.9 h ($9.80)`; shorter times in minutes."""
+    hours = plan.steps * step_s / units.HOUR_S
+    time = f"{units.number(hours)} h" if hours >= 1 else f"{units.number(60 * hours)} min"
+    if plan.usd_per_gpu_hour is None:
+        return time
+    usd = hours * plan.usd_per_gpu_hour
+    return f"{time} ({f'${usd:,.2f}' if usd < 10 else f'${units.number(usd, 3)}'})"

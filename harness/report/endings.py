@@ -53,49 +53,41 @@ MAX_DETAIL, MAX_CASES = 240, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One failed case, in the words of the report."""
+    """One failed case, in the words of the report. Of texts that do not apply, empty ones."""
 
     case_id: str
     outcome: str
     detail: str
     allowed: str
-    """Why the suite allows it; empty if it does not."""
+    """Why the suite allows it."""
     facts: tuple[str, ...]
     """What the evidence adds to the detail."""
     command: str
-    """Runs the case alone; empty if the suite allows the outcome."""
+    """Runs the case alone, if the suite does not allow the outcome."""
     log: str
-    """On this machine, in the run's folder; empty if it is not here."""
+    """On this machine, in the run's folder."""
 
 
 def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
     """Every case of the run that ended otherwise than OK or unsupported, in the suite's order."""
     found = []
     for s in summaries:
-        bad = next((m for m in run.of(s.case.case_id) if m.outcome in FAILED), None)
-        if bad is not None:
-            found.append(_failure(s, bad, run))
+        m = next((m for m in run.of(s.case.case_id) if m.outcome in FAILED), None)
+        if m is None:
+            continue
+        seen, allowed = m.evidence or Evidence(), s.case.allow.get(m.outcome, "")
+        frame = [f"innermost frame: {seen.frame}"] if seen.frame and not seen.silent_s else []
+        failure = Failure(
+            case_id=s.case.case_id,
+            outcome=units.outcome_name(m.outcome),
+            detail=m.detail.partition("\n")[0],
+            allowed=allowed,
+            facts=(*frame, *map(_origin, seen.origins)),
+            command="" if allowed else alone_command(run, s.case.case_id),
+            log=m.log if m.log and Path(run.folder, m.log).is_file() else "",
+        )
+        found.append(failure)
     return tuple(found)
-
-
-def _failure(s: CaseSummary, m: Measurement, run: Run) -> Failure:
-    evidence = m.evidence or Evidence()
-    allowed = s.case.allow.get(m.outcome, "")
-    return Failure(
-        case_id=s.case.case_id,
-        outcome=units.outcome_name(m.outcome),
-        detail=m.detail.partition("\n")[0],
-        allowed=allowed,
-        facts=tuple(_facts(evidence)),
-        command="" if allowed else alone_command(run, s.case.case_id),
-        log=m.log if m.log and Path(run.folder, m.log).is_file() else "",
-    )
-
-
-def _facts(evidence: Evidence) -> Iterator[str]:
-    if evidence.frame and not evidence.silent_s:
-        yield f"innermost frame: {evidence.frame}"
-    yield from map(_origin, evidence.origins)
 
 
 def _origin(o: NonFiniteOrigin) -> str:

@@ -108,8 +108,8 @@ def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval(
     table = conditions.cost(summarise(recorded), recorded, case_names(recorded.suite))
 
     assert table
-    assert table.rows[0][1].endswith(" min (one process, no interval)")
-    assert table.rows[1][1:] == ("more than 1 h", "more than $3.00")
+    assert table.rows[0][1].endswith(" (not bounded by 1 process)")
+    assert table.rows[1][1:] == ("more than 1 h ($3.00)",)
 
 
 def test_the_tokens_of_a_timeout_bound_its_rate() -> None:
