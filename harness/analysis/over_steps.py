@@ -25,10 +25,7 @@ LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.5
 SLOW, SLOW_S, AROUND, START = 3.0, 0.05, 15, 2
 """A slow step: its factor to the median around it, the least delay that matters, steps around on
 each side, and the first steps, which compile and allocate."""
-JUMP = 0.03
-"""Change of the step time, on logarithms, from which it is a jump."""
-ALIKE, LOSSES = 0.01, ("loss", "bits_per_byte")
-"""Difference of two losses that does not matter."""
+LOSSES = ("loss", "bits_per_byte")
 
 Values = Sequence[float | None]
 
@@ -130,35 +127,6 @@ def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
             for name, n in exact.items()
         },
     }
-
-
-def loss_difference(
-    ours: Sequence[Measurement], theirs: Sequence[Measurement]
-) -> tuple[Estimate, str] | None:
-    """By how much a loss differs from another one, as a share of it, and the conclusion.
-
-    At equal steps of the last quarter of those that all processes have: the differences scatter
-    less than the losses where both read the same data. Four blocks of them give the interval. It is
-    `same` if the interval is within the noise (1 %, or as far as the processes of one side are
-    apart, as with other seeds), `higher` or `lower` if it is outside, else `not decided`.
-    """
-    sides = [[_known(m, "loss") for m in side if m.over_steps] for side in (ours, theirs)]
-    common = sorted(set.intersection(*map(set, sides[0] + sides[1]))) if all(sides) else []
-    steps = common[-(len(common) // 4) :]
-    if len(steps) < 4 * PER_BLOCK:
-        return None
-    a, b = (np.array([[of[s] for s in steps] for of in side]) for side in sides)
-    if (level := float(b.mean())) <= 0:
-        return None
-    blocks = [float(d.mean()) / level for d in np.array_split(a.mean(0) - b.mean(0), 4)]
-    found = statistics.arithmetic(blocks, samples=len(steps))
-    noise = max(ALIKE, *(float(np.ptp(v.mean(1))) / level for v in (a, b)))
-    low, high = found.low or 0.0, found.high or 0.0
-    if -noise <= low and high <= noise:
-        said = "same"
-    else:
-        said = "higher" if low > noise else "lower" if high < -noise else "not decided"
-    return replace(found, processes=min(len(a), len(b))), said
 
 
 def _known(m: Measurement, name: str) -> dict[int, float]:
@@ -264,19 +232,6 @@ def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> 
         return 0.0
     even = all(b - a > EVENLY * grown / (BLOCKS - 1) for a, b in pairwise(medians))
     return grown if even else 0.0
-
-
-def jump(times: Sequence[float]) -> int:
-    """Where step times change once and for good: by more than 3 %, and by far more than the steps
-    of each side scatter; 0 if they do not."""
-    y = np.log(times)
-
-    def scatter(at: int) -> float:
-        return float(sum(abs(of - np.median(of)).sum() for of in (y[:at], y[at:]) if len(of)))
-
-    at = min(range(BLOCKS, len(y) - BLOCKS), key=scatter, default=0)
-    moved = at and abs(np.median(y[at:]) - np.median(y[:at])) > JUMP
-    return at if moved and scatter(at) < scatter(0) / 2 else 0
 
 
 def running_mean(values: Sequence[float], part: int) -> list[float]:

@@ -240,9 +240,7 @@ def _losses(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> figure
         values = [of[s] - theirs.get(s, 0.0) for s in steps]
         mean = over_steps.running_mean(values, 4 if base else 10)
         name = text.own_name(names[case.case_id], shared)
-        apart = base and over_steps.loss_difference(run.of(case.case_id), run.of(base.case_id))
-        change = f": {values[0]:.3f} to {mean[-1]:.3f}"
-        said.append(name + (f" {units.change(1 + apart[0].value)}" if apart else change))
+        said.append(f"{name}: {values[0]:.3f} to {mean[-1]:.3f}")
         events = {}
         for what, at in (one for s in _series(run, case) for one in s.not_finite.items()):
             dropped = what == "grad_norm" and case.axes.get("precision") == "fp16"
@@ -262,15 +260,11 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
     for case in group:
         s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
         steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
-        cut = over_steps.jump(ms)
-        mean = [*over_steps.running_mean(ms[:cut], 10), *over_steps.running_mean(ms[cut:], 10)]
-        start = mean[cut // 2 if cut else len(mean) // 10]
+        mean = over_steps.running_mean(ms, 10)
+        start = mean[len(mean) // 10]
         change = " to ".join(dict.fromkeys(units.duration(t / 1e3) for t in (start, mean[-1])))
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
-        if cut:
-            change += f" at step {steps[cut]}"
-            events[steps[cut]] = change
         said.append(f"{name}: {change}")
         lines.append(Line(name, steps, ms, mean, events))
     whose = f"{shared}: " if group[1:] else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
-from harness.analysis.over_steps import LEAKS_BYTES, Course, course, loss_difference
+from harness.analysis.over_steps import LEAKS_BYTES, Course, course
 from harness.analysis.recorded import largest_error
 from harness.analysis.scaling import by_workload
 from harness.analysis.summary import Spread
@@ -54,13 +54,8 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
     found = [(c, went) for c in run.suite.cases if (went := course(run.of(c.case_id)))]
     if not found:
         return None
-    rows, against = dict[tuple[str, ...], list[str]](), dict[str, str]()
+    rows: dict[tuple[str, ...], list[str]] = {}
     for case, went in found:
-        difference = NONE
-        if (first := against.setdefault(case.workload, case.case_id)) != case.case_id:
-            compared = loss_difference(run.of(case.case_id), run.of(first))
-            if compared:
-                difference = f"{units.change(1 + compared[0].value)} ({compared[1]})"
         tokens = [units.plain("tokens_per_s", v, 3) for v in went.speed or ()]
         growth = NONE
         if went.growth:
@@ -70,14 +65,13 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
         cells = (
             f"{went.steps:,}",
             *(_from_to(went, name) for name in ("loss", "bits_per_byte")),
-            difference,
             f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
             f"leak: {growth}" if went.leaked else growth,
             ", ".join(f"{n} ({units.factor(x)})" for n, x in slow) or NONE,
             ", ".join(f"{what} at {n}" for what, n in went.not_finite.items()) or NONE,
         )
         rows.setdefault(cells, []).append(names[case.case_id])
-    heads = ("case", ">steps", ">loss", ">bits per byte", ">loss at equal steps", ">tokens/s")
+    heads = ("case", ">steps", ">loss", ">bits per byte", ">tokens/s")
     columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
     shown = [(listed(of, 1), *cells) for cells, of in rows.items()]
     return Table(columns=columns, rows=tuple(shown))

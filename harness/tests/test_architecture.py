@@ -56,7 +56,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 940,  # the modules beside the rooms
-    "harness/analysis": 4_690,
+    "harness/analysis": 4_650,
     "harness/bisect": 1_650,
     "harness/cli": 1_920,
     "harness/executor": 360,
@@ -67,7 +67,7 @@ MOST_LINES = {
     "harness/measure": 2_260,
     "harness/program": 1_680,
     "harness/records": 1_770,
-    "harness/report": 4_230,
+    "harness/report": 4_220,
     "harness/runner": 2_330,
     "harness/store": 770,
     "harness/suite": 1_980,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_700, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_650, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""What a training run says of its steps: ends, trends, slow steps, and two losses compared."""
+"""What a training run says of its steps: ends, trends and slow steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis.over_steps import Course, course, leaked, loss_difference
+from harness.analysis.over_steps import Course, course, leaked
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Decision, Measurement, Outcome, Rule, Telemetry
@@ -187,32 +187,6 @@ def test_a_failed_process_still_names_its_first_step_without_a_number() -> None:
     went = course_of(failed)
 
     assert went.not_finite == {"loss": 41, "grad_norm": 3}
-
-
-@pytest.mark.parametrize(
-    ("theirs", "said"),
-    [
-        ({}, "same"),
-        ({"loss": lambda n: 5.5 - n / 100 * 1.004}, "same"),
-        ({"loss": lambda n: (5.5 - n / 100) * 1.1}, "lower"),
-        ({"loss": lambda n: (5.5 - n / 100) * 0.9}, "higher"),
-        ({"seed": 1, "loss": lambda n: (5.5 - n / 100) * 1.005}, "not decided"),
-        ({"steps": 20}, ""),
-    ],
-)
-def test_two_losses_are_compared_at_equal_steps(theirs: dict[str, Any], said: str) -> None:
-    found = loss_difference([training()], [training(**theirs)])
-
-    assert (found[1] if found else "") == said
-
-
-def test_processes_with_other_seeds_are_the_noise() -> None:
-    """The two of one side end 10 % apart, so 4 % is no difference."""
-    apart = [training(loss=lambda n, x=x: x * (5.5 - n / 100)) for x in (0.95, 1.05)]
-    other = [training(loss=lambda n: 1.04 * (5.5 - n / 100))] * 2
-
-    assert loss_difference(other, apart)[1] == "same"  # type: ignore[index]
-    assert loss_difference(other, [training()] * 2)[1] == "higher"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness import records
-from harness.analysis.over_steps import course, jump, mean_loss, running_mean
+from harness.analysis.over_steps import course, mean_loss
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
 from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
@@ -136,7 +136,6 @@ def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> 
         fp16 = c.axes["precision"] == "fp16"
         how: dict[str, Any] = {"not_finite": {"grad_norm": (4,)}} if fp16 else {}
         how["loss"] = lambda n: 5.5 - n / 100 + 0.2 * fp16
-        how["pace"] = lambda n: 1.0 if n < 120 else 0.8
         return [trained(m, steps=steps, **how) for m in timed(c, 0.05)]
 
     apart = asks("loss_last", match=to(precision="fp16"), against=to(precision="bf16"))
@@ -146,15 +145,12 @@ def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> 
     losses, times = drawn.figure.axes
     bf16, fp16 = ([*mean_loss(measure(c)).values()][150:] for c in cases)
     assert numbers(losses.lines[1].get_ydata())[-1] == pytest.approx((sum(fp16) - sum(bf16)) / 50)
-    assert "loss against precision=bf16: precision=fp16 +5.3 %" in titles(drawn)
+    assert re.search(r"loss against precision=bf16: precision=fp16: \S+ to 0\.200", titles(drawn))
     assert [t.get_text().strip() for t in losses.texts] == ["step 4: fp16 overflow, update dropped"]
-    (text,) = {t.get_text().strip() for t in times.texts}
-    assert text.endswith(" at step 120")
-    assert text in titles(drawn)
     mean = numbers(times.lines[1].get_ydata())
     assert numbers(times.lines[0].get_xdata()) == [*range(3, 201)], "the first steps compile"
-    ends = numbers(re.findall(r"([\d.]+) ms", text))
-    assert ends == pytest.approx([mean[58], mean[-1]], abs=0.06)
+    ends = numbers(re.findall(r"([\d.]+) ms", titles(drawn)))
+    assert ends[0] == pytest.approx(mean[len(mean) // 10], abs=0.06)
 
     single = pictures(run(cases[:1], measure))["over-steps"]
     said = numbers(re.findall(r"\d\.\d{3}", single.alt)[:2])
@@ -163,15 +159,6 @@ def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> 
     assert curve[-1] == pytest.approx(course(measure(cases[0])).last["loss"])  # type: ignore[union-attr]
     assert "over-steps" not in pictures(run(cases, lambda c: measure(c, 15)))
     assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
-
-
-def test_a_jump_is_found_where_it_is_and_not_in_noise() -> None:
-    noise = [1 + 0.01 * ((7 * i) % 5) for i in range(100)]
-
-    assert jump([*noise, *(0.9 * x for x in noise)]) == 100
-    assert jump(noise) == jump([x * (1 + i / 500) for i, x in enumerate(noise)]) == 0
-    assert jump(noise[:10]) == 0
-    assert running_mean([1, 2, 3, 6], 2) == [1, 1.5, 2.5, 4.5]
 
 
 def where(*found: Stack, asked: tuple[str, ...] = ()) -> Picture:
