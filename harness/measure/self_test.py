@@ -29,17 +29,10 @@ GPU_REST_S = 0.7
 BURN_S = 1.0
 SPIN_CYCLES = (5_000_000, 40_000_000)
 SPINS = 12
-L2_SHARE = 8
-"""A copy reads and writes an eighth of the L2 each: half of the L2 may duplicate the other half."""
-COPIES = 21
-LINE_UP_CYCLES = 200_000
-"""Keeps the device busy for 0.1 ms while flush and copy are launched."""
 GPU_SIDE, CPU_SIDE = 8192, 1024
 """Rows of the square matrices."""
 COPY_BYTES, CPU_COPY_BYTES = 2**30, 2**26
 BEST_OF, LAUNCHES, SYNCS = 8, 2000, 500
-LOOPS, LOOP_STEPS = 5, 100_000
-"""Some tens of milliseconds in all."""
 TURNS, COOL_S = 6, 0.01
 """Products at each precision, in turns; before each the GPU cools and its power budget recovers."""
 
@@ -64,8 +57,6 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
         return replace(readings, peaks=cpu_peaks())
     phase("spin")
     events, hosts = _read_spins()
-    phase("flush")
-    resident_s, flushed_s = _read_copies()
     phase("peaks")
     copied = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 8) // 4 * 4
     return replace(
@@ -73,14 +64,11 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
         spin_cycles=SPIN_CYCLES,
         spin_event_s=events,
         spin_host_s=hosts,
-        resident_s=resident_s,
-        flushed_s=flushed_s,
         peaks=Peaks(
             flops_per_s=products.reached(),
             bytes_per_s=_bandwidth(CudaStopwatch(), copied, "cuda"),
             launch_s=_least_each_s(partial(cast(Any, torch.cuda._sleep), 0), LAUNCHES),
             sync_s=_least_each_s(torch.zeros((), device="cuda").item, SYNCS),
-            host_loop_s=_host_loop_s(),
         ),
     )
 
@@ -92,7 +80,6 @@ def cpu_peaks() -> Peaks:
     return Peaks(
         flops_per_s={"fp32": 2 * CPU_SIDE**3 / product_s},
         bytes_per_s=_bandwidth(HostStopwatch(), CPU_COPY_BYTES, "cpu"),
-        host_loop_s=_host_loop_s(),
     )
 
 
@@ -134,17 +121,6 @@ def _bandwidth(watch: Stopwatch, size: int, device: str) -> float:
     return max(2 * size / copy_s, size / _best_s(watch, source.sum))
 
 
-def _host_loop_s() -> float:
-    """Median time of a loop that never changes, because records of other days have it too."""
-    took = []
-    for _ in range(LOOPS):
-        began, total = time.perf_counter(), 0
-        for i in range(LOOP_STEPS):
-            total += i * i % 7
-        took.append(time.perf_counter() - began)
-    return float(np.median(took))
-
-
 def _best_s(watch: Stopwatch, compute: Callable[[], object]) -> float:
     """The shortest time, after a first run that is not timed."""
     compute()
@@ -166,33 +142,6 @@ def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:
     events = [float(np.median([pair[i].time_s for pair in readings])) for i in (0, 1)]
     hosts = [float(np.median([pair[i].host_s for pair in readings])) for i in (0, 1)]
     return (events[0], events[1]), (hosts[0], hosts[1])
-
-
-def _read_copies() -> tuple[float, float]:
-    """Medians of a copy with its data in the L2 and of one after a flush, in turns.
-
-    The device spins meanwhile, so that neither reading includes a launch.
-    """
-    sleep: Any = torch.cuda._sleep
-    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-    source = torch.ones(l2_bytes // L2_SHARE, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    flush, event = CudaStopwatch(flush_l2=True).flush, torch.cuda.Event
-    took: tuple[list[float], list[float]] = ([], [])
-    for i in range(2 * COPIES):
-        for _ in range(3):
-            target.copy_(source)
-        begin, end = (cast(Any, event)(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        sleep(LINE_UP_CYCLES)
-        if i % 2:
-            flush()
-        begin.record()
-        target.copy_(source)
-        end.record()
-        torch.cuda.synchronize()
-        took[i % 2].append(begin.elapsed_time(end) / 1e3)
-    return float(np.median(took[0])), float(np.median(took[1]))
 
 
 class _Products:

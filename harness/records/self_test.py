@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestCheck:
     name: str
-    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler, l2_flush."""
+    """host_clock, cuda_events, spin_kernel, gpu_sampler, cpu_sampler."""
     holds: bool | None
     """None if the check could not be made."""
     fact: str
@@ -26,8 +26,6 @@ class Peaks:
     """Cheapest kernel launch from PyTorch, in a long sequence; None without a GPU."""
     sync_s: float | None = None
     """One host sync: a value read from an idle GPU, with its launch; None if not measured."""
-    host_loop_s: float | None = None
-    """A fixed loop of Python on one core, which tells two alike hosts apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +63,4 @@ class SelfTestReadings:
     spin_event_s: tuple[float, float] | None = None
     spin_host_s: tuple[float, float] | None = None
     """The same kernels by both clocks of the CUDA stopwatch; medians."""
-    resident_s: float | None = None
-    flushed_s: float | None = None
-    """A copy with its data in the L2 cache, and one after the flush."""
     peaks: Peaks = field(default_factory=Peaks)

@@ -117,7 +117,6 @@ def _peaks(peaks: Peaks) -> str:
     times = (
         (peaks.launch_s, "a launch"),
         (peaks.sync_s, "a host sync"),
-        (peaks.host_loop_s, "the host loop"),
     )
     parts = [f"{units.number(rate)} {unit}" for rate, unit in rates]
     parts += [f"{units.duration(s)} {what}" for s, what in times if s is not None]

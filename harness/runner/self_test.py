@@ -44,8 +44,6 @@ GPU_BURN = 0.8
 """Smallest GPU utilisation in one second of back-to-back kernels."""
 LAG_S = 0.5
 """NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
-SLOWER_WHEN_FLUSHED = 1.05
-"""Smallest ratio of a copy from memory to a copy from the cache."""
 
 
 def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> SelfTest:
@@ -101,8 +99,6 @@ def judge(
         checks += [_cuda_events(readings), _spin_kernel(readings, spans, telemetry)]
     if cuda:
         checks.append(_gpu_sampler(spans, telemetry))
-    if readings.resident_s is not None and readings.flushed_s is not None:
-        checks.append(_flush(readings.resident_s, readings.flushed_s))
     return tuple(checks)
 
 
@@ -173,15 +169,6 @@ def _cpu_sampler(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> Sel
         return SelfTestCheck(name="cpu_sampler", holds=None, fact=f"{fact}: the CPU is too busy")
     holds = abs(during - used) <= CPU_SHARE and before <= during / 2
     return SelfTestCheck(name="cpu_sampler", holds=holds, fact=fact)
-
-
-def _flush(resident_s: float, flushed_s: float) -> SelfTestCheck:
-    return SelfTestCheck(
-        name="l2_flush",
-        holds=flushed_s >= SLOWER_WHEN_FLUSHED * resident_s,
-        fact=f"a copy within the L2 cache took {resident_s * 1e6:.3g} µs, "
-        f"after the flush {flushed_s * 1e6:.3g} µs",
-    )
 
 
 def _slope(known: tuple[float, float], read: tuple[float, float]) -> float:
