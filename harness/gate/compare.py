@@ -156,9 +156,6 @@ def _times(
             why[case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
             sides[case_id] = before, after
-    one_build = _code(a) is not None and _code(a) == _code(b)
-    own = PLAIN.thresholds()
-    own = replace(own, build_cv=0.0) if one_build else own
     measured_on = [
         {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
     ]
@@ -167,17 +164,11 @@ def _times(
     )
     found = compare_stored(
         sides,
-        own,
+        PLAIN.thresholds(),
         day_cv=DAY_CV if one else CARD_CV,  # two hosts, if there is no card
         other_card=not one and b.environment.gpu is not None,
     )
     return {c.case_id: c for c in found}, why
-
-
-def _code(run: Run) -> tuple[str, str] | None:
-    """What a run measured, as git names it."""
-    git = run.environment.git
-    return (git.commit, git.dirty_sha256) if git else None
 
 
 def _judged(

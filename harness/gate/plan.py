@@ -93,7 +93,11 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     trees = take(held, repository, gated, base=request.base, head=request.head)
     suites = _chosen(request, loaded, trees)
     kept = counters.load() if counting else None
-    rig = Rig(_device(suites, loaded), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
+    devices = {suite.device for suite in suites.values()}
+    if "cpu" in devices and len(devices) > 1:
+        text = "has suites for the CPU and for a GPU; a gate judges one device"
+        raise SuiteError(loaded.path, text, "Split them into two policies.")
+    rig = Rig(devices.pop(), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
     held.enter_context(rig)
     sides = _sides(request, loaded, trees, suites, rig)
     here = sides[-1].environment
@@ -208,18 +212,6 @@ def _sides(
     if request.head == WORKING_TREE:  # its snapshot is on no branch
         sides[-1].environment = replace(here, git=read_git(repository.root))
     return tuple(sides)
-
-
-def _device(suites: Mapping[str, Suite], loaded: Policy) -> str:
-    devices = {suite.device: path for path, suite in suites.items()}
-    if "cpu" in devices and len(devices) > 1:
-        other = next(path for device, path in devices.items() if device != "cpu")
-        raise SuiteError(
-            loaded.path,
-            f"{devices['cpu']} runs on the CPU, but {other} runs on a GPU",
-            "A gate judges one device: split the suites into two policies.",
-        )
-    return next(iter(devices))
 
 
 def unfit(reason: str) -> Finding:

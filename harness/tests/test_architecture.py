@@ -60,7 +60,7 @@ MOST_LINES = {
     "harness/bisect": 1_650,
     "harness/cli": 1_920,
     "harness/executor": 360,
-    "harness/gate": 2_020,
+    "harness/gate": 2_010,
     "harness/git": 540,
     "harness/integrations": 740,
     "harness/machine": 1_360,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_600, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_550, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

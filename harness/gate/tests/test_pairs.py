@@ -49,22 +49,25 @@ def test_a_disturbed_pair_of_the_screen_is_measured_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "cv", "pairs", "change"),
+    ("ratio", "cv", "pairs", "change", "tolerance"),
     [
-        (1.0, 0.001, 6, Change.SAME),
-        (1.15, 0.03, 12, Change.SLOWER),
-        (0.85, 0.03, 12, Change.FASTER),
-        (1.04, 0.03, 18, Change.SLOWER),
-        (1.03, 0.03, 68, Change.SLOWER),
+        (1.0, 0.001, 6, Change.SAME, None),
+        (1.15, 0.03, 12, Change.SLOWER, None),
+        (0.85, 0.03, 12, Change.FASTER, None),
+        (1.04, 0.03, 18, Change.SLOWER, None),
+        (1.0, 0.012, 18, Change.SAME, None),
+        (1.0, 0.05, 66, Change.SAME, None),
+        (1.03, 0.03, 26, Change.SLOWER, None),
+        (1.0, 0.1, 70, Change.UNDECIDED, 0.05),
     ],
 )
-def test_the_larger_a_change_is_the_fewer_pairs_it_takes(
-    ratio: float, cv: float, pairs: int, change: Change
+def test_the_scatter_and_the_change_of_a_case_decide_how_many_pairs_it_takes(
+    ratio: float, cv: float, pairs: int, change: Change, tolerance: float | None
 ) -> None:
-    answers, key = compared_in_turns(Thresholds(), cv, ratio=ratio)
+    answers, key = compared_in_turns(None, cv, ratio=ratio)
 
     found = answers.comparisons[key]
-    assert (found.pairs, found.change) == (pairs, change)
+    assert (found.pairs, found.change, found.tolerance) == (pairs, change, tolerance)
     assert found.case_id == key[1]
 
 
@@ -82,23 +85,6 @@ def test_the_looks_spend_all_of_alpha_and_no_more(monkeypatch: pytest.MonkeyPatc
 
     assert [pairs for pairs, _ in spent] == [12, 18, 26, 70]
     assert sum(share for _, share in spent) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize(
-    ("cv", "pairs", "change", "tolerance"),
-    [
-        (0.012, 18, Change.SAME, None),
-        (0.05, 66, Change.SAME, None),
-        (0.1, 70, Change.UNDECIDED, 0.05),
-    ],
-)
-def test_a_case_is_judged_by_the_scatter_of_its_pairs(
-    cv: float, pairs: int, change: Change, tolerance: float | None
-) -> None:
-    answers, key = compared_in_turns(None, cv)
-
-    found = answers.comparisons[key]
-    assert (found.pairs, found.change, found.tolerance) == (pairs, change, tolerance)
 
 
 def test_a_case_that_passes_the_screen_counts_in_the_correction() -> None:
