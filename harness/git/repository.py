@@ -2,13 +2,12 @@
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from harness.errors import HarnessError
 from harness.records import Git
@@ -17,24 +16,24 @@ WORKING_TREE = "."
 """Names a candidate that is not committed yet."""
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """How every git command begins: a repository's configuration and hooks start no program."""
-WRITTEN = ("reports", "ci/baselines")
-"""Folders that runs and counters are written to; they contain no code."""
+_RECORDS = (":(exclude,glob)**/reports/runs/**", ":(exclude,glob)**/reports/bisects/**")
+_WRITTEN = (
+    *_RECORDS,
+    ":(exclude,literal)reports",
+    ":(exclude,literal)ci/baselines",
+    ":(exclude,glob)**/reports/*.md",
+    ":(exclude,glob)**/reports/figures/**",
+)
+"""Pathspecs that leave out what the harness writes, which is no code."""
 
 MOST_NAMES = 8
 """Branches and tags that a message lists."""
 
-_RECORD = re.compile(r"(?P<store>.+)/\d{8}-\d{6}-[^/]+/(run|state)\.jsonl")
-"""A run or a bisection, in the folder of all."""
-# Git sets these for its hooks; with them, another repository or index would answer.
 _LOCAL = {
-    f"GIT_{name}"
-    for name in (
-        *("ALTERNATE_OBJECT_DIRECTORIES", "OBJECT_DIRECTORY", "COMMON_DIR", "DIR", "PREFIX"),
-        *("CONFIG", "CONFIG_PARAMETERS", "CONFIG_COUNT", "GRAFT_FILE", "SHALLOW_FILE"),
-        *("WORK_TREE", "IMPLICIT_WORK_TREE", "INDEX_FILE"),
-        *("NO_REPLACE_OBJECTS", "REPLACE_REF_BASE"),
-    )
+    *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"),
+    *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG_PARAMETERS"),
 }
+"""git sets these for its hooks; with them, another repository or index would answer."""
 
 
 def run_git(
@@ -148,8 +147,8 @@ class Repository:
         return tuple(dict.fromkeys([self.root, *trees]))
 
     def dirty(self) -> bool:
-        """Whether the working tree has uncommitted changes outside WRITTEN and records."""
-        return bool(self.ask("status", "--porcelain", *_code(self.root)))
+        """Whether the working tree has uncommitted changes of code."""
+        return bool(self.ask("status", "--porcelain", "--", ".", *_WRITTEN))
 
     def snapshot(self) -> str:
         """A commit, on no branch, of the working tree with its untracked files.
@@ -162,7 +161,7 @@ class Repository:
                 variables[f"GIT_{who}_NAME"] = "harness gate"
                 variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
             self.ask("read-tree", "HEAD", variables=variables)
-            self.ask("add", "--all", *_code(self.root, written=()), variables=variables)
+            self.ask("add", "--all", "--", ".", *_RECORDS, variables=variables)
             tree = self.ask("write-tree", variables=variables)
             message = "Working tree measured by a gate"
             return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)
@@ -187,7 +186,7 @@ def read_git(folder: Path) -> Git | None:
     """Commit, branch and uncommitted changes of the repository around a folder.
 
     None without git, a repository or a commit, and for a folder that its repository ignores, such
-    as a virtual environment. Records and files under WRITTEN do not count as changes.
+    as a virtual environment. What the harness writes does not count as a change.
     """
     root = try_git(folder, "rev-parse", "--show-toplevel")
     if root is None or try_git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -212,31 +211,12 @@ def ignore_line(folder: Path) -> str:
     if not root or not (shown or "").startswith("??") or try_git(folder, "ls-files"):
         return ""
     inside = folder.resolve().relative_to(Path(root.removesuffix("\n")).resolve())
-    return f"/{_whole(inside.as_posix())}/"
-
-
-def _code(root: Path, written: Sequence[str] = WRITTEN) -> tuple[str, ...]:
-    """Pathspec of the code in a working tree: without these folders and those of records."""
-    return ("--", ".", *(f":(exclude,literal){x}" for x in (*written, *_records(root))))
-
-
-def _records(root: Path) -> Sequence[str]:
-    """The folders of runs and bisections in a working tree, which are not code."""
-    named = [f":(glob)**/{name}.jsonl" for name in ("run", "state")]
-    asked = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *named)
-    found = map(_RECORD.fullmatch, (try_git(root, *asked) or "").split("\0"))
-    return sorted({_whole(record["store"]) for record in found if record})
-
-
-def _whole(store: str) -> str:
-    """A folder of runs; the folder with the dated reports if the runs are in their usual place."""
-    place = PurePosixPath(store)
-    return str(place.parent) if place.parent.name == WRITTEN[0] else store
+    return f"/{inside.as_posix()}/"
 
 
 def _dirty_sha256(root: Path) -> str:
     """Hash of everything that differs from the commit; empty if nothing does."""
-    code = _code(root)
+    code = ("--", ".", *_WRITTEN)
     asked = ("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *code)
     with tempfile.TemporaryDirectory() as folder:  # for git writes the index that it compares with
         index = root / (try_git(root, "rev-parse", "--git-path", "index") or "").strip()

@@ -187,13 +187,14 @@ RUN = "20261122-184540-s-cpu-6de7"
 
 @pytest.mark.parametrize(
     ("store", "line"),
-    [("out/store", "/out/store/"), ("a b/reports/runs", "/a b/reports/"), ("ignored/x", "")],
+    [
+        ("reports/runs", "/reports/runs/"),
+        ("a b/reports/runs", "/a b/reports/runs/"),
+        ("ignored/x", ""),
+    ],
 )
-def test_a_folder_of_runs_is_not_a_change_wherever_it_is(
-    store: str, line: str, repository: Path
-) -> None:
-    """Nor are baselines."""
-    runs = (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log")
+def test_what_the_harness_writes_is_not_a_change(store: str, line: str, repository: Path) -> None:
+    runs = (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log", "../day.md", "../figures/x.png")
     for name in (*(f"{store}/{run}" for run in runs), "ci/baselines/counters.json"):
         file = repository / name
         file.parent.mkdir(parents=True, exist_ok=True)
