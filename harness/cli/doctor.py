@@ -48,9 +48,8 @@ def doctor_(
     if recorded is not None:
         _show_drift(recorded, here)
     here = doctor.examined(here, store=store_root)
-    found = here.vitals.checks if here.vitals else ()
-    out.print(console.doctor(here, found))
-    raise typer.Exit(doctor.exit_status(found))
+    out.print(console.doctor(here, here.checks))
+    raise typer.Exit(doctor.exit_status(here.checks))
 
 
 def _show_drift(recorded: Run, here: Environment) -> NoReturn:

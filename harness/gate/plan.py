@@ -104,8 +104,8 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     for suite in suites.values():
         remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
         requirements.require(suite, here, remedy)
-    vitals = None if counting else doctor.examined(here, store=request.store).vitals
-    wrong = [c for c in (vitals.checks if vitals else ()) if c.grade in (Grade.FAIL, Grade.UNKNOWN)]
+    found = () if counting else doctor.examined(here, store=request.store).checks
+    wrong = [c for c in found if c.grade in (Grade.FAIL, Grade.UNKNOWN)]
     plan = Plan(
         policy=loaded,
         trees=trees,

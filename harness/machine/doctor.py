@@ -5,36 +5,18 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from harness import units
 from harness.errors import ProbeError
 from harness.machine import nvml
 from harness.machine.facts import DISTORTING, REMEDIES, RIGHT, SETTINGS
 from harness.machine.gpu_idle import GpuUse, nvml_meter
-from harness.records import Check, Decision, Environment, Gpu, Grade, Vitals
+from harness.records import Check, Decision, Environment, Gpu, Grade
 
 BUSY_LOAD = 0.3
 """Load per core above which other work disturbs a measurement."""
-STEAL = 0.03
-"""Share of the CPU time wanted above which other virtual machines slow a step that waits for the
-host."""
-AT_START = psutil.cpu_times()
 DISK_FAIL_BYTES = 100 * 10**6
 DISK_WARN_BYTES = 10**9
-
-
-def steal_share(before: Any, now: Any) -> float | None:
-    """Stolen over wanted CPU time between two readings of psutil.cpu_times()."""
-    names = ("user", "nice", "system", "irq", "softirq", "steal")
-    spent = {n: getattr(now, n) - getattr(before, n) for n in names if hasattr(now, n)}
-    return spent["steal"] / wanted if "steal" in spent and (wanted := sum(spent.values())) else None
-
-
-def stolen_text(share: float) -> str:
-    return f"CPU time stolen by other virtual machines: {units.percent(share)}"
 
 
 def _read_gpu(gpu: Gpu) -> GpuUse | str:
@@ -47,18 +29,13 @@ def _read_gpu(gpu: Gpu) -> GpuUse | str:
 
 
 def examined(environment: Environment, *, store: Path) -> Environment:
-    """The environment with the state of the machine and its checks; `store`, the folder of the
-    runs, need not exist."""
+    """The environment with its checks; `store`, the folder of the runs, need not exist."""
     folder = store.absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
-    vitals = Vitals(
-        load=os.getloadavg()[0],
-        steal=steal_share(AT_START, psutil.cpu_times()),
-        disk_free_bytes=shutil.disk_usage(existing).free,
-    )
+    free_bytes = shutil.disk_usage(existing).free
     use = _read_gpu(environment.gpu) if environment.gpu else ""
-    found = tuple(checks(environment, vitals, use))
-    return replace(environment, vitals=replace(vitals, checks=found))
+    found = checks(environment, use, load=os.getloadavg()[0], disk_free_bytes=free_bytes)
+    return replace(environment, checks=tuple(found))
 
 
 def worst(found: Sequence[Check]) -> Grade:
@@ -89,8 +66,11 @@ def exit_status(found: Sequence[Check]) -> int:
     return 0 if fit else Decision.INCONCLUSIVE.exit_status
 
 
-def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Iterator[Check]:
-    """All checks, those of the GPU first; `use` of it, or why that is unknown."""
+def checks(
+    environment: Environment, use: GpuUse | str, *, load: float, disk_free_bytes: int
+) -> Iterator[Check]:
+    """All checks, those of the GPU first; `use` of it, or why that is unknown. `load` is the
+    average of the last minute: processes that run or wait."""
     yield _device(environment)
     yield from _settings(environment)
     if environment.gpu:
@@ -98,10 +78,8 @@ def checks(environment: Environment, vitals: Vitals, use: GpuUse | str) -> Itera
         yield _clocks(use)
         yield _power_limit(environment.gpu)
     yield _variables(environment)
-    yield _load(environment, vitals)
-    if vitals.steal is not None:
-        yield _steal(vitals.steal)
-    yield _disk(vitals)
+    yield _load(environment, load)
+    yield _disk(disk_free_bytes)
     yield _git(environment)
 
 
@@ -170,27 +148,19 @@ def _variables(environment: Environment) -> Check:
     return Check("variables", Grade.FAIL, fact, f"unset {' '.join(found)}")
 
 
-def _load(environment: Environment, vitals: Vitals) -> Check:
-    fact = f"load {vitals.load:.1f} on {environment.cpu_count} cores"
-    if vitals.load <= BUSY_LOAD * environment.cpu_count:
+def _load(environment: Environment, load: float) -> Check:
+    fact = f"load {load:.1f} on {environment.cpu_count} cores"
+    if load <= BUSY_LOAD * environment.cpu_count:
         return Check("CPU load", Grade.OK, fact)
     fact += ": other work runs, or ran in the last minute"
     return Check("CPU load", Grade.WARN, fact, "Wait for it; it slows host-bound steps most.")
 
 
-def _steal(share: float) -> Check:
-    if share <= STEAL:
-        return Check("CPU steal", Grade.OK, stolen_text(share))
-    remedy = "Use another host; this one slows every step that waits for the CPU."
-    return Check("CPU steal", Grade.WARN, stolen_text(share), remedy)
-
-
-def _disk(vitals: Vitals) -> Check:
-    free = vitals.disk_free_bytes
-    fact = f"{free / 1e9:.1f} GB free for runs"
-    if free >= DISK_WARN_BYTES:
+def _disk(free_bytes: int) -> Check:
+    fact = f"{free_bytes / 1e9:.1f} GB free for runs"
+    if free_bytes >= DISK_WARN_BYTES:
         return Check("disk", Grade.OK, fact)
-    grade = Grade.FAIL if free < DISK_FAIL_BYTES else Grade.WARN
+    grade = Grade.FAIL if free_bytes < DISK_FAIL_BYTES else Grade.WARN
     return Check("disk", grade, fact, "Make room, or name another folder with --store.")
 
 

@@ -166,11 +166,10 @@ class NvmlProbe:
             self._give_up(why)
             return
         try:
-            pynvml.nvmlInit()
-            self._opened.callback(pynvml.nvmlShutdown)
+            self._opened.enter_context(session())
             device = handle(uuid)
-        except (pynvml.NVMLError, ProbeError) as error:
-            self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
+        except ProbeError as error:
+            self._give_up(str(error))
             return
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():

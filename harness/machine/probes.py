@@ -1,6 +1,5 @@
 """The probes that the parent reads while a worker runs: NVML and CPU."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -46,23 +45,18 @@ class CpuProbe:
     """Reads CPU and memory of the process tree of a worker, from /proc through psutil.
 
     `cpu_utilisation` is in cores since the last reading; the kernel resolves 1/100 s. The time of a
-    child that ended is in the account of its parent. `cpu_steal` is in cores too: what the host of
-    this virtual machine gave to others while a core here wanted to run. `rss_bytes` is the sum over
-    the tree; shared memory counts once per process.
+    child that ended is in the account of its parent. `rss_bytes` is the sum over the tree; shared
+    memory counts once per process.
     """
+
+    unavailable: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._worker: psutil.Process | None = None
         self._tree: dict[int, psutil.Process] = {}
         self._cpu_s = 0.0
-        self._stolen_s = stolen_s()
         self._read_at_s = 0.0
         self._refresh_due_s = 0.0
-
-    @property
-    def unavailable(self) -> Mapping[str, str]:
-        why = "" if hasattr(psutil.cpu_times(), "steal") else "this system does not count it"
-        return MappingProxyType({"cpu_steal": why} if why else {})
 
     def attach(self, pid: int) -> None:
         self._tree = {}
@@ -74,22 +68,18 @@ class CpuProbe:
             return
         self._read_at_s = time.monotonic()
         self._cpu_s, _ = self._totals(self._read_at_s)
-        self._stolen_s = stolen_s()
 
     def read(self) -> Mapping[str, float | None]:
         now_s = time.monotonic()
         if self._worker is None or not _alive(self._worker):
-            return {"cpu_utilisation": None, "cpu_steal": None, "rss_bytes": None}
+            return {"cpu_utilisation": None, "rss_bytes": None}
         cpu_s, rss_bytes = self._totals(now_s)
-        before_s, self._stolen_s = self._stolen_s, stolen_s()
-        lost_s = self._stolen_s - before_s
         elapsed_s = now_s - self._read_at_s
         # The time of a child is lost if its parent ignores SIGCHLD; the difference may be negative.
         used_s = max(0.0, cpu_s - self._cpu_s)
         self._cpu_s, self._read_at_s = cpu_s, now_s
         return {
             "cpu_utilisation": used_s / elapsed_s if elapsed_s > 0 else None,
-            "cpu_steal": lost_s / elapsed_s if elapsed_s > 0 and lost_s >= 0 else None,  # or NaN
             "rss_bytes": float(rss_bytes),
         }
 
@@ -121,12 +111,6 @@ class CpuProbe:
         self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
         for process in family(self._worker.pid):
             self._tree.setdefault(process.pid, process)
-
-
-def stolen_s() -> float:
-    """CPU time that other virtual machines took from this one since boot, over all cores; NaN where
-    the system does not count it."""
-    return float(getattr(psutil.cpu_times(), "steal", math.nan))
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -76,20 +76,6 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vitals:
-    """The state of the machine while no worker of ours runs."""
-
-    load: float = 0.0
-    """Load average of the last minute: processes that run or wait."""
-    steal: float | None = None
-    """Share of the CPU time wanted that other virtual machines took; None if unknown."""
-    disk_free_bytes: int = 0
-    """Of the folder of the runs."""
-    checks: tuple[Check, ...] = ()
-    """What the doctor found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """The machine, the software and the code of a run."""
 
@@ -119,8 +105,8 @@ class Environment:
     """Python of the workers; empty if not recorded."""
     git: Git | None = None
     command: tuple[str, ...] = ()
-    vitals: Vitals | None = None
-    """The state before the run; None if not recorded."""
+    checks: tuple[Check, ...] = ()
+    """What the doctor found before the run; empty if not recorded."""
 
     @property
     def card(self) -> str:

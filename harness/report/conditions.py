@@ -75,7 +75,7 @@ def power_limit(gpu: Gpu) -> str:
 
 def doctor_bullets(environment: Environment) -> Iterable[str]:
     """What the doctor found before the run: the good in one line, all else in a line each."""
-    found = environment.vitals.checks if environment.vitals else ()
+    found = environment.checks
     for c in (c for c in found if c.grade is not Grade.OK):
         yield f"**{c.grade}** {c.name}: {c.fact}. {c.remedy}".strip()
     if good := [f"{c.name} ({c.fact})" for c in found if c.grade is Grade.OK]:

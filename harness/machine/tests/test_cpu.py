@@ -1,6 +1,5 @@
 """The CPU probe with real processes; and all probes together."""
 
-import os
 import select
 import time
 from types import SimpleNamespace
@@ -106,7 +105,7 @@ else:
 
 
 def test_a_dead_worker_reads_as_none() -> None:
-    nothing = dict.fromkeys(("cpu_utilisation", "rss_bytes", "cpu_steal"))
+    nothing = dict.fromkeys(("cpu_utilisation", "rss_bytes"))
     probe = CpuProbe()
     assert probe.read() == nothing, "not attached yet"
     with running(IDLE) as process:
@@ -141,27 +140,10 @@ def test_attach_starts_from_zero() -> None:
             assert reading["rss_bytes"] == pytest.approx(own, rel=0.1)
 
 
-def test_stolen_time_is_read_in_cores_where_the_system_counts_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, times = iter([10.0, 12.0]), iter([SimpleNamespace(steal=s) for s in (5.0, 5.0, 6.0)])
-    monkeypatch.setattr(probes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(psutil, "cpu_times", lambda: next(times))
-    monkeypatch.setattr(CpuProbe, "_totals", lambda *_: (0.0, 0))
-    probe = CpuProbe()
-    probe.attach(os.getpid())
-
-    assert probe.read()["cpu_steal"] == 0.5
-
-    monkeypatch.setattr(psutil, "cpu_times", SimpleNamespace)
-    absent = CpuProbe()
-    assert "cpu_steal" in absent.unavailable
-
-
 def test_the_probes_cover_every_channel_of_the_telemetry() -> None:
     opened = open_probes(None, why="because")
 
     channels = {name for probe in opened for name in (*probe.unavailable, *probe.read())}
 
-    assert channels == {*nvml.CHANNELS, "cpu_utilisation", "cpu_steal", "rss_bytes"}
+    assert channels == {*nvml.CHANNELS, "cpu_utilisation", "rss_bytes"}
     assert {why for probe in opened for why in probe.unavailable.values()} == {"because"}
