@@ -1,5 +1,6 @@
 """A good suite, which tests of suite files read, sweep and break."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,9 @@ cost: {steps: 50000, match: {seq_len: 512}, usd_per_gpu_hour: 2.0}
 """
 
 
-def error_of(text: str) -> str:
+def error_of(text: str, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> str:
     with pytest.raises(SuiteError) as caught:
-        suites.loads(text, "x.yaml")
+        suites.loads(text, "x.yaml", overrides, filters)
     return str(caught.value)
 
 

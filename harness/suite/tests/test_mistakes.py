@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.suite import sweep
 from harness.tests.good_suite import GOOD, error_of
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -89,6 +90,8 @@ MISTAKES = [
     ("    env:", "    zip: [[gc, NSA_USE_FA2], ^[gc, seq_len]]\n    env:"),
     ("    env:", "    zip: [^[gc]]\n    env:"),
     ("exclude:", '^exclude:\n      - {gc: ["off", "on"]}'),
+    ("FA2: [0, 1]\n", "FA2: [0, 1, 0]\n      x: [1, 2, 1]\n    zip: [^[NSA_USE_FA2, x]]\n"),
+    ("expectations:", "  - {name: ^train, factory: m:f, providers: [p]}\nexpectations:"),
     ("cost:", f"{SUSPECTS.format('^0.5', PAIR)}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', '^{name: a, without: {gc: off}}')}cost:"),
     ("cost:", f"{SUSPECTS.format('2.0', PAIR.replace('dense', '^dens'))}cost:"),
@@ -96,6 +99,21 @@ MISTAKES = [
     ("cost:", "requires: {packages: {flash-attn: ^'>=two'}}\ncost:"),
     ("cost:", "requires: {gpu: A100, else: ^go on}\ncost:"),
 ]  # fmt: skip
+OVERRIDES = [
+    "seq_ln=512",
+    "seq_len",
+    "seq_len=",
+    "seq_len=1,,2",
+    "seq_len=.inf",
+    "seq_len=1,1",
+    "seq_len=128 seq_len=256",
+    "seq_len=a/b",
+    "measure.proceses=1",
+    "measure.processes=0",
+    "measure.max_samples=2",
+    "gc=on seq_len=512",
+    "preset=" + ",".join(map(str, range(99))),
+]
 UNREADABLE = {
     "empty": "",
     "comment-only": "# nothing\n",
@@ -129,7 +147,9 @@ def broken(old: str, marked: str) -> tuple[str, str]:
     return before + after, f"x.yaml:{line}:{column}: "
 
 
-def test_the_messages_are_those_that_were_accepted_and_name_the_place() -> None:
+def test_the_messages_are_those_that_were_accepted_and_name_the_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     several = GOOD.replace("go: 500", "go: fast").replace("processes: 4", "processes: x")
     of_other = GOOD.replace("match: {provider: nsa}", "match: {workload: decode, gc: off}")
     of_other = of_other.replace("expectations:", OTHER + "expectations:")
@@ -140,6 +160,11 @@ def test_the_messages_are_those_that_were_accepted_and_name_the_place() -> None:
         assert error_of(text).startswith(place)
     others = {"several mistakes": several, "axis of another workload": of_other, **UNREADABLE}
     said |= {what: error_of(text) for what, text in others.items()}
+    monkeypatch.setattr(sweep, "MAX_CASES", 1000)
+    for override in OVERRIDES:
+        said[f"--set {override}"] = error_of(GOOD, override.split())
+    said |= {f"--filter {f!r}": error_of(GOOD, filters=["train", f]) for f in ("", "!")}
+    said["--filter nothing"] = error_of(GOOD, filters=["nothing"])
     shown = "\n".join(f"--- {what}\n{error}\n" for what, error in said.items())
     if os.environ.get("ACCEPT"):
         MESSAGES.write_text(shown)

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import SuiteError
 from harness.suite import load as suites
-from harness.suite import sweep
-from harness.tests.good_suite import GOOD, error_of, ids, write_suite
+from harness.tests.good_suite import GOOD, ids, write_suite
 
 # --- what a sweep expands to -------------------------------------------------------------
 
@@ -61,28 +59,6 @@ def test_a_sweep_has_every_combination_once_except_the_excluded(
 # --- wrong sweeps ------------------------------------------------------------------------
 
 
-def test_a_zip_must_not_repeat_a_combination() -> None:
-    axes = GOOD.replace('gc: ["off", "on"]', 'gc: ["off", "on", "off"]\n      other: [1, 2, 1]')
-
-    message = error_of(axes.replace("    env:", "    zip: [[gc, other]]\n    env:"))
-
-    assert message.startswith("x.yaml:19:11: gc and other")
-
-
-def test_the_number_of_cases_is_checked_before_they_are_made() -> None:
-    values = list(range(1000))
-
-    message = error_of(swept_suite([values, values, values]))
-
-    assert message.startswith("x.yaml:9:5: 2000000000 cases")
-
-
-def test_workloads_need_different_names() -> None:
-    one = swept_suite([range(4)])
-
-    assert "two workloads are named 'w'" in error_of(one + one[one.index("  - name: w") :])
-
-
 # --- overrides ---------------------------------------------------------------------------
 
 
@@ -127,46 +103,6 @@ def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
     assert not any(loaded.expectations[0].match.accepts(c) for c in loaded.cases)
 
 
-@pytest.mark.parametrize(
-    ("override", "shown"),
-    [
-        pytest.param("seq_ln=512", "did you mean 'seq_len'", id="unknown-axis"),
-        pytest.param("seq_len", "axis=value", id="no-value"),
-        pytest.param("seq_len=", "axis=value", id="empty-value"),
-        pytest.param("seq_len=1,,2", "'' is not a value", id="gap"),
-        pytest.param("seq_len=.inf", "not a finite number", id="infinite"),
-        pytest.param("seq_len=1,1", "1 is listed twice", id="twice"),
-        pytest.param("seq_len=128 seq_len=256", "seq_len is set twice", id="set-twice"),
-        pytest.param("seq_len=a/b", "case id", id="unsafe"),
-        pytest.param("measure.proceses=1", "did you mean 'processes'", id="unknown-setting"),
-        pytest.param("measure.processes=0", "not 0", id="bad-setting"),
-        pytest.param(
-            "measure.max_samples=2", "min_samples 5 is above max_samples 2", id="contrary"
-        ),
-        pytest.param("seq_len=" + ",".join(map(str, range(999))), "cases, but", id="many"),
-    ],
-)
-def test_a_wrong_override_has_a_remedy(
-    tmp_path: Path, override: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sweep, "MAX_CASES", 1000)
-    path = write_suite(tmp_path)
-
-    with pytest.raises(SuiteError, match=r"^--set ") as caught:
-        suites.load(path, overrides=override.split())
-
-    assert shown in str(caught.value).replace("Did", "did")
-    assert len(str(caught.value)) < 400
-
-
-def test_an_override_that_leaves_only_excluded_cases_is_an_error(tmp_path: Path) -> None:
-    text = GOOD.replace("[nsa, dense]", "[dense, nsa]").replace("provider: dense", "provider: nsa")
-    path = write_suite(tmp_path, text.replace("seq_len: [256, 512]", "provider: dense"))
-
-    with pytest.raises(SuiteError, match="every case is excluded with these overrides"):
-        suites.load(path, overrides=["gc=on", "NSA_USE_FA2=1"])
-
-
 # --- filters -----------------------------------------------------------------------------
 
 
@@ -195,18 +131,3 @@ def test_the_id_of_a_case_chooses_that_case_alone(tmp_path: Path) -> None:
 
     assert ids == [first.case_id]
     assert longer in [c.case_id for c in suites.load(path).cases]
-
-
-@pytest.mark.parametrize("empty", ["", "!"])
-def test_an_empty_filter_is_refused(tmp_path: Path, empty: str) -> None:
-    """An unset shell variable must not start the whole suite."""
-    with pytest.raises(SuiteError, match="empty filter"):
-        suites.load(write_suite(tmp_path), filters=["train", empty])
-
-
-def test_a_filter_without_a_match_lists_cases(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="no case matches 'nothing'") as caught:
-        suites.load(write_suite(tmp_path), filters=["nothing"])
-
-    assert "train/nsa/seq_len=128/gc=off/NSA_USE_FA2=0" in str(caught.value)
-    assert "and 7 more" in str(caught.value)
