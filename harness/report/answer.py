@@ -27,7 +27,6 @@ from harness.report.verdict_text import (
     WORDS,
     YES,
     margin_text,
-    misses,
     needed_text,
     rule_sentence,
     verdict_sentence,
@@ -180,16 +179,6 @@ def _with_number(part: Part) -> str:
     needed = f"; {part.limit} needed" if part.limit else ""
     number = f"{part.said}{needed}"
     return f"{part.question} {part.word.capitalize()}{f': {number}' if len(number) < LONG else ''}."
-
-
-def deciding(v: Verdict) -> RuleResult | None:
-    """The rule of the worst decision: one with a number before one without, a missed one first."""
-    counted = [r for r in v.rules if r.decides]
-    if not counted or v.rule is None:
-        return None
-    worst = [r for r in counted if r.decision is v.rule.decision]
-    numbers = [r for r in worst if any(f.estimate for f in r.findings)] or worst
-    return next((r for r in numbers if any(misses(f, r.stated) for f in r.findings)), numbers[0])
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:

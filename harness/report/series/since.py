@@ -23,6 +23,7 @@ from harness.records import (
     Outcome,
     Run,
 )
+from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
 from harness.store import reader
@@ -88,61 +89,55 @@ def since(
     found = compare.runs(before, now, across=True)
     name = {i: f"`{i}`" if name == i else name for i, name in names.items()}
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
-    changed = sorted(
-        (g for g in both if g.change in (Change.SLOWER, Change.FASTER)),
-        key=lambda g: -abs(math.log(_ratio(g))),
-    )
-    faster = [g for g in changed if g.change is Change.FASTER]
-    slower = [g for g in changed if g.change is Change.SLOWER]
-    failed = _failed(before, now, both, name)
+    moved = [g for g in both if g.change in (Change.SLOWER, Change.FASTER)]
+    moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
-    moved, pace = _pace(before, now, both, summaries) if node else ({}, {})
-    own = [g for g in slower if _ratio(g) > pace.get(g.case_id, 1.0)]
-    slowed = [_slowed(g, name[g.case_id], before, now) for g in own]
+    host, pace = _pace(before, now, both, summaries) if node else ({}, {})
+    shown = [g for g in moved if not 1 < _ratio(g) <= pace.get(g.case_id, 1.0)]
+    slower = [g for g in shown if g.change is Change.SLOWER]
+    failed = _failed(before, now, both, name)
     bullets, low = [], ""
-    if moved:
-        least, most = (units.factor(of(moved.values())) for of in (min, max))
-        speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in moved.items()])
-        partly = len(pace) < len(both)
-        where = "where the GPU waits for the host, " if partly else ""
+    if host:
+        where = "where the GPU waits for the host, " if len(pace) < len(both) else ""
+        least, most = (units.factor(of(host.values())) for of in (min, max))
         low = f"{where}speeds here are low by {least} to {most}"
-        untouched = "losses, counters and memory are not affected"
-        at = "**Where the GPU waits for the host, this one ran" if partly else "**This host ran"
-        bullets.append(f"{at} {speeds} of its speed on {_day(before)}**; {untouched}.")
-    for group, texts in (("Failed now", failed), ("Slower now", slowed)):
-        bullets += [f"**{group}**: {listed(texts, MOST)}."] if texts else []
-    if faster:
-        best = f"{units.factor(1 / _ratio(faster[0]))}: {name[faster[0].case_id]}"
-        bullets.append(f"**Faster now**: {len(faster)}, up to {best}.")
-    bullets.append(_others(both, len(slower) - len(own)))
+        speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
+        said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
+        kept = "losses, counters and memory are not affected"
+        bullets.append(f"**{said[0].upper()}{said[1:]}**; {kept}.")
+    bullets += [f"**Failed now**: {listed(failed, MOST)}."] if failed else []
+    bullets.append(_counted(both, slower, len(moved) - len(shown)))
     regressed = ""
-    if worse := [*failed, *slowed]:
+    if worse := [*failed, *(_slowed(g, name[g.case_id], before, now) for g in slower)]:
         of = f"{len(worse)}, worst: " if worse[1:] else ""
         regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}."
-    theirs = [g for g in own if not (node and _as_before(before, now, g.case_id))]
+    theirs = [g for g in slower if not (node and _as_before(before, now, g.case_id))]
     return Since(
         head=_head(before, now, found.cases),
         bullets=tuple(bullets),
         regressed=regressed,
         node=low,
         step=_bisection(before, now, theirs, name),
-        decided=_table([g for g in changed if g in faster or g in own][:MAX_ROWS], name),
+        decided=_table(shown[:MAX_ROWS], name),
         details=_table(both, name),
     )
 
 
-def _others(both: Sequence[GateCase], excused: int) -> str:
-    """What is excluded for the cases that are neither slower nor faster."""
+def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int) -> str:
+    """How many cases changed, and what is excluded for the others."""
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
-    near = [end for end in ends if end < math.log1p(NEAR)]
+    near = sum(end < math.log1p(NEAR) for end in ends)
+    counts = {
+        "slower": len(slower),
+        "slower by no more than the host explains": excused,
+        "faster": sum(g.change is Change.FASTER for g in both),
+        f"moved by less than {units.percent(NEAR)}": near,
+        f"not known within {units.percent(NEAR)}": len(still) - near,
+        "not compared": sum(g.change is None for g in both),
+    }
     said = [f"{units.plural('case', len(both))} in both runs"]
-    said += [f"{excused} slower by no more than the host explains"] if excused else []
-    said += [f"{len(near)} moved by less than {units.percent(NEAR)}"] if near else []
-    left = len(still) - len(near)
-    said += [f"{left} not known within {units.percent(NEAR)}"] if left else []
-    lacking = sum(g.change is None for g in both)
-    said += [f"{lacking} not compared"] if lacking else []
+    said += [f"{count} {what}" for what, count in counts.items() if count]
     return f"{'; '.join(said)}."
 
 
@@ -170,15 +165,10 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
 def _node(before: Environment, now: Environment) -> list[str]:
     """What changed beside the code, the most suspect first."""
     found = [d for d in drift.differences(before, now) if d.name not in compare.EXPECTED]
-    said = [_difference(d) for d in found]
-    return [*said[:MOST], *([f"{len(said) - MOST} more"] if len(said) > MOST else ())]
-
-
-def _difference(d: drift.Difference) -> str:
-    if d.name == "GPU UUID":
-        return f"another card ({d.baseline[:12]}, now {d.candidate[:12]})"
-    watts = ".0" if "(W)" in d.name else ""
-    return f"{d.name} {d.baseline.removesuffix(watts)}, now {d.candidate.removesuffix(watts)}"
+    said = [
+        f"{d.name} {clipped(d.baseline, 13)}, now {clipped(d.candidate, 13)}" for d in found[:MOST]
+    ]
+    return [*said, *([f"{len(found) - MOST} more"] if len(found) > MOST else ())]
 
 
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
