@@ -145,6 +145,9 @@ class StepsDone:
     """A program's own number of its last step, if it prints one."""
     rank_steps: tuple[int, ...] = ()
     """Steps that each rank of a program has finished, if it has several."""
+    since: float | None = None
+    """Of a program: when its unfinished step began, at the latest: the end of the step before, or
+    the first line of output; None before that."""
     over_steps: OverSteps | None = None
     """What the steps since the last report recorded; None if nothing."""
 
@@ -267,6 +270,8 @@ class WorkerReporter:
         self.last_step: int | None = None
         """A program's own number of its last step."""
         self.rank_steps: tuple[int, ...] = ()
+        self.since: float | None = None
+        """When a program's unfinished step began, at the latest."""
 
     @property
     def is_behind(self) -> bool:
@@ -295,6 +300,7 @@ class WorkerReporter:
                 shortest_s=self._shortest_s if self._steps else 0.0,
                 last_step=self.last_step,
                 rank_steps=self.rank_steps,
+                since=self.since,
                 over_steps=self._recorded(),
             )
         )

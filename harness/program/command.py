@@ -98,6 +98,7 @@ class _Session:
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
         if self.own.finder is None:
+            self.reporter.since = self.began_at
             self.reporter.phase("sampling", self.began_at)
         for read in process.reads(self.processes, ALIVE_S if self.program.ranks else POLL_S):
             output = self.outputs[read.rank]
@@ -128,8 +129,9 @@ class _Session:
         """Report what rank 0 printed: the times of its steps, or that it lives."""
         self.reporter.last_step = self.series.last_step
         stepped = self.series.last_line_at == read.at
-        if stepped and not took:
-            self.alive_at = 0.0  # a step of setup has no other report
+        if stepped or (read.lines and self.reporter.since is None):
+            self.reporter.since = read.at
+            self.alive_at = self.alive_at if took else 0.0  # a step of setup has no other report
         for took_s in took:
             self.reporter.ran(took_s)
         # The program may hang after its last line: the next read then reports the steps left.

@@ -1,12 +1,14 @@
 """What the parent reads while a worker runs: the probes at a fixed interval, and what a silent
 worker and everything it started do."""
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import psutil
 
+from harness.analysis.recorded import LAG_S
 from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
 from harness.processes import family
@@ -14,6 +16,7 @@ from harness.records import ActivitySample, Case, Telemetry
 from harness.runner.forkserver import Worker
 
 PROBE_INTERVAL_S = 0.05
+_IS_USE = re.compile(r"gpu\d*_utilisation")
 
 
 def gpus_of(case: Case) -> int:
@@ -36,6 +39,8 @@ class Recorder:
         self._readings: list[tuple[float, Mapping[str, float | None]]] = []
         self.next_at = time.monotonic()
         """time.monotonic of the next reading."""
+        self.gpu_used_at: float | None = None
+        """time.monotonic of the first reading that shows its own use of a GPU."""
         for probe in probes:
             probe.attach(worker.pid)
 
@@ -45,6 +50,9 @@ class Recorder:
         if now >= self.next_at:
             reading = {name: value for p in self._probes for name, value in p.read().items()}
             self._readings.append((now - self._worker.launched_at, reading))
+            before = now - self._worker.launched_at < LAG_S["gpu_utilisation"]  # of another process
+            if self.gpu_used_at is None and not before and _uses_gpu(reading):
+                self.gpu_used_at = now
             # A late reading delays the next ones, so that no burst follows.
             self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
         return self.next_at
@@ -84,3 +92,9 @@ class Recorder:
             gpu_utilisation=max((used for used, _ in uses if used is not None), default=None),
             gpu_power=max((drawn for _, drawn in uses if drawn is not None), default=None),
         )
+
+
+def _uses_gpu(reading: Mapping[str, float | None]) -> bool:
+    """Whether a GPU is in use, and by no foreign process as far as is known."""
+    shared = any(v for name, v in reading.items() if name.endswith("_foreign_processes"))
+    return not shared and any(v for name, v in reading.items() if _IS_USE.fullmatch(name))

@@ -116,6 +116,7 @@ def _see_through(worker: Worker, story: "Story", recorder: Recorder, log: Path) 
             detail = f"garbled answer {story.where()}: {error}"
             return Ending(outcome=Outcome.CRASH, detail=detail, evidence=story.evidence())
         worker.closed_pipe = reader.at_end
+        story.gpu_used_at = recorder.gpu_used_at
         ending = story.ending(time.monotonic(), exit_code)
         if ending is not None:
             return ending
@@ -158,6 +159,9 @@ class Story:
         self._phases: list[tuple[str, float]] = [("start", launched_at)]
         self._stepped_at = launched_at
         self._reports = False
+        self._since: float | None = None
+        self.gpu_used_at: float | None = None
+        """When the use of a GPU was first seen."""
         self._last_step: int | None = None
         self._pace = Pace(case.settings)
         self._observer = observer
@@ -185,7 +189,7 @@ class Story:
                     self._stepped_at = heard_at
                 self._last_step = message.last_step
                 self.answered.rank_steps = message.rank_steps
-                self._reports = True
+                self._reports, self._since = True, message.since
                 self.answered.over_steps += [message.over_steps] if message.over_steps else []
                 self._pace.ran(message.steps, message.spent_s, message.shortest_s)
                 self._observer.progressed(self._case, self._process, message.steps)
@@ -304,15 +308,19 @@ class Story:
         return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
-        """The least time of a typical step; None outside of the timed phases.
+        """The least time of a typical step; None before the first step began.
 
         It is the shortest finished step: others may have been cold, and the unfinished one may be
         the only long one. Without any, the unfinished one, which began at most UNREPORTED_S after
-        the last message.
+        the last message. The first step of a program begins with its output or its use of a GPU,
+        whichever is later.
         """
-        if not self._timed:
-            return None
-        return self._pace.shortest_s or max(0.0, now - self.heard_at - UNREPORTED_S) or None
+        if self._case.program and self._phases[-1][0] == "setup":
+            began = [at for at in (self._since, self.gpu_used_at) if at is not None]
+        else:
+            began = [self._since or self.heard_at] if self._timed else []
+        shortest_s = self._pace.shortest_s if self._timed else 0.0
+        return shortest_s or max(0.0, now - max(began, default=now) - UNREPORTED_S) or None
 
     def phases(self, ended_at: float) -> tuple[Phase, ...]:
         """The phases end to end, in seconds since the launch."""

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.messages import MeasureOrder
+from harness.messages import MeasureOrder, StepsDone
 from harness.program import command
 from harness.program.process import FATAL, TRACEBACK, Lines, Read, Tail
 from harness.program.reported import Step
@@ -99,10 +99,26 @@ def test_the_last_of_quick_steps_are_reported_while_none_follows(
     assert [*chain(*kept)] == [*range(2, 43)]  # the first line ends the setup
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_a_program_whose_step_does_not_end_has_a_bound_on_it_after_its_setup(
+def test_the_unfinished_step_begins_with_the_first_line_or_the_end_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is reported at once: no other line may follow."""
+    session = Session("progress: {step: '^step', setup_steps: 3}", tmp_path, monkeypatch)
+
+    began: list[float | None] = []
+    for lines in ((), ("loading",), ("loaded",), ("step",), ("of 3",), ("step",)):
+        session.prints(*lines, after=0.02)
+        done = [m.since for m in session.sent if isinstance(m, StepsDone)]
+        began.append(done[-1] if done else None)
+
+    assert began == [None, *map(pytest.approx, (1000.04, 1000.04, 1000.08, 1000.08, 1000.12))]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_program_whose_step_does_not_end_has_a_bound_on_it(
     warm: Launcher, tmp_path: Path, steps: int
 ) -> None:
+    """The time before its first line, and of a step of setup, is not in the bound."""
     program = """
 time.sleep(1)
 print("loaded", flush=True)
@@ -117,8 +133,8 @@ while True: pass
     m = measured(warm, tmp_path, program.replace("STEPS", str(steps)), progress, limits)
 
     assert m.outcome is Outcome.TIMEOUT
-    bound_s = m.lower_bound_s
-    assert bound_s is None if steps == 1 else bound_s and bound_s < m.wall_s - 1 - steps
+    assert m.lower_bound_s
+    assert 0 < m.lower_bound_s < m.wall_s - 1 - steps
     assert m.evidence
     assert m.evidence.working
     assert m.tokens is None

@@ -13,6 +13,7 @@ from typing import cast
 
 import pytest
 
+from harness.machine.probes import Probe
 from harness.messages import (
     MAX_DRAIN_BYTES,
     MAX_LINE_BYTES,
@@ -128,6 +129,34 @@ def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
     assert recorded(story, ending).tokens == 64, "its rate is less than a step in its time"
     assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
     assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "since_s", "gpu_used_s", "bound_s"),
+    [
+        ("setup", 2.0, None, 6.0),
+        ("setup", None, 3.0, 5.0),
+        ("setup", 2.0, 3.0, 5.0),  # it printed while it loaded something
+        ("setup", 3.0, 2.0, 5.0),
+        ("setup", None, None, None),
+        ("warmup", 2.0, 3.0, 6.0),  # since the last step of setup
+        ("profile", 2.0, 3.0, None),
+    ],
+)
+def test_the_first_step_of_a_program_begins_with_its_output_or_its_use_of_a_gpu(
+    phase: str, since_s: float | None, gpu_used_s: float | None, bound_s: float | None
+) -> None:
+    story = reported(settings=replace(QUICK, timeout_s=8.0), phase=phase)
+    story._case = replace(story._case, program=Program(argv=("x",), steps=Steps(step="s")))
+    story.gpu_used_at = AT + gpu_used_s if gpu_used_s else None
+    for heard_s in (2.0, 7.0):  # a later line begins no step
+        since = AT + since_s if since_s else None
+        line = StepsDone(steps=0, spent_s=0.0, shortest_s=0.0, since=since)
+        story.hear(line, AT + heard_s)
+
+    found = after(story, 8.0).lower_bound_s
+
+    assert found == (bound_s and pytest.approx(bound_s - watchdog.UNREPORTED_S, abs=0.02))
 
 
 def test_a_rank_that_showed_no_step_has_an_unknown_number() -> None:
@@ -331,6 +360,33 @@ def test_a_lone_surrogate_does_not_garble_an_answer(tmp_path: Path) -> None:
     m = watched(tmp_path, Answer(measurement=replace(FAILED, effective={"name": "a\udc80"})))
 
     assert (m.outcome, m.effective["name"]) == (Outcome.NON_FINITE, "a?")
+
+
+@pytest.mark.parametrize(
+    ("readings", "used_s"),
+    [
+        ([{"gpu_utilisation": 0.0}, {"gpu_utilisation": 0.3}], 2.0),
+        ([{"gpu_utilisation": 0.0}, {"gpu1_utilisation": 0.3}], 2.0),
+        ([{"gpu_utilisation": 0.3, "gpu_foreign_processes": 1.0}], None),
+        ([{"cpu_utilisation": 1.0, "gpu_utilisation": None}], None),
+    ],
+)
+def test_the_first_use_of_a_gpu_is_that_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, readings: list[dict[str, float | None]], used_s: float | None
+) -> None:
+    clock = SimpleNamespace(now=AT)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(telemetry, "time", clock)
+    before = {"gpu_utilisation": 1.0}  # of the process before, whose mean NVML still has
+    left = [before, *readings, {}, {}]
+    probe = cast("Probe", SimpleNamespace(attach=lambda _: None, read=lambda: left.pop(0)))
+    recorder = telemetry.Recorder([probe], cast("Worker", SimpleNamespace(pid=1, launched_at=AT)))
+
+    for _ in range(3):
+        recorder.read_if_due()
+        clock.now += 1.0
+
+    assert recorder.gpu_used_at == (used_s and AT + used_s)
 
 
 def test_probes_are_read_at_an_interval_without_catching_up(
