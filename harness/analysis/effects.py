@@ -12,11 +12,14 @@ from itertools import combinations
 from statistics import pvariance
 from typing import Any
 
+from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import by_workload, groups_along, positive
 from harness.analysis.statistics import half_width, times_better, times_beyond
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
+LARGE = 1.2
+"""Two axes act together if the effect of each is beyond this at the value of the other one."""
 NO_EFFECT = 0.02
 """If the whole interval is within this of 1, the effect is reported as no effect."""
 APART = 0.03
@@ -91,6 +94,51 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
             known = {"workload": second, "other": first, "axis": axis, "base": start}
             found += _effects(pairs, **known, value=end)
     return tuple(found)
+
+
+def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
+    """What two axes do only together: one effect, of both, where each is shown to act at one value
+    of the other and at no other. It is the smaller one of the two."""
+    shown = [e for e in found if e.at_least or (e.low and e.high and not e.low <= 1 <= e.high)]
+    large = [e for e in shown if abs(math.log(e.ratio)) > math.log(LARGE)]
+    acting = []
+    for pair in combinations(large, 2):
+        a, b = pair
+        at = {a.axis: b.within.get(a.axis), b.axis: a.within.get(b.axis)}
+        rest = [{k: v for k, v in e.within.items() if k not in at} for e in pair]
+        if (
+            a.workload != b.workload
+            or a.axis == b.axis
+            or rest[0] != rest[1]
+            or None in at.values()
+        ):
+            continue
+        toward = [_toward(e, at) for e in pair]
+        faster = toward[0].ratio < 1
+        alone = [
+            e
+            for e in shown
+            if e.workload == a.workload and e.axis in at and not _within(e, at)
+            if e in large or (_toward(e, at).ratio < 1) == faster
+        ]
+        if (toward[1].ratio < 1) == faster and not alone:
+            least = min(toward, key=lambda e: abs(math.log(e.ratio)))
+            value = "/".join(units.scalar(v) for v in at.values() if v is not None)
+            acting.append(replace(least, axis="/".join(at), base="", value=value, within=rest[0]))
+    return tuple(acting)
+
+
+def _within(e: Effect, at: Mapping[str, Scalar | None]) -> bool:
+    """Whether an effect is that at these values of the other axes only."""
+    return all(e.within.get(axis) == value for axis, value in at.items() if axis != e.axis)
+
+
+def _toward(e: Effect, at: Mapping[str, Scalar | None]) -> Effect:
+    """The effect of this value of its axis against the other one."""
+    if e.value == at[e.axis]:
+        return e
+    low, high = (None if end is None else 1 / end for end in (e.high, e.low))
+    return replace(e, base=e.value, value=e.base, ratio=1 / e.ratio, low=low, high=high)
 
 
 def axes_of(cases: Sequence[CaseSummary]) -> list[str]:

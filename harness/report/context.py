@@ -268,7 +268,10 @@ def _section(
         "full": full if some else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
-        "effects": [*text.effect_sentences(own, run.suite.axis)],
+        "effects": [
+            *text.together_sentences(own, run.suite.axis),
+            *text.effect_sentences(own, run.suite.axis),
+        ],
         "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
         "common": common,
         "effective": effective,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import units
+from harness.analysis.effects import effects
 from harness.analysis.scaling import fit
 from harness.analysis.statistics import times_better
 from harness.records import (
@@ -30,6 +31,7 @@ from harness.report.text import (
     case_names,
     command_text,
     listed,
+    together_sentences,
 )
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
@@ -184,8 +186,10 @@ def _checked(run: Run) -> str:
 
 
 def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
-    """Up to three numbers: two providers compared, the speed, its growth along an axis."""
+    """What two axes do only together; up to three numbers: two providers compared, the speed, its
+    growth along an axis."""
     names = case_names(suite)
+    yield from (("Together", said) for said in together_sentences(effects(cases), suite.axis))
     by_id = {s.case.case_id: s for s in cases}
     timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
     if pair := _pair(timed, by_id, verdict):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
-from harness.analysis.effects import Effect, Versus
+from harness.analysis.effects import Effect, Versus, together
 from harness.records import (
     INTERPRETER,
     Case,
@@ -135,6 +135,18 @@ def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]
             last = e.value
         head = f"`{word(axis)}`, {units.scalar(own[0].value)} against {against}"
         yield f"{head}: {'; '.join(parts)}."
+
+
+def together_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]:
+    """`A=1 with B=1 is at least 47x faster; neither alone is shown to be.`"""
+    for e in together(found):
+        ends = zip(e.axis.split("/"), str(e.value).split("/"), strict=True)
+        pair = " with ".join(f"{word(axis)}={value}" for axis, value in ends)
+        levels = [f"{word(axis)}={units.scalar(at)}" for axis, at in e.within.items()]
+        where = f" at {listed(levels)}" if levels else ""
+        amount = units.slowdown(e.ratio, e.low, e.high)
+        amount = units.at_least(e.ratio) if e.at_least else amount
+        yield f"{pair} is {amount}{where}; neither alone is shown to be."
 
 
 def _effect(e: Effect, word: Word) -> str:

@@ -316,7 +316,7 @@ def retest(*, env: Environment | None = None) -> Run:
 
 
 def variables() -> Run:
-    """Three variables, of which A and B together make a step fast; no rule."""
+    """Three variables, of which A and B make a step fast, but only together; no rule."""
 
     def measure(c: Case) -> list[Measurement]:
         if c.axes["A"] == c.axes["B"] == 1:

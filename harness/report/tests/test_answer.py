@@ -239,7 +239,10 @@ def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
     assert shown["answer"] == f"measured: 2 of 8 cases end in time: {fast}; {slow}."
     assert shown["next_steps"] == ()
     (section,) = shown["asked"]
-    assert section["effects"][0] == "`A`, 1 against 0: at least 47x faster (2 pairs, B=1)."
+    assert section["effects"][:2] == [
+        "A=1 with B=1 is at least 47x faster; neither alone is shown to be.",
+        "`A`, 1 against 0: at least 47x faster (2 pairs, B=1).",
+    ]
     assert section["table"].rows[0][1:3] == ("under 11.4 (timeout)", "over 45 s (timeout)")
 
 
