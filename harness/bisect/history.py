@@ -38,7 +38,7 @@ def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
     if first == last:
         raise HarnessError(
             f"good and bad are the same commit, {first[:10]}",
-            "To see what differs between two runs: harness compare RUN RUN",
+            "To find what differs between two runs: harness bisect --runs A B --case CASE",
         )
     text = repository.ask(
         "log", "--first-parent", "--reverse", f"--format={_FORMAT}", last, f"^{first}", "--"

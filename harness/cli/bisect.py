@@ -1,4 +1,4 @@
-"""The command `bisect`: find the commit that moved a number."""
+"""The command `bisect`: find the commit that moved a number, or the difference of two runs."""
 
 import datetime
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from harness.bisect import criteria, history, processes, session
+from harness.bisect import criteria, differences, history, processes, session
 from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Journal
 from harness.cli import options
 from harness.cli.options import command, say, show
@@ -17,6 +17,7 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository
 from harness.records import Suite
 from harness.report.series import bisection
+from harness.store import reader
 from harness.store.writer import now
 from harness.suite import load as suites
 
@@ -47,6 +48,10 @@ Roots = Annotated[
     ),
 ]
 Budget = Annotated[float | None, Option(metavar="MINUTES", min=0, help="Stop after MINUTES.")]
+TwoRuns = Annotated[
+    tuple[str, str] | None,
+    Option(metavar="RUN RUN", help="Write a suite that tests each difference of two stored runs."),
+]
 Resumed = Annotated[
     str | None, Option(metavar="ID", help="Continue an unfinished bisection: its id, or latest.")
 ]
@@ -67,16 +72,19 @@ def bisect(
     build: BuildCommand = "",
     root: Roots = None,
     budget: Budget = None,
+    runs: TwoRuns = None,
     resume: Resumed = None,
     state: State = DEFAULT_ROOT,
+    stored: options.StoreOption = options.STORE,
     reports: options.ReportsOption = options.REPORTS,
     wait_for_gpu: options.WaitOption = 0.0,
 ) -> None:
-    """Find the commit that moved a number.
+    """Find the commit that moved a number; or write a suite that finds the difference of runs.
 
     \b
     harness bisect train --case 'nsa/seq_len=2048' --good v1.2 --bad main
     harness bisect counters --case selected --good v1.2 --counter host_syncs
+    harness bisect --runs 20261119-0712 20261121-0730 --case train
     harness bisect --resume latest --budget 30
 
     Exit status: 0 found; 3 undecided, or out of budget.
@@ -88,6 +96,14 @@ def bisect(
                 "--resume continues a search as it is", "Give --budget and --wait-for-gpu only."
             )
         start: BisectRequest | Journal = Journal.resume(state, resume)
+    elif runs is not None:
+        if suite or overrides or good or bad or any(criterion.values()) or build or root:
+            raise HarnessError(
+                "--runs writes a suite for two runs and measures nothing",
+                "Give --case, --store and --state only.",
+            )
+        _write_suite(runs, case, state, stored)
+        return
     elif suite and good:
         start = _request(
             suites.load(suite, overrides=overrides or ()),
@@ -101,7 +117,7 @@ def bisect(
         )
     else:
         raise HarnessError(
-            "a bisection needs a suite, --case and --good",
+            "a bisection needs a suite, --case and --good, or --runs and --case",
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     budget_s = None if budget is None else 60 * budget
@@ -131,6 +147,16 @@ def _request(
         command=command(),
         **search,
     )
+
+
+def _write_suite(runs: tuple[str, str], case: str, state: Path, stored: Path) -> None:
+    """Write the suite of the differences of two runs, and show how to run it."""
+    first, second = (reader.load(stored, name) for name in runs)
+    path = state / f"differences-{first.run_id}-{second.run_id}.yaml"
+    text = differences.suite_of([first, second], case, str(path))
+    state.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
 
 
 def _show(result: session.BisectResult, reports: Path) -> None:

@@ -1,6 +1,7 @@
 """Requests that `bisect` refuses."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -26,6 +27,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
             [SUITE_PATH, "--good", "main", "--case", CASE, "--counter", "syncs"],
             "has no such counter",
         ),
+        ([SUITE_PATH, "--runs", "a", "b"], "writes a suite for two runs"),
+        (["--runs", "a", "b", "--counter", "host_syncs"], "writes a suite for two runs"),
+        (["--runs", "a", "b", "--store", "empty"], "'a'|no run"),
         (["--resume", "latest", "--set", "a=1"], "continues a search as it is"),
         (["--resume", "latest", "--case", CASE], "continues a search as it is"),
         (["--resume", "latest", "--counter", "host_syncs"], "continues a search as it is"),
@@ -45,3 +49,23 @@ def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason(
     assert isinstance(answer.exception, HarnessError), answer.output
     with pytest.raises(HarnessError, match=message):
         raise answer.exception
+
+
+def test_two_runs_give_a_suite_and_the_command_that_runs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "harness.store.reader.load", lambda root, name: SimpleNamespace(run_id=name)
+    )
+    monkeypatch.setattr(
+        "harness.bisect.differences.suite_of",
+        lambda runs, case, path: f"# {runs[1].run_id} {case}\n# harness run {path}\nschema: 1\n",
+    )
+    words = ["--runs", "a", "b", "--case", CASE, "--state", str(tmp_path / "new")]
+
+    answer = CliRunner().invoke(app, ["bisect", *words])
+
+    path = tmp_path / "new/differences-a-b.yaml"
+    assert answer.exit_code == 0, answer.output
+    assert path.read_text().startswith(f"# b {CASE}")
+    assert f"harness run {path}" in answer.output.replace("\n", "")

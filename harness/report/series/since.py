@@ -233,10 +233,10 @@ def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[
     )
     if not (slower and good and bad):
         return ""
-    search = f"harness compare {before.run_id} {now.run_id}"  # one commit: something else differs
+    ends = f"--runs {before.run_id} {now.run_id}"  # one commit: something else differs
     if good != bad:
         ends = f"{shlex.quote(now.suite.path)} --good {good} --bad {bad}"
-        search = f"harness bisect {ends} --case {shlex.quote(slower[0].case_id)}"
+    search = f"harness bisect {ends} --case {shlex.quote(slower[0].case_id)}"
     return f"Find what made {name[slower[0].case_id]} slower: `{search}`"
 
 

@@ -273,8 +273,8 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
 
     said = compared(now, before).regressed
     assert ("though its kernels still take 4.10 ms: the host." in said) is host
-    assert "Find what made" in step(now), "the host may run other code"
-    assert ("Find what made" in step(elsewhere)) is not host
+    assert "harness bisect" in step(now), "the host may run other code"
+    assert ("harness bisect" in step(elsewhere)) is not host
 
 
 @pytest.mark.parametrize(
@@ -314,23 +314,16 @@ GIT = Git(commit="1" * 40, branch="main")
 
 
 @pytest.mark.parametrize(
-    ("old", "command"),
-    [
-        ("1", "compare before now"),
-        (
-            "2",
-            "bisect suites/retest.yaml --good 2222222222 --bad 1111111111 "
-            "--case train/nsa/seq_len=512",
-        ),
-    ],
+    ("old", "ends"),
+    [("1", "--runs before now"), ("2", "suites/retest.yaml --good 2222222222 --bad 1111111111")],
 )
-def test_a_slowdown_has_the_command_that_its_two_runs_allow(old: str, command: str) -> None:
+def test_a_slowdown_has_the_bisection_that_its_two_runs_allow(old: str, ends: str) -> None:
     said = searched(replace(GIT, commit=old * 40), GIT)
 
-    assert f"`harness {command}`" in said
+    assert f"`harness bisect {ends} --case train/nsa/seq_len=512`" in said
 
 
 @pytest.mark.parametrize("git", [None, replace(GIT, commit="2" * 40, dirty_sha256="3" * 64)])
 @pytest.mark.parametrize("turned", [False, True])
 def test_code_that_is_not_that_of_a_commit_has_no_bisection(git: Git | None, turned: bool) -> None:
-    assert "Find what made" not in searched(*(GIT, git)[:: -1 if turned else 1])
+    assert "bisect" not in searched(*(GIT, git)[:: -1 if turned else 1])
