@@ -50,10 +50,8 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     """Compare `check()` with `reference()`, within a bound set by `eager()`. Each is called once,
     in this order; `progress` after each.
 
-    Raises:
-        NonFinite: An output of the code under test contains NaN or Inf.
-        Incorrect: An output's shape differs from the reference, or its error exceeds the bound.
-        ValueError: The three name different tensors, or reference or eager contain NaN or Inf.
+    Raises NonFinite or Incorrect of the code under test, and ValueError if the three name different
+    tensors, or if reference or eager contain NaN or Inf.
     """
     if workload.check is None or workload.reference is None:
         return Accuracy(skipped=workload.no_reference or "the workload has nothing to compare")
@@ -94,8 +92,7 @@ def _require_finite(name: str, value: Tensor, steps: int | None = None, when: st
 
 def require_finite_step(output: object, step: int, *, own: int | None = None) -> None:
     """Raise NonFinite if a small output of a step, such as a loss, contains NaN or Inf; reading a
-    large one would change the caches before the next sample. `own`: the workload's own number of
-    the step, if it has one."""
+    large one would change the caches. `own`: the workload's own number of the step."""
     for name, value in _named(output):
         if isinstance(value, Tensor) and value.numel() <= SMALL:
             when = f"{step} (counted from 0)" if own is None else f"{own}"

@@ -21,14 +21,8 @@ class PathMismatch(Exception):
 
 def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[str, bool]]:
     """The configuration that the workload observed, and for each variable that is set and known to
-    it, whether anything read it.
-
-    A variable that the workload does not know is not a mismatch: torch or CUDA may read it.
-
-    Raises:
-        PathMismatch: An axis was observed, under its own name, with another value; or nothing
-            read a variable of the case.
-        TypeError: `effective` or `flags` returned a value of another type.
+    it, whether anything read it; PathMismatch if an axis was observed with another value, or if
+    nothing read a variable of the case. torch or CUDA may read one that the workload does not know.
     """
     seen = dict(workload.effective()) if workload.effective else {}
     for name, value in seen.items():

@@ -37,8 +37,7 @@ _OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "ex
 def find(
     build: Callable[[], Workload], failure: NonFinite, *, progress: Callable[[], None]
 ) -> NonFiniteOrigin:
-    """Search for the origin of NaN or Inf. `build` builds the workload as before; `progress` is
-    called between the steps."""
+    """Search for the origin. `build` makes the workload anew; `progress` is called after steps."""
     deadline = time.monotonic() + BUDGET_S
     workload, checks = build(), _Checks(failure.computation)
     if failure.computation == "check" and workload.check is not None:
@@ -72,7 +71,6 @@ class _Checks(TorchDispatchMode):
         self._first: dict[str, NonFiniteOrigin] = {}
 
     def run(self, compute: Callable[[], Any], step: int | None = None) -> Any:
-        """Compute with checks."""
         self._step = step
         with self._modules, self:
             return compute()

@@ -6,7 +6,6 @@ import torch
 
 
 def start_peak() -> None:
-    """Reset the device's peak."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
 

@@ -156,7 +156,7 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
     elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
         no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
-    breakdown = _breakdown(seen, step_s, on_device=not no_kernels)
+    sent_s, exposed_s = (0.0, 0.0) if no_kernels else seen.communication()
     fingerprint, ranges = _fingerprint(kernels, operators), ""
     if kernels and ask.unreplayed:
         kernels, ranges = _with_ranges(kernels, ask.unreplayed)
@@ -168,7 +168,17 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=fingerprint,
-            breakdown=replace(breakdown, kernels_by_range=by_range(kernels), ranges=ranges),
+            breakdown=Breakdown(
+                step_s=step_s,
+                communication_s=sent_s or None,
+                exposed_s=exposed_s,
+                profiled_step_s=seen.step_s,
+                device_busy_s=None if no_kernels else seen.busy_s(),
+                gap_by_range={} if no_kernels else seen.gap_by_range(),
+                host_by_range=seen.host_by_range(),
+                kernels_by_range=by_range(kernels),
+                ranges=ranges,
+            ),
             steps=len(seen.windows),
             wall_s=time.monotonic() - began,
             no_kernels=no_kernels,
@@ -240,10 +250,8 @@ def _profiled(
 def _with_ranges(
     replayed: tuple[Use, ...], unreplayed: Callable[[], Any]
 ) -> tuple[tuple[Use, ...], str]:
-    """The kernels of a graph with the ranges of the same step without replay, and how, or why not.
-
-    It needs its memory a second time, beside the graph's.
-    """
+    """The kernels of a graph with the ranges of the same step without replay, and how, or why not:
+    it needs its memory a second time."""
     try:
         unreplayed()  # allocates
         torch.cuda.synchronize()
@@ -254,11 +262,8 @@ def _with_ranges(
 
 
 def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple[Use, ...], str]:
-    """Replayed kernels with the ranges of those that were launched one by one, and what differs.
-
-    The time of a name is shared among its ranges as it was there. A name that runs another number
-    of times keeps none.
-    """
+    """Replayed kernels with the ranges of those that were launched one by one, and what differs:
+    the time of a name is shared among its ranges as it was there, if it ran as often."""
     calls, times = (defaultdict[str, list[float]](lambda: [0.0, 0.0]) for _ in range(2))
     for i, uses in enumerate((replayed, launched)):
         for use in uses:
@@ -270,8 +275,7 @@ def share_among(launched: Sequence[Use], replayed: Sequence[Use]) -> tuple[tuple
         if use.name not in odd:
             graph_s, alone_s = times[use.name]
             shared.append(replace(use, time_s=graph_s * use.time_s / (alone_s or 1.0)))
-    named = [f"{n} ({calls[n][0]:g} and {calls[n][1]:g} times)" for n in odd[:3]]
-    but = f", but for {len(odd)} that replay otherwise: {', '.join(named)}" if odd else ""
+    but = f", but for {len(odd)} that replay otherwise: {', '.join(odd[:3])}" if odd else ""
     return tuple(sorted(shared, key=lambda use: -use.time_s)), SAME_STEP + but
 
 
@@ -285,7 +289,6 @@ def _write_trace(profiler: profile, file: Path) -> None:
 
 
 def _events(profiler: profile) -> Iterator[Event]:
-    """The profiler's events as ours."""
     results: Any = profiler.kineto_results
     for e in results.events():
         name, start_ns = e.name(), e.start_ns()
@@ -344,18 +347,4 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         series=differing,
         unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),
-    )
-
-
-def _breakdown(seen: Trace, step_s: float, *, on_device: bool) -> Breakdown:
-    """Where the time goes."""
-    sent_s, exposed_s = seen.communication() if on_device else (0.0, 0.0)
-    return Breakdown(
-        step_s=step_s,
-        communication_s=sent_s or None,
-        exposed_s=exposed_s,
-        profiled_step_s=seen.step_s,
-        device_busy_s=seen.busy_s() if on_device else None,
-        gap_by_range=seen.gap_by_range() if on_device else {},
-        host_by_range=seen.host_by_range(),
     )

@@ -106,15 +106,13 @@ def _wait(seconds: float) -> float:
 
 
 def _burn_cpu() -> None:
-    """Keep one core busy for BURN_S."""
     until = time.monotonic() + BURN_S
     while time.monotonic() < until:
         pass
 
 
 def _bandwidth(watch: Stopwatch, size: int, device: str) -> float:
-    """Bytes a second, read and written, of a copy far larger than the cache, or read by a sum:
-    the larger."""
+    """Bytes a second of a copy far larger than the cache, or of a sum: the larger."""
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)
     copy_s = _best_s(watch, lambda: target.copy_(source))
@@ -157,7 +155,6 @@ class _Products:
         torch.cuda.synchronize()
 
     def burn(self, seconds: float) -> None:
-        """Multiply without a pause."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             for _ in range(10):

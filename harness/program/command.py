@@ -176,7 +176,6 @@ class _Session:
         )
 
     def _may_end(self, now: float) -> bool:
-        """Whether to end the program now."""
         steps = self.program.steps
         if steps is not None and steps.until_sampled:
             if self.series.enough:

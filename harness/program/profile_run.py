@@ -78,12 +78,9 @@ def attested(
     alive: Callable[[], None],
 ) -> Measurement:
     """The measurement, which is ok, with counters and profile, or with the reason why they are
-    unknown. `timed` are its steps, or why they cannot be counted.
-
-    It is a PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
-    test was loaded from another tree. All is over at `ends_at` (time.monotonic); `alive` is called
-    regularly.
-    """
+    unknown; a PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
+    test was loaded from another tree. `timed`: its steps, or why they cannot be counted. All is
+    over at `ends_at` (time.monotonic); `alive` is called regularly."""
     case, program = order.case, order.case.program
     try:
         if program is None or not case.settings.profile:
@@ -192,7 +189,6 @@ class _HookedRun:
         return f"{ranks.how_ended(code)}: {tail.cause(code)[:LAST_BYTES]}"
 
     def _why(self, notes: list[Mapping[str, Any]], how: str) -> str:
-        """Why there is no answer."""
         failed = [note["failed"] for note in notes if "failed" in note]
         steps = [note["steps"] for note in notes if "steps" in note]
         if failed:

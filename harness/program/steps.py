@@ -8,10 +8,7 @@ from harness.records import MeasureSettings
 
 
 class ProgramSteps(StepSeries):
-    """One reading for each line after the setup: for a line of ten steps, the mean of the ten.
-
-    Warm-up begins at the end of the setup.
-    """
+    """One reading for each line after the setup: for a line of ten steps, the mean of the ten."""
 
     def __init__(
         self, settings: MeasureSettings, *, setup_steps: int, launched_at: float = 0.0
