@@ -76,17 +76,17 @@ def runs(
         )
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))
-    differs = {i: text for i in both if (text := _differs(before[i], after[i]))}
+    changed = {i: text for i in both if (text := _differs(before[i], after[i]))}
     # In one suite only `--set` differs, so that times can be compared.
     one_suite = baseline.suite.sha256 == candidate.suite.sha256
-    unlike, why = (differs, {}) if one_suite else ({}, differs)
-    pairs = {i: (before[i], after[i]) for i in both}
-    cases = _judged(baseline, candidate, pairs, why, counters)
-    foreign = [d for d in around if d.name not in (*EXPECTED, CARD)]
-    if foreign and not across:
-        cases = [_across(case, f"{foreign[0].name} differs") for case in cases]
+    cases = _judged(
+        baseline, candidate, [after[i] for i in both], {} if one_suite else changed, counters
+    )
+    foreign = [d.name for d in around if d.name not in (*EXPECTED, CARD)]
     if not across:
-        cases = [_across(c, unlike[c.case_id]) if c.case_id in unlike else c for c in cases]
+        every = dict.fromkeys(both, f"{foreign[0]} differs") if foreign else {}
+        spoilt = every | (changed if one_suite else {})
+        cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     new = [c for i, c in after.items() if i not in before]
     gone = [c for i, c in before.items() if i not in after]
     cases += [_lacking(candidate, c, State.NEW) for c in new]
@@ -144,27 +144,31 @@ def _differs(baseline: Case, candidate: Case) -> str:
 
 
 def _times(
-    a: Run, b: Run, alike: Mapping[str, tuple[Case, Case]]
+    a: Run, b: Run, alike: Sequence[Case]
 ) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
     """The comparisons of step times, and why a case has none."""
     sides: dict[str, tuple[Sequence[Measurement], Sequence[Measurement]]] = {}
     why: dict[str, str] = {}
-    for case_id, cases in alike.items():
-        measured = a.of(case_id), b.of(case_id)
-        before, after = map(processes, measured, cases)
+    for case in alike:
+        measured = a.of(case.case_id), b.of(case.case_id)
+        before, after = (processes(side, case) for side in measured)
         if problem := too_few(before, after):
-            why[case_id] = problem
+            why[case.case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):
-            sides[case_id] = before, after
+            sides[case.case_id] = before, after
     measured_on = [
         {c: {m.card or run.environment.card for m in run.of(c)} for c in sides} for run in (a, b)
     ]
     one = a.environment.card == b.environment.card and (
         measured_on[0] == measured_on[1]  # with several GPUs, also the same one for every case
     )
+    codes = [(g.commit, g.dirty_sha256) for run in (a, b) if (g := run.environment.git)]
+    thresholds = PLAIN.thresholds()
+    if len(codes) == 2 and codes[0] == codes[1]:  # one build
+        thresholds = replace(thresholds, build_cv=0.0)
     found = compare_stored(
         sides,
-        PLAIN.thresholds(),
+        thresholds,
         day_cv=DAY_CV if one else CARD_CV,  # two hosts, if there is no card
         other_card=not one and b.environment.gpu is not None,
     )
@@ -172,24 +176,16 @@ def _times(
 
 
 def _judged(
-    a: Run,
-    b: Run,
-    pairs: Mapping[str, tuple[Case, Case]],
-    why: Mapping[str, str],
-    counters: bool,
+    a: Run, b: Run, both: Sequence[Case], why: Mapping[str, str], counters: bool
 ) -> list[GateCase]:
-    """The cases of both runs, as a gate judges them.
-
-    Args:
-        why: Why a case cannot be compared.
-    """
+    """The cases of both runs, as a gate judges them; `why` some cannot be compared."""
     times: Mapping[str, Comparison] = {}
     if not counters:
-        times, few = _times(a, b, {i: c for i, c in pairs.items() if i not in why})
+        times, few = _times(a, b, [c for c in both if c.case_id not in why])
         why = {**why, **few}
-    counted = {i: counting.compare(a.of(i), b.of(i)) for i in pairs}
+    counted = {c.case_id: counting.compare(a.of(c.case_id), b.of(c.case_id)) for c in both}
     cases = []
-    for summed in (s for s in summary.summarise(b) if s.case.case_id in pairs):
+    for summed in (s for s in summary.summarise(b) if s.case.case_id in counted):
         case_id = summed.case.case_id
         evidence = decide.CaseEvidence(
             suite=b.suite.path,
@@ -242,9 +238,8 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
 def _lacking(run: Run, case: Case, state: State) -> GateCase:
     """A case that one side lacks."""
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
-    today = datetime.date.today()
-    gone = decide.judge_gone(run.suite.path, case.case_id, reason, PLAIN, today)
-    return replace(gone, state=state)
+    finding = Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
+    return decide.settled(run.suite.path, case.case_id, state, [finding])
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:
