@@ -80,19 +80,13 @@ class Rank:
     """One process of a distributed program. Times and means are of its sampling phase."""
 
     rank: int
-    gpu: str = ""
-    """UUID of its GPU; empty without one."""
     steps: int | None = None
     """Steps that it finished, by its lines; None unless every rank prints them."""
     step_s: float | None = None
     """Mean step by its own clock. Under DDP all ranks wait for the slowest, so it is alike."""
-    peak_memory_bytes: int | None = None
-    """Largest memory in use on its GPU, by NVML."""
     gpu_utilisation: float | None = None
     """Mean, 0 to 1. NCCL waits in a kernel, so a GPU that waits for another is busy too."""
     gpu_power_w: float | None = None
     """Mean. A GPU that waits draws less."""
-    gpu_sm_clock_hz: float | None = None
-    """Mean. The GPU with the lowest clock sets the step of all."""
     ended: str = ""
     """`killed by SIGKILL`, `did not end`; empty if it had finished, or need not go on."""

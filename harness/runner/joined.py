@@ -1,6 +1,6 @@
 """Joins what a worker answered with what its parent saw: here a measurement becomes complete."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,8 +59,6 @@ class Seen:
     """It holds the log."""
     phases: tuple[Phase, ...] = ()
     telemetry: Telemetry | None = None
-    gpus: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> the UUID of its GPU."""
     survivors: int = 0
     """Processes that survived SIGKILL."""
 
@@ -97,7 +95,7 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
         log=str(seen.log.relative_to(seen.run_folder)),
         evidence=found,
     )
-    return replace(whole, ranks=ranks.with_gpus(whole, seen.gpus))
+    return replace(whole, ranks=ranks.with_gpus(whole))
 
 
 def _unanswered(answered: Answered, ending: Ending) -> Measurement:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis.recorded import readings
-from harness.machine.nvml import CHANNELS
-from harness.records import Measurement, Rank, of_rank
+from harness.records import Measurement, Rank, Telemetry, of_rank
 from harness.runner.stacks import ThreadStack
 
 _INNERMOST = 8
@@ -19,31 +18,21 @@ _IN_A_COLLECTIVE = re.compile(
 """DDP averages gradients inside the backward pass."""
 
 
-def with_gpus(m: Measurement, gpus: Mapping[int, str]) -> tuple[Rank, ...]:
-    """The ranks of a measurement with what their GPUs did; `gpus` has the UUID of each."""
-    return tuple(_with_gpu(m, r, gpus[r.rank]) if r.rank in gpus else r for r in m.ranks)
+def with_gpus(m: Measurement) -> tuple[Rank, ...]:
+    """The ranks of a measurement with what their GPUs did."""
+    return tuple(_with_gpu(m, m.telemetry, rank) if m.telemetry else rank for rank in m.ranks)
 
 
-def _with_gpu(m: Measurement, rank: Rank, uuid: str) -> Rank:
-    if m.telemetry is None:
-        return replace(rank, gpu=uuid)
-    names = {of_rank(name, rank.rank): name for name in CHANNELS}
-    own = {names[of]: found for of, found in m.telemetry.channels.items() if of in names}
-    alone = replace(m, telemetry=replace(m.telemetry, channels=own))
+def _with_gpu(m: Measurement, seen: Telemetry, rank: Rank) -> Rank:
+    names = {of_rank(name, rank.rank): name for name in ("gpu_utilisation", "gpu_power_w")}
+    own = {names[of]: found for of, found in seen.channels.items() if of in names}
+    alone = replace(m, telemetry=replace(seen, channels=own))
 
     def mean(channel: str) -> float | None:
         found = readings(alone, channel, ("sampling",))
         return statistics.fmean(found) if found else None
 
-    taken = [x for x in own.get("gpu_memory_bytes", ()) if x is not None]
-    return replace(
-        rank,
-        gpu=uuid,
-        peak_memory_bytes=int(max(taken)) if taken else None,
-        gpu_utilisation=mean("gpu_utilisation"),
-        gpu_power_w=mean("gpu_power_w"),
-        gpu_sm_clock_hz=mean("gpu_sm_clock_hz"),
-    )
+    return replace(rank, gpu_utilisation=mean("gpu_utilisation"), gpu_power_w=mean("gpu_power_w"))
 
 
 def stuck(steps: Sequence[int], stacks: Mapping[int, ThreadStack]) -> tuple[int, str] | None:

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.analysis.recorded import TIMED
-from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import Probe
 from harness.messages import (
     Answer,
@@ -96,7 +95,6 @@ def watch(
         run_folder=run_folder,
         phases=story.phases(ended_at),
         telemetry=recorder.telemetry(),
-        gpus={p.rank: p.uuid for p in probes if isinstance(p, NvmlProbe) and p.uuid},
         survivors=survivors,
     )
     return joined(story.answered, seen)

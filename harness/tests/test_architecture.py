@@ -66,9 +66,9 @@ MOST_LINES = {
     "harness/machine": 1_310,
     "harness/measure": 2_190,
     "harness/program": 1_680,
-    "harness/records": 1_750,
+    "harness/records": 1_740,
     "harness/report": 4_210,
-    "harness/runner": 2_330,
+    "harness/runner": 2_310,
     "harness/store": 770,
     "harness/suite": 1_980,
     "harness/worker": 690,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_800, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_650, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

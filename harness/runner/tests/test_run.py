@@ -72,7 +72,7 @@ def suite_of(*names: str) -> Suite:
     return make_suite(*map(make_case, names))
 
 
-def test_the_record_says_which_open_rule_asked_for_a_process(planned: Planned) -> None:
+def test_an_open_rule_adds_a_process_to_those_that_are_planned(planned: Planned) -> None:
     settings = replace(QUICK, processes=1, most_processes=3)
     rule = Rule(name="fast", metric="step_s", go=2.0)
     suite = replace(make_suite(make_case("a", settings=settings)), rules=(rule,))
@@ -85,7 +85,6 @@ def test_the_record_says_which_open_rule_asked_for_a_process(planned: Planned) -
         Agenda(suite, read=read), rig_of(planned.launcher, observer=planned.observer), planned
     )
 
-    assert [m.asked_by for m in planned.measurements] == ["", "fast"]
     assert planned.observer.totals == [1, 2, 2]
 
 
@@ -178,30 +177,6 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert len(m.telemetry.t_s) == probe.readings
     assert observer.phases == [*PHASES[1:]]
     assert observer.steps > 0
-
-
-def test_counters_and_profile_are_equal_in_every_process(warm: Launcher, tmp_path: Path) -> None:
-    case = make_case("multiplies", settings=replace(QUICK, profile=True, processes=2), axes={})
-
-    one, two = run(warm, tmp_path, case)
-
-    assert one.outcome is two.outcome is Outcome.OK
-    assert one.output_digest == two.output_digest
-    assert [(d.name, d.shape) for d in one.output_digest] == [("", (8, 8))]
-    assert one.counters
-    assert one.counters.exact
-    assert one.counters == two.counters
-    assert one.counters.dispatched_ops == 4  # mm, twice select, and the read
-    if not GPU:
-        assert one.counters.host_syncs == 1
-    assert one.profile
-    assert two.profile
-    assert one.profile.fingerprint == two.profile.fingerprint
-    assert ("aten::mm", "product", 1.0) in {
-        (u.name, u.where, u.calls) for u in one.profile.operators
-    }
-    assert one.profile.breakdown
-    assert set(one.profile.breakdown.host_by_range) == {"product", ""}
 
 
 # --- the end of a run, and of its processes ----------------------------------------------
@@ -299,12 +274,6 @@ def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> 
 
 
 # --- the launcher and its forkserver ---------------------------------------------------------
-
-
-def test_the_parent_never_imports_torch() -> None:
-    """It must hold no CUDA context; and a fork of it would be slow."""
-    script = "import sys, harness.runner.run; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.usefixtures("own_forkservers")
