@@ -68,19 +68,6 @@ def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
     assert [note.rpartition(": ")[2] for note in notes] == ["NSA_X.", "--seq-len."]
 
 
-def test_what_is_fast_stands_beside_the_verdict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reader, "load", lambda *_: variables())
-
-    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["show"])
-
-    said = shown.stdout.partition("Verdict: ")[2].splitlines()
-    assert shown.exit_code == 0
-    assert said[0].startswith("measured: 2 of 8 cases end in time ")
-    assert "  the fastest is train/nsa/A=1/B=1/C=0 with 539 " in said[1]
-
-
 def test_a_run_ends_with_what_is_fast() -> None:
     wide, ran = Console(width=250), variables()
 

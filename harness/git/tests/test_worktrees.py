@@ -63,18 +63,6 @@ def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) 
     assert fingerprint(toys) == before
 
 
-def test_the_merge_base_is_where_the_branches_parted(toys: Path) -> None:
-    parted = git(toys, "rev-parse", "HEAD")
-    commit(toys, {"a": "1"}, branch="change")
-    git(toys, "checkout", "--quiet", "main")
-    commit(toys, {"b": "2"})
-    repo = Repository.around(toys)
-
-    base = repo.merge_base(repo.commit("main"), repo.commit("change"))
-
-    assert base == parted
-
-
 @pytest.mark.parametrize("ref", ["nowhere", "--upload-pack=touch x", ""])
 def test_a_ref_that_is_not_a_commit_is_refused(ref: str, toys: Path) -> None:
     with pytest.raises(HarnessError, match="is not a commit"):

@@ -249,32 +249,16 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
     } == pytest.approx(found)
 
 
-@pytest.mark.parametrize(
-    ("output", "said"),
-    [
-        (
-            "\n".join(f"{line} took 7 ms" for line in STEPS),
-            {
-                "  end of a step: as in `[step   4/9] time 4.5 s took 7 ms`",
-                "  step time: as in `[step   4/9] time 4.5 s took 7 ms`",
-                "  The program is stopped as soon as enough steps are timed.",
-            },
-        ),
-        ('{"step_us": 310}', {"""  step time: as in `{"step_us": 310}`"""}),
-        (
-            "\r".join(f"{i}%|#   | {i}/100 [00:01<00:02, 4.87it/s]" for i in range(5)),
-            {*first_gate.NO_STEPS},
-        ),
-    ],
-    ids=["step lines", "a summary", "tqdm"],
-)
-def test_the_lines_that_were_recognised_are_shown(output: str, said: set[str]) -> None:
-    shown = first_gate.recognised(readings(output), output)
+def test_the_lines_that_were_recognised_are_shown() -> None:
+    output = "\n".join(f"{line} took 7 ms" for line in STEPS)
+    bar = "\r".join(f"{i}%|#   | {i}/100 [00:01<00:02, 4.87it/s]" for i in range(5))
 
-    assert {
-        line for line in shown if line.startswith("  ") and first_gate.SUITE not in line
-    } | said == said
-    assert said <= {*shown}
+    assert first_gate.recognised(readings(output), output)[1:4] == [
+        "  end of a step: as in `[step   4/9] time 4.5 s took 7 ms`",
+        "  step time: as in `[step   4/9] time 4.5 s took 7 ms`",
+        "  The program is stopped as soon as enough steps are timed.",
+    ]
+    assert first_gate.recognised(readings(bar), bar) == first_gate.NO_STEPS
 
 
 def test_the_line_that_init_proposes_is_recognised() -> None:

@@ -158,43 +158,27 @@ def test_a_suite_is_collected_only_by_name(inner: Pytest) -> None:
     assert no_suite.ret is pytest.ExitCode.USAGE_ERROR
 
 
-def test_without_pytest_benchmark_it_says_what_to_install(inner: Pytest) -> None:
-    inner.suite(SUITE)
+@pytest.mark.parametrize(
+    ("suite", "options", "said"),
+    [
+        (SUITE, PLUGINS[:2], "fakes.yaml needs pytest-benchmark*pip install pytest-benchmark*"),
+        (SUITE.replace(":good", ":absent"), PLUGINS, "*has no 'absent'*"),
+        (SUITE.replace("providers", "provider"), PLUGINS, "*fakes.yaml:9:5: *"),
+        (SUITE, (*PLUGINS, "-p", "xdist", "-n", "1"), "*would disturb each other: remove -n"),
+    ],
+    ids=["no pytest-benchmark", "no factory", "invalid", "xdist"],
+)
+def test_a_suite_that_cannot_run_is_an_error_without_a_traceback(
+    inner: Pytest, suite: str, options: tuple[str, ...], said: str
+) -> None:
+    inner.suite(suite)
 
-    result = inner.run("fakes.yaml", plugins=PLUGINS[:2])
-
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["fakes.yaml needs pytest-benchmark*pip install pytest-benchmark*"])
-
-
-def test_a_suite_that_cannot_start_is_one_error(inner: Pytest) -> None:
-    inner.suite(SUITE.replace("fake_workloads:good", "fake_workloads:absent"))
-
-    result = inner.run("fakes.yaml")
-
-    result.assert_outcomes(errors=4)
-    result.stdout.fnmatch_lines(["*has no 'absent'*"])
-    result.stdout.no_fnmatch_line("*AttributeError*")
-
-
-def test_workers_of_xdist_are_refused(inner: Pytest) -> None:
-    inner.suite(SUITE)
-
-    result = inner.run("fakes.yaml", "-p", "xdist", "-n", "1")
+    result = inner.run("fakes.yaml", plugins=options)
 
     assert result.ret is not pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["*would disturb each other: remove -n"])
+    result.stdout.fnmatch_lines([said])
+    result.stdout.no_fnmatch_line("*AttributeError*")
     assert inner.runs() == []
-
-
-def test_an_invalid_suite_is_an_error_with_its_line(inner: Pytest) -> None:
-    inner.suite(SUITE.replace("providers", "provider"))
-
-    result = inner.run("fakes.yaml")
-
-    assert result.ret is pytest.ExitCode.INTERRUPTED
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*fakes.yaml:9:5: *"])
 
 
 def test_a_good_suite_passes_and_its_run_is_stored(inner: Pytest) -> None:
