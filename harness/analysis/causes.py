@@ -426,7 +426,7 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Symptom]:
         if not e.low <= 1 <= e.high:
             slower.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
         least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
-        if least < SETTING or e.other or not _same_work(both, e.axis):
+        if least < SETTING or not _same_work(both, e.axis):
             continue
         factor = max(e.ratio, 1 / e.ratio)
         name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))

@@ -39,8 +39,6 @@ class Effect:
     value: Scalar
     within: Mapping[str, Scalar] = field(default_factory=dict)
     """The level of other axes in which the pairs are, because it changes the effect."""
-    other: str = ""
-    """The workload of the base, if it is another one."""
     ratio: float
     """Geometric mean over the pairs; of no use if they disagree."""
     low: float | None
@@ -66,8 +64,7 @@ class Effect:
 
 
 def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
-    """One effect per workload and swept axis with exactly two values, and per provider; between two
-    workloads that do the same, per axis that has one value in each.
+    """One effect per workload and swept axis with exactly two values, and per provider.
 
     A pair counts if both cases are ok and all other axes are equal. The base is the first value in
     the suite, or the first provider with an ok case. Where another axis changes the effect, there
@@ -75,24 +72,13 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
     unless the other case is slower than its bound.
     """
     found: list[Effect] = []
-    groups = by_workload(summaries)
-    for workload, cases in groups.items():
+    for workload, cases in by_workload(summaries).items():
         for axis in ["provider", *axes_of(cases)]:
             base, *others = values_of(cases, axis) or [""]
             for value in others:
                 pairs = _pairs(cases, axis, base, value)
                 found += _effects(pairs, workload=workload, axis=axis, base=base, value=value)
                 found += _bounds(cases, axis, base, value) if axis != "provider" else ()
-    for first, second in combinations(groups, 2):
-        cases = groups[first] + groups[second]
-        for axis in dict.fromkeys(name for s in cases for name in s.case.axes):
-            ends = [{s.case.axes.get(axis) for s in groups[w]} for w in (first, second)]
-            (start, *more), (end, *rest) = ends
-            if more or rest or start == end or start is None or end is None:
-                continue
-            pairs = _pairs(cases, axis, start, end, "workload")
-            known = {"workload": second, "other": first, "axis": axis, "base": start}
-            found += _effects(pairs, **known, value=end)
     return tuple(found)
 
 
@@ -174,27 +160,15 @@ def _pairs(
     axis: str,
     base: Scalar,
     value: Scalar,
-    *free: str,
+    *,
     timed: bool = True,
 ) -> list[_SidePair]:
-    """Cases at the base and at the value that are equal in all but the axis and what is free.
-
-    Args:
-        timed: Whether only cases with a speed count.
-    """
-    names = axis.split("/")
-    groups = groups_along([s for s in cases if has_a_speed(s) or not timed], *names, *free)
+    """Cases at the base and at the value that are equal in all but the axis; only those with a
+    speed, or also others."""
+    groups = groups_along([s for s in cases if has_a_speed(s) or not timed], *axis.split("/"))
     sides = [{value_at(s, axis): s for s in group} for group in groups]
     pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
-    return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens) and _alike(a, b, names)]
-
-
-def _alike(a: CaseSummary, b: CaseSummary, axes: Sequence[str]) -> bool:
-    """Whether two cases run the same code with the same variables, except these axes."""
-    sides = [{k: v for k, v in s.case.env.items() if k not in axes} for s in (a, b)]
-    return a.case.workload == b.case.workload or (
-        sides[0] == sides[1] and a.case.factory == b.case.factory != ""
-    )
+    return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens)]
 
 
 def _ratio(pair: _SidePair) -> Estimate:

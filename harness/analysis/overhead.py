@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 from harness.records import Case, Run, Suite
 
-SAMPLING = "sampling"
-WORK = ("accuracy", "profile", "counters", "warmup", SAMPLING, "repeat")
+WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
 compare again."""
 
@@ -16,29 +15,12 @@ class TimeUse:
     """Seconds of one run."""
 
     wall_s: float
-    """From the start of the command to the last measurement. If that is unknown (`whole` is False):
-    the sum of the processes' lifetimes."""
-    whole: bool
+    """From the start of the command to the last measurement, or the lifetimes of all processes."""
     work_s: float | None
     """None if no process recorded phases, as in an imported run."""
-    sampling_s: float | None
-    processes: int
-    lives_s: float
-    """Lifetimes of all processes, launch to exit."""
-
-    @property
-    def work_share(self) -> float | None:
-        return None if self.work_s is None else self.work_s / self.wall_s
-
-    @property
-    def sampling_share(self) -> float | None:
-        return None if self.sampling_s is None else self.sampling_s / self.wall_s
-
-    @property
-    def overhead_s(self) -> float | None:
-        """Mean lifetime of a process minus its work. It includes building the workload, with all
-        that it imports and compiles."""
-        return None if self.work_s is None else (self.lives_s - self.work_s) / self.processes
+    overhead_s: float | None
+    """Mean lifetime of a process minus its work. It includes building the workload, with all that
+    it imports and compiles."""
 
 
 def by_phase(run: Run) -> dict[str, float]:
@@ -56,15 +38,11 @@ def time_use(run: Run) -> TimeUse | None:
     wall_s = run.wall_s or lives_s
     if wall_s <= 0:
         return None
-    spent = by_phase(run)
-    return TimeUse(
-        wall_s=wall_s,
-        whole=run.wall_s is not None,
-        work_s=sum(spent.get(name, 0.0) for name in WORK) if spent else None,
-        sampling_s=spent.get(SAMPLING, 0.0) if spent else None,
-        processes=len(run.measurements),
-        lives_s=lives_s,
-    )
+    if not (spent := by_phase(run)):
+        return TimeUse(wall_s=wall_s, work_s=None, overhead_s=None)
+    work_s = sum(spent.get(name, 0.0) for name in WORK)
+    overhead_s = (lives_s - work_s) / len(run.measurements)
+    return TimeUse(wall_s=wall_s, work_s=work_s, overhead_s=overhead_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

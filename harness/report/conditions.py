@@ -121,13 +121,12 @@ def time_use_sentence(used: TimeUse | None) -> str:
     """How the wall time of a run was spent."""
     if used is None:
         return "not available"
-    where = "" if used.whole else " in processes"
-    if used.work_share is None or used.sampling_share is None or used.overhead_s is None:
-        return f"{units.duration(used.wall_s)}{where}; phases unknown"
+    if used.work_s is None or used.overhead_s is None:
+        return f"{units.duration(used.wall_s)}; phases unknown"
+    work = units.percent(used.work_s / used.wall_s)
     return (
-        f"{units.duration(used.wall_s)}{where}: {units.percent(used.work_share)} work (accuracy, "
-        f"counting, warm-up, sampling), {units.percent(used.sampling_share)} sampling; overhead "
-        f"{units.duration(used.overhead_s)} per process"
+        f"{units.duration(used.wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
+        f"overhead {units.duration(used.overhead_s)} per process"
     )
 
 

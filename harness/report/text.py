@@ -124,16 +124,15 @@ def ran_lines(run: Run) -> Iterable[str]:
 
 def effect_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[str]:
     """One sentence an axis: `gc`, on against off: 24 % [20 … 28] slower (4 pairs)."""
-    for axis, base, other in dict.fromkeys((e.axis, e.base, e.other) for e in found):
-        own = [e for e in found if (e.axis, e.base, e.other) == (axis, base, other)]
-        against = f"{units.scalar(base)}{f' in {other}' if other else ''}"
+    for axis, base in dict.fromkeys((e.axis, e.base) for e in found):
+        own = [e for e in found if (e.axis, e.base) == (axis, base)]
         parts, last = [], own[0].value
         for e in own:
             parts.append(
                 f"{f'{units.scalar(e.value)}: ' if e.value != last else ''}{_effect(e, word)}"
             )
             last = e.value
-        head = f"`{word(axis)}`, {units.scalar(own[0].value)} against {against}"
+        head = f"`{word(axis)}`, {units.scalar(own[0].value)} against {units.scalar(base)}"
         yield f"{head}: {'; '.join(parts)}."
 
 

@@ -56,7 +56,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_700,
+    "harness/analysis": 4_650,
     "harness/bisect": 1_800,
     "harness/cli": 1_940,
     "harness/executor": 360,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_500, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_450, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -88,7 +88,7 @@ def of_one(run: Run) -> dict[str, Values]:
             [
                 *(e.workload, e.axis, e.base, e.value, e.ratio, e.low, e.high),
                 *(e.smallest, e.largest, e.pairs, e.negligible, e.disagree),
-                *(dict(e.within), e.other),
+                dict(e.within),
             ]
             for e in effects(summaries)
         ],
@@ -129,8 +129,7 @@ def _run(run: Run) -> list[Values]:
     return [
         [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
         list(by_phase(run).values()),
-        use and [use.wall_s, use.whole, use.work_s, use.sampling_s, use.processes, use.lives_s],
-        use and [use.work_share, use.sampling_share, use.overhead_s],
+        use and [use.wall_s, use.work_s, use.overhead_s],
         [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
     ]

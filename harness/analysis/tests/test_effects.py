@@ -200,27 +200,6 @@ def test_axes_that_only_change_together_are_one() -> None:
     assert (together.base, together.value, together.pairs) == ("2048/16", "8192/4", 2)
 
 
-def test_workloads_that_do_the_same_are_compared_by_the_axis_that_each_fixes() -> None:
-    def one(workload: str, graph: str, batch: int, **more: Any) -> Any:
-        made = case({"batch": batch, "graph": graph}, workload=workload)
-        return replace(made, factory="m:train", swept=("batch",), **more)
-
-    cases = [one("graphs", "on", 1), one("graphs", "on", 8), one("plain", "off", 8)]
-    swept = [one("graphs", "on", 1), one("graphs", "on", 2), one("plain", "on", 2)]
-    other = [one("graphs", "on", 8), one("plain", "off", 8, env={"NSA_USE_TRITON": "1"})]
-
-    def measure(c: Case) -> list[Measurement]:
-        return timed(c, 0.3 if c.axes["graph"] == "off" else 0.1, cv=0.002)
-
-    (found,) = (e for e in effects(summarise(run(cases, measure))) if e.other)
-
-    assert (found.workload, found.other, found.axis) == ("plain", "graphs", "graph")
-    assert found.ratio == pytest.approx(3, rel=0.01)
-    assert found.pairs == 1
-    assert effects(summarise(run(other, measure))) == ()
-    assert not any(e.other for e in effects(summarise(run(swept, measure))))
-
-
 # --- where the time of a step goes ---------------------------------------------------------
 
 
