@@ -243,47 +243,33 @@ parser.add_argument("--lr", type=float)
 PARSED = PARSER + "args, rest = parser.parse_known_args()\nprint(args)\n"
 
 
-@pytest.mark.parametrize(
-    ("program", "known"),
-    [
-        pytest.param(PARSED, {"NSA_X": False, "--n": False, "--lr": False, "-b": False}, id="vain"),
-        pytest.param(
-            PARSED + "os.environ.get('NSA_X'), os.getenv('NSA_Y'), args.lr, args.batch_size",
-            {"NSA_X": True, "--n": False, "--lr": True, "-b": True},
-            id="read",
-        ),
-        pytest.param(PARSED + "vars(args), {**os.environ}", {"--n": False}, id="all copied"),
-        pytest.param(
-            "import os\nos.environ['NSA_X'], dict(os.environ), [*os.environ.items()]",
-            {"NSA_X": True},
-            id="read and copied",
-        ),
-        pytest.param(
-            "import os\nown = {'__name__': 'tqdm.utils', 'os': os}\n"
-            "eval('[name for name, _ in os.environ.items()]', own)",
-            {"NSA_X": False},
-            id="looked through by tqdm",
-        ),
-        pytest.param(
-            PARSED + "len(rest)", {"NSA_X": False, "--lr": False, "-b": False}, id="rest used"
-        ),
-        pytest.param(
-            PARSER + "parser.parse_known_args(namespace=type('Own', (), {})())",
-            {"NSA_X": False, "--n": False},
-            id="another result",
-        ),
-        pytest.param(
-            PARSED + "more = argparse.ArgumentParser()\nmore.add_argument('--n')\n"
-            "print(more.parse_known_args()[0].n)",
-            {"NSA_X": False, "--n": True, "--lr": False, "-b": False},
-            id="two parsers",
-        ),
-        pytest.param("print()", {"NSA_X": False}, id="no argparse"),
-    ],
-)
-def test_reads_of_variables_and_options_are_noted(
-    program: str, known: dict[str, bool], tmp_path: Path
-) -> None:
+COPIED = "import os\nos.environ['NSA_X'], dict(os.environ), [*os.environ.items()]"
+BY_TQDM = """
+import os
+eval("[name for name, _ in os.environ.items()]", {"__name__": "tqdm.utils", "os": os})
+"""
+TWO_PARSERS = """
+more = argparse.ArgumentParser()
+more.add_argument("--n")
+print(more.parse_known_args()[0].n)
+"""
+USED = "os.environ.get('NSA_X'), os.getenv('NSA_Y'), args.lr, args.batch_size"
+OTHER_RESULT = PARSER + "parser.parse_known_args(namespace=type('Own', (), {})())"
+READS = {  # program -> whether variable and options are read, as far as that is known
+    PARSED: {"NSA_X": False, "--n": False, "--lr": False, "-b": False},
+    PARSED + USED: {"NSA_X": True, "--n": False, "--lr": True, "-b": True},
+    PARSED + "vars(args), {**os.environ}": {"--n": False},
+    PARSED + "len(rest)": {"NSA_X": False, "--lr": False, "-b": False},
+    PARSED + TWO_PARSERS: {"NSA_X": False, "--n": True, "--lr": False, "-b": False},
+    OTHER_RESULT: {"NSA_X": False, "--n": False},
+    COPIED: {"NSA_X": True},
+    BY_TQDM: {"NSA_X": False},
+}
+
+
+@pytest.mark.parametrize("program", READS)
+def test_reads_of_variables_and_options_are_noted(program: str, tmp_path: Path) -> None:
+    known = READS[program]
     asked = HookOrder(
         step="", by_lines=True, skip=0, profile={}, ends_at=0.0,
         variables=("NSA_X",), options=("--n", "--lr", "-b"),
