@@ -52,8 +52,8 @@ class StepCount:
 
     dispatched_ops: int = 0
     host_syncs: int = 0
-    device_allocations: int | None = None
-    """None without a GPU."""
+    device_allocations: int = 0
+    """0 without a GPU."""
 
 
 @contextmanager
@@ -63,8 +63,7 @@ def counting() -> Iterator[StepCount]:
     allocated = _device_allocations()
     with _CountingMode(step) as mode, _watching_methods(mode):
         yield step
-    if allocated is not None:
-        step.device_allocations = (_device_allocations() or 0) - allocated
+    step.device_allocations = _device_allocations() - allocated
 
 
 class _CountingMode(TorchDispatchMode):
@@ -157,7 +156,7 @@ def _copied_to_host(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     return args[1].is_cuda and args[0].device.type == "cpu" and not asynchronous
 
 
-def _device_allocations() -> int | None:
+def _device_allocations() -> int:
     if not torch.cuda.is_available():
-        return None
+        return 0
     return int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))

@@ -331,9 +331,7 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         "host_syncs": [c.host_syncs for c in counted],
     }
     if on_gpu:
-        series["allocations"] = [
-            c.device_allocations for c in counted if c.device_allocations is not None
-        ]
+        series["allocations"] = [c.device_allocations for c in counted]
     if seen is not None:
         profiled = seen.counts()
         names = [] if on_gpu else ["allocations"]

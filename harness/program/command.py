@@ -172,7 +172,7 @@ class _Session:
             step_s=statistics.median(times),
             steps=series.finished or len(reported),
             setup_steps=series.setup_steps,
-            by_lines=series.one_by_one if steps else None,
+            by_lines=steps is not None and series.one_by_one,
         )
 
     def _may_end(self, now: float) -> bool:

@@ -61,8 +61,8 @@ class TimedProgram:
     steps: int
     """Number of steps, including setup."""
     setup_steps: int
-    by_lines: bool | None
-    """Whether each line of progress is one step; None if no line reports steps."""
+    by_lines: bool
+    """Whether each step is one line of progress."""
 
 
 class _Unknown(Exception):
@@ -149,7 +149,7 @@ class _HookedRun:
         named = {*case.env, *(n for n in env if n.startswith(VARIABLE_PREFIXES))}
         return HookOrder(
             step=self.program.steps.step if self.program.steps else "",
-            by_lines=bool(timed.by_lines),
+            by_lines=timed.by_lines,
             skip=self.skip,
             profile={
                 "step_s": timed.step_s,
