@@ -149,7 +149,7 @@ class GateVerdict:
     """Name of the GPU, or `cpu`."""
     cases: tuple[GateCase, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """Of the whole: preflight, expired exemptions, a change of the policy."""
+    """Of the whole: preflight, self-test, a change of the policy."""
     started_at: str = ""
     ended_at: str = ""
     """ISO 8601, UTC."""

@@ -54,8 +54,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         decide.judge_gone(*key, reason, plan.policy, request.today)
         for key, reason in plan.gone.items()
     ]
-    expired = decide.expired(plan.policy, request.today)
-    findings = (*plan.findings, *answers.findings, *expired)
+    findings = (*plan.findings, *answers.findings)
     decision, reason = decide.overall(cases, findings)
     baseline = plan.trees.baseline
     return GateVerdict(

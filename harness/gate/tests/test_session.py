@@ -240,20 +240,16 @@ def test_an_exempt_case_passes_until_the_exemption_expires(tmp_path: Path) -> No
     folder = repository(tmp_path, tree("a"))
     commit(folder, {"toy/a.py": kernel(times=5)}, branch="change")
 
-    def gate(cases: str, expires: str) -> GateVerdict:
-        entry = f"exempt: [{{cases: [{cases}], because: safer, expires: {expires}}}]\n"
+    def gate(expires: str) -> GateVerdict:
+        entry = f"exempt: [{{cases: [sleep/*], because: safer, expires: {expires}}}]\n"
         write(folder, {"ci/gate.yaml": TOYS_POLICY + entry})
         return judge(folder, mode=Mode.RELATIVE, base="main", head="change")
 
-    def said(verdict: GateVerdict) -> list[Decision]:
-        return [f.decision for f in verdict.findings if f.check == "exempt"]
-
-    passed, over = (gate("sleep/*", expires) for expires in ("2999-01-01", "2020-01-01"))
+    passed, over = gate("2999-01-01"), gate("2020-01-01")
 
     assert (passed.decision, of(passed, "a").change) == (GO, "slower"), passed.reason
     assert of(passed, "a").exemption == "exempt until 2999-01-01: safer"
     assert over.decision is NO_GO
-    assert [said(v) for v in (passed, over)] == [[], [NO_GO]]
 
 
 @pytest.mark.usefixtures("planted")
