@@ -32,8 +32,6 @@ MEASURED_HERE = ("step_s", "peak_memory_bytes")
 samples, and peak memory is in the measurement."""
 IMPOSSIBLE = 1.02
 """Share of the roofline above which scatter of the measured peak cannot be the cause."""
-LARGE_SPREAD = 0.10
-"""Interquartile range over median within one process above which a summary notes it."""
 LARGE_DISAGREEMENT = 0.10
 """Slowest process over fastest, less one, above which a summary notes it."""
 APART = 2.0
@@ -148,7 +146,9 @@ def spreads(run: Run) -> tuple[Spread, ...]:
         evidence = _evidence(case, ok)
         if not evidence:
             continue
-        medians, within = _medians_and_spreads(evidence)
+        quartiles = [np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence]
+        low, medians, high = np.transpose(quartiles)
+        within = (high - low) / medians
         spread = Spread(
             case_id=case.case_id,
             processes=len(evidence),
@@ -406,28 +406,15 @@ def _weaknesses(
             yield f"process {m.process}: {_discards(m)}{left_out}"
     if not evidence:
         return
-    if unsteady := [str(m.process) for m in evidence if m.steady is False]:
-        noun = "process" if len(unsteady) == 1 else "processes"
-        yield f"no steady state found in {noun} {', '.join(unsteady)}"
-    yield from _scatter(evidence)
+    medians = [float(np.median(m.kept_s)) for m in evidence]
+    if _apart(medians):
+        what = f"{not_repeatable(medians)}, so it has no speed"
+        yield f"{what}: look for other load, then run it again"
+    elif (gap := max(medians) / min(medians) - 1) > LARGE_DISAGREEMENT:
+        yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"
     yield from _disturbances(evidence)
     if len({m.tokens for m in evidence}) > 1 or len({m.flops for m in evidence}) > 1:
         yield "processes counted different tokens or FLOPs per step"
-
-
-def _scatter(evidence: Sequence[Measurement]) -> Iterator[str]:
-    medians, within = _medians_and_spreads(evidence)
-    widest = int(within.argmax())
-    if within[widest] > LARGE_SPREAD:
-        yield (
-            f"samples spread widely: interquartile range {units.percent(within[widest])} of the "
-            f"median in process {evidence[widest].process}"
-        )
-    if _apart([*medians]):
-        what = f"{not_repeatable([*medians])}, so it has no speed"
-        yield f"{what}: look for other load, then run it again"
-    elif (gap := float(medians.max() / medians.min()) - 1) > LARGE_DISAGREEMENT:
-        yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"
 
 
 def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
@@ -444,16 +431,3 @@ def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
         foreign = [x for m in evidence for x in readings(m, other, TIMED)]
         if shared := sum(x > 0 for x in foreign):
             yield f"other processes on the {gpu} in {shared} of {len(foreign)} readings"
-    for channel, name in (("gpu_utilisation", "GPU"), ("cpu_utilisation", "CPU")):
-        counts = [n for m in evidence if (n := len(readings(m, channel, TIMED)))]
-        if counts and min(counts) < recorded.MIN_READINGS:
-            noun = "reading" if min(counts) == 1 else "readings"
-            yield f"{name} utilisation is the mean of only {min(counts)} {noun} in one process"
-
-
-def _medians_and_spreads(
-    evidence: Sequence[Measurement],
-) -> tuple[statistics.Floats, statistics.Floats]:
-    """Of the kept samples of each process: median, and interquartile range over median."""
-    low, medians, high = np.transpose([np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence])
-    return medians, (high - low) / medians

@@ -195,25 +195,20 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
 
 # --- what weakens a number ---------------------------------------------------------------
 
-ONE_READING = Telemetry(t_s=(17.0,), channels={"cpu_utilisation": (0.5,)})
-
 
 @pytest.mark.parametrize(
     ("measurements", "words"),
     [
         (timed(CASE, 0.05, processes=2), "2 of 3 processes"),
-        ([replace(m, steady=m.process != 1) for m in timed(CASE, 0.05)], "in process 1"),
         (timed(CASE, 0.05, cv=0.2), "disagree"),
-        (every(samples_s=(0.04, 0.05, 0.06) * 5), "spread"),
         (every(telemetry=probed(0x4, "gpu_throttle_reasons")), "power cap"),
         (
             every(telemetry=probed(lambda t: 0x40 if t < 17.5 else 0x8, "gpu_throttle_reasons")),
             "hardware slowdown, hardware thermal slowdown",
         ),
         (every(telemetry=probed(1, "gpu_foreign_processes")), "other processes"),
-        (every(telemetry=ONE_READING), "only 1 reading"),
     ],
-    ids=["few", "unsteady", "disagree", "spread", "cap", "throttled", "shared", "few readings"],
+    ids=["few", "disagree", "cap", "throttled", "shared"],
 )
 def test_a_weakness_gives_one_note(measurements: list[Measurement], words: str) -> None:
     (note,) = summary_of(measurements).notes
