@@ -25,7 +25,7 @@ from harness.report import text
 from harness.report.series import render
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
-from harness.runner.self_test import run_self_test, skipped_self_test
+from harness.runner.self_test import run_self_test
 from harness.store import reader
 from harness.store import writer as store_writer
 from harness.suite import load as suites
@@ -257,11 +257,8 @@ def _carry_out(
     say(f"{writer.run_id} of {suite.path}{shipped}: {suite.question}")
     try:
         rig.observe(here)
-        tested = (
-            run_self_test(rig.launcher, rig.probes, here.gpu)
-            if self_test
-            else skipped_self_test(here.gpu, "--no-self-test")
-        )
+        skip = "" if self_test else "--no-self-test"
+        tested = run_self_test(rig.launcher, rig.probes, here.gpu, skip=skip)
         writer.append(tested)
         if tested.refuted:
             failed = "\n".join(f"  {check.name}: {check.fact}" for check in tested.refuted)

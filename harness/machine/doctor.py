@@ -131,37 +131,32 @@ def _clocks(use: GpuUse | str) -> Check:
 
 
 def _power_limit(gpu: Gpu) -> Check:
-    remedy = "Compare only with numbers taken at the same limit."
-    if gpu.power_limit_w is None or gpu.power_limit_share is None:
-        return Check("power limit", Grade.WARN, "NVML gives no limit or no default", remedy)
-    fact = f"{gpu.power_limit_w:.0f} W, {units.percent(gpu.power_limit_share)} of its default"
-    if gpu.power_limit_share < 1:
-        return Check("power limit", Grade.WARN, fact, remedy)
-    return Check("power limit", Grade.OK, fact)
+    fact, full = "NVML gives no limit or no default", False
+    if gpu.power_limit_w is not None and gpu.power_limit_share is not None:
+        fact = f"{gpu.power_limit_w:.0f} W, {units.percent(gpu.power_limit_share)} of its default"
+        full = gpu.power_limit_share >= 1
+    return _graded("power limit", full, fact, "Compare only with numbers taken at the same limit.")
 
 
 def _variables(environment: Environment) -> Check:
     found = [v for v in DISTORTING if environment.variables.get(v, "0") not in ("", "0")]
-    if not found:
-        return Check("variables", Grade.OK, "none distorts timings")
-    fact = "; ".join(f"{v} is set: {DISTORTING[v]}" for v in found)
-    return Check("variables", Grade.FAIL, fact, f"unset {' '.join(found)}")
+    fact = "; ".join(f"{v} is set: {DISTORTING[v]}" for v in found) or "none distorts timings"
+    return _graded("variables", not found, fact, f"unset {' '.join(found)}", Grade.FAIL)
 
 
 def _load(environment: Environment, load: float) -> Check:
+    quiet = load <= BUSY_LOAD * environment.cpu_count
     fact = f"load {load:.1f} on {environment.cpu_count} cores"
-    if load <= BUSY_LOAD * environment.cpu_count:
-        return Check("CPU load", Grade.OK, fact)
-    fact += ": other work runs, or ran in the last minute"
-    return Check("CPU load", Grade.WARN, fact, "Wait for it; it slows host-bound steps most.")
+    if not quiet:
+        fact += ": other work runs, or ran in the last minute"
+    return _graded("CPU load", quiet, fact, "Wait for it; it slows host-bound steps most.")
 
 
 def _disk(free_bytes: int) -> Check:
     fact = f"{free_bytes / 1e9:.1f} GB free for runs"
-    if free_bytes >= DISK_WARN_BYTES:
-        return Check("disk", Grade.OK, fact)
+    remedy = "Make room, or name another folder with --store."
     grade = Grade.FAIL if free_bytes < DISK_FAIL_BYTES else Grade.WARN
-    return Check("disk", grade, fact, "Make room, or name another folder with --store.")
+    return _graded("disk", free_bytes >= DISK_WARN_BYTES, fact, remedy, grade)
 
 
 def _git(environment: Environment) -> Check:
@@ -169,11 +164,15 @@ def _git(environment: Environment) -> Check:
     if git is None:
         fact = "not in a git repository: numbers cannot be traced to a commit"
         return Check("git", Grade.WARN, fact, "Run from a clone of the project.")
-    where = f"{git.branch} {git.commit[:10]}"
-    if git.dirty_sha256:
-        remedy = "Commit the changes, so that the numbers can be reproduced."
-        return Check("git", Grade.WARN, f"{where} with uncommitted changes", remedy)
-    return Check("git", Grade.OK, f"{where}, clean")
+    state = "with uncommitted changes" if git.dirty_sha256 else "clean"
+    remedy = "Commit the changes, so that the numbers can be reproduced."
+    fact = f"{git.branch} {git.commit[:10]}, {state}"
+    return _graded("git", not git.dirty_sha256, fact, remedy)
+
+
+def _graded(name: str, good: bool, fact: str, remedy: str, grade: Grade = Grade.WARN) -> Check:
+    """A check with its grade and remedy, if it is not good."""
+    return Check(name, Grade.OK, fact) if good else Check(name, grade, fact, remedy)
 
 
 def _unknown(name: str, why: str = "the worker did not report it") -> Check:

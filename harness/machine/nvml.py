@@ -166,10 +166,11 @@ class NvmlProbe:
             self._give_up(why)
             return
         try:
-            self._opened.enter_context(session())
+            pynvml.nvmlInit()
+            self._opened.callback(pynvml.nvmlShutdown)
             device = handle(uuid)
-        except ProbeError as error:
-            self._give_up(str(error))
+        except (pynvml.NVMLError, ProbeError) as error:
+            self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
             return
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():

@@ -18,7 +18,7 @@ from harness.records import Case, Environment, Measurement, Outcome, Pair, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
 from harness.runner.run import run_one
-from harness.runner.self_test import run_self_test, skipped_self_test
+from harness.runner.self_test import run_self_test
 from harness.store.writer import RunWriter, create
 
 CLOCK = "gpu_sm_clock_hz"
@@ -91,11 +91,8 @@ class Bench:
         """The failed checks of a self-test on the candidate's side; if not asked, it is recorded as
         skipped."""
         head, gpu = self.sides[-1], self.sides[-1].environment.gpu
-        shown = (
-            run_self_test(head.launcher, self.rig.probes, gpu)
-            if ask
-            else skipped_self_test(gpu, "not requested")
-        )
+        skip = "" if ask else "not requested"
+        shown = run_self_test(head.launcher, self.rig.probes, gpu, skip=skip)
         for side in self.sides:
             for writer in side.writers.values():
                 writer.append(shown)

@@ -1,9 +1,7 @@
-"""Parent side: starts workers, and ends them with all their descendants.
+"""Parent side: starts workers, forks of a forkserver that has imported torch (a warm start).
 
-The parent never imports torch. The forkserver (see harness.worker.forkserver) imports it once and
-forks one worker per case and process (a warm start). A case that sets environment variables gets
-a forkserver of its own (a cold start), because torch, CUDA and OpenMP read some when they load.
-The exception is NSA_*, which our code reads when it is called.
+A case that sets environment variables gets a forkserver of its own (a cold start), because torch,
+CUDA and OpenMP read some when they load. The exception is NSA_*, which our code reads when called.
 """
 
 import shlex
@@ -49,14 +47,9 @@ class Launcher:
         cwd: Path | None = None,
         home: Sequence[Path] = (),
     ) -> None:
-        """Starts nothing yet.
-
-        Args:
-            roots, elsewhere, home: As of a WorkerOrder and a MeasureOrder.
-            device: Of the suite; workers of `cpu` see no GPU.
-            around: Environment variables of all workers; a case's own variables win.
-            cwd: Working directory of workers; by default the first of the roots.
-        """
+        """Starts nothing yet. Roots, `elsewhere` and `home` are as of a WorkerOrder and a
+        MeasureOrder; `around` are variables of all workers, of which a case's own win. Workers of a
+        suite for the device `cpu` see no GPU; they work in `cwd`, or else in the first root."""
         self._roots = tuple(str(root) for root in roots)
         self._home = tuple(str(folder) for folder in home)
         self._cwd = cwd or (roots[0] if roots else None)
@@ -90,12 +83,9 @@ class Launcher:
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """A launcher for the code in these folders that shares this one's forkserver.
-
-        A search measures many trees this way and imports torch once. This launcher must have no
-        roots and must not preload, so that its forkserver has loaded none of the code. Close this
-        one, not the guest.
-        """
+        """A launcher for the code in these folders that shares this one's forkserver, so that a
+        search imports torch once. This one must have no roots and must not preload. Close this one,
+        not the guest."""
         guest = Launcher(roots)
         guest._elsewhere = self._elsewhere
         guest._host, guest._device = self, self._device

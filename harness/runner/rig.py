@@ -30,13 +30,8 @@ class Rig:
         say: Callable[[str], None],
         alone: bool = True,
     ) -> None:
-        """Reserves nothing yet.
-
-        Args:
-            device: Of the suite; `cpu` locks nothing and hides the GPU from workers.
-            wait_s: Longest wait for a busy GPU.
-            alone: Lock the GPU. Exact counts do not need the lock.
-        """
+        """Reserves nothing yet. The device `cpu` of a suite hides the GPU from workers; it is not
+        locked then, nor without `alone`: exact counts do not need it. `wait_s`: for a busy GPU."""
         self._device = device
         self._locks = alone and device != "cpu"
         self._wait_s = wait_s

@@ -1,16 +1,9 @@
 """Runs a suite: fresh processes, one after the other, each stored as it ends.
 
-Process 0 of every case comes first, then process 1 in reverse order, and so on: first the cases
-that rules and suspects need, in the order in which these decide. Every case gives a result early,
-and no case always follows the same one or runs on the warmer GPU.
-
-The cases of rules with `abort_early` come before all others, rule by rule. Such a rule is judged
-once, by the processes of the first pass. With a budget they wait for
-the others: the most decisive first, until the time is over.
-
-Then come rounds: each judges the run, and gives one more process to every case that leaves
-something open and may have more. A round is judged by the processes of the rounds before it alone,
-so a resumed run goes on with the same plan.
+Process 0 of every case comes first, then process 1 in reverse order, so that no case always runs
+on the warmer GPU. The cases of rules with `abort_early` come before all others; with a budget, the
+most decisive come first. Then come rounds: each gives one more process to every case that leaves
+something open, judged by the rounds before it alone, so a resumed run goes on with the same plan.
 """
 
 import signal
@@ -80,14 +73,9 @@ class Agenda:
         abort: bool = True,
         budget: Budget | None = None,
     ) -> None:
-        """Every process of the suite that what was recorded does not settle.
-
-        Args:
-            recorded: What was measured before.
-            device: The GPU's name; rules for other GPUs count as absent.
-            read: The run as recorded. None: nothing is judged, so that no rule ends the run, and no
-                case gets more processes than those of the first pass.
-            abort: Whether a rule with `abort_early` may end the run.
+        """Every process that what was `recorded` does not settle. Rules for GPUs other than
+        `device` count as absent. `read` gives the run as recorded; without it nothing is judged: no
+        rule ends the run, and there are no rounds. `abort`: a rule with `abort_early` may end it.
         """
         self.suite = suite
         self.stop: Stop | None = None

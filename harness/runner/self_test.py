@@ -46,8 +46,13 @@ LAG_S = 0.5
 """NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
 
 
-def run_self_test(launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None) -> SelfTest:
-    """Run the self-test in a worker, with the probes; nothing else may run at the same time."""
+def run_self_test(
+    launcher: Launcher, probes: Sequence[Probe], gpu: Gpu | None, *, skip: str = ""
+) -> SelfTest:
+    """Run the self-test in a worker, with the probes, unless a reason says to `skip` it; nothing
+    else may run at the same time."""
+    if skip:
+        return skipped_self_test(gpu, skip)
     began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")

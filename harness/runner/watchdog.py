@@ -37,7 +37,6 @@ UNREPORTED_S = 0.1
 """A step may have ended this long ago without a report; see PROGRESS_INTERVAL_S of the worker."""
 PHASES = ("setup", "accuracy", *TIMED, "repeat", "profile", "diagnosis")
 """All that a worker reports when it measures a case."""
-MAX_PHASES = 100
 
 
 class RunObserver:
@@ -174,8 +173,6 @@ class Story:
                 again = name == self._phases[-1][0]
                 if again:
                     self._phases.pop()
-                if len(self._phases) == MAX_PHASES:
-                    raise Garbled(f"more than {MAX_PHASES} phases")
                 since = self._phases[-1][1] if self._phases else self._launched_at
                 self._phases.append((name, max(since, min(at, heard_at))))
                 if not again:
