@@ -218,7 +218,6 @@ class _Session:
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
         failed = self.first or self.own
-        code = failed.code if self.program.ranks else self.processes[0].returncode
         return Measurement(
             case_id=self.order.case.case_id,
             process=self.order.process,
@@ -232,7 +231,7 @@ class _Session:
                 steps=self.series.finished if self.program.steps else None,
                 last_step=self.series.last_step,
                 rank=failed.rank if self.program.ranks else None,
-                signal=signal_name(code or 0),
+                signal=signal_name(failed.code or 0),
                 stderr_tail=failed.stderr.ending,
             ),
         )
@@ -297,7 +296,7 @@ class _Session:
         if (raised := self.own.stderr.raised or self.own.stdout.raised) and not self.ended:
             effective["raised"] = raised[:LAST_BYTES]
         samples = tuple(series.time_s[start:])
-        if series.time_s and (steps or reported):
+        if steps or reported:
             self.reporter.phase("sampling", series.began_at[start])
         readings = self._readings(series.began_at[start])
         memory = readings.pop("peak_memory_bytes", ())

@@ -71,18 +71,16 @@ class RankOutput:
                 step = self.finder.read(line) if self.finder else None
                 self._unfinished |= self.metrics.read_line(line, read.at)
             except (NotFinite, MissingMetric) as error:
-                self._fails(read.at, error, step.count if step else None)
+                own_step = step.count if step else None
+                if own_step is not None and isinstance(error, NotFinite):
+                    self.series.log.note(own_step, {error.metric: math.nan})
+                if self.error is None:
+                    self.error, self.error_at, self.failed_at = error, own_step, read.at
                 break
             if step:
                 steps.append(replace(step, values=self._unfinished))
                 self._unfinished = {}
         return self.series.add(steps, read.at)
-
-    def _fails(self, at: float, error: NotFinite | MissingMetric, own_step: int | None) -> None:
-        if own_step is not None and isinstance(error, NotFinite):
-            self.series.log.note(own_step, {error.metric: math.nan})
-        if self.error is None:
-            self.error, self.error_at, self.failed_at = error, own_step, at
 
     @property
     def is_secondary(self) -> bool:
