@@ -1,13 +1,9 @@
 """What a culprit changed, beside the value of the criterion. Pure."""
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.comparison import time_logs
-from harness.analysis.statistics import hodges_lehmann
-from harness.bisect.search import BisectStage, CommitsConclusion, ExactSearch, NoisySearch, change
 from harness.records import COUNTERS, MAX_USES, Counters, Measurement, Use
 
 KERNEL = "kernel"
@@ -35,17 +31,6 @@ class ProfileChange:
     """Why kernels and operators cannot be compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
-    """How much of the difference between good and bad the culprit explains."""
-
-    part: float
-    """A ratio; for a counter, a difference."""
-    whole: float
-    rest: tuple[int, int] | None = None
-    """The good and the bad end of a history in which another step may be."""
-
-
 def profiled(measurement: Measurement) -> bool:
     """Whether a process has a profile."""
     return measurement.profile is not None and not measurement.profile.skipped
@@ -64,35 +49,6 @@ def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
     ]
     uses.sort(key=lambda found: -found[0])
     return ProfileChange(calls=(*counters, *(found for _, found in uses[:SHOWN])))
-
-
-def explained(
-    search: ExactSearch | NoisySearch,
-    conclusion: CommitsConclusion,
-    values: Sequence[Sequence[float]],
-) -> Explained | None:
-    """The share of a culprit, from the values of each commit; None without a culprit.
-
-    The rest is another step if the whole is outside the culprit's interval, by a quarter of the
-    effect or more.
-    """
-    if not conclusion.found or conclusion.good is None:
-        return None
-    good, culprit, last = conclusion.good, conclusion.culprits[-1], search.last
-    a, b, c, d = (statistics.median(values[place]) for place in (0, good, culprit, last))
-    if conclusion.comparison is None or isinstance(search, ExactSearch):
-        part, whole, follows = c - b, d - a, abs(d - c) >= abs(b - a)
-        another = part != whole
-    else:
-        part, low, high = change(conclusion.comparison)
-        logs = time_logs(search.pairs(BisectStage.ANCHORS, 0, last))
-        whole = math.exp(hodges_lehmann(logs))
-        follows = abs(math.log(d / c)) >= abs(math.log(b / a))
-        beyond = (low is not None and whole < low) or (high is not None and whole > high)
-        least = math.log1p(search.thresholds.tolerance) / 4
-        another = beyond and abs(math.log(whole / part)) > least
-    rest = (culprit, last) if follows else (0, good)
-    return Explained(part=part, whole=whole, rest=rest if another else None)
 
 
 def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:

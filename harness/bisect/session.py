@@ -16,7 +16,7 @@ from harness import units
 from harness.bisect import criteria, history
 from harness.bisect.builds import BuildFailed, BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
-from harness.bisect.culprit import Explained, ProfileChange, explained, profile_change, profiled
+from harness.bisect.culprit import ProfileChange, profile_change, profiled
 from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Journal, Measured, Note, Skipped
 from harness.bisect.posterior import ProcessReading
@@ -65,7 +65,6 @@ class BisectResult:
     """Of one process, as a fraction."""
     summary: str = ""
     """Which files the culprit changed; empty without a culprit."""
-    explained: Explained | None = None
     profile: ProfileChange | None = None
     """Of the culprit against the commit before it; None without a culprit."""
     merged: tuple[str, str] | None = None
@@ -175,7 +174,6 @@ class Bisection:
             step=math.exp(learnt.step) if learnt else None,
             noise=learnt.scale if learnt else None,
             summary=history.summary(repository, last) if last else "",
-            explained=explained(search, conclusion, values),
             profile=profile,
             merged=merged,
             notes=tuple(x.text for x in self._journal.lines if isinstance(x, Note)),

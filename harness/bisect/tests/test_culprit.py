@@ -1,6 +1,5 @@
 """What a culprit changed: names that came and went, and its share of the whole difference."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,15 +8,12 @@ import pytest
 from harness.bisect.culprit import (
     SHOWN,
     CallsChange,
-    Explained,
     ProfileChange,
-    explained,
     profile_change,
 )
-from harness.bisect.posterior import ProcessReading
-from harness.bisect.search import UP, BisectStage, CommitsConclusion, ExactSearch, NoisySearch
+from harness.bisect.search import CommitsConclusion
 from harness.records import MAX_USES, Counters, Measurement, Profile, Use
-from harness.tests.fake_runs import case, comparison, timed
+from harness.tests.fake_runs import case, timed
 
 FOUND = CommitsConclusion(reason="", culprits=(2,), good=1, confirmed=True)
 
@@ -87,57 +83,3 @@ def test_without_a_profile_the_counters_are_left(profile: Profile | None) -> Non
     assert found.unknown
     differing = replace(before, counters=Counters(host_syncs=5, differing=("host_syncs",)))
     assert profile_change(before, differing) == ProfileChange()
-
-
-def noisy(levels: Sequence[float]) -> NoisySearch:
-    """A search whose anchors were measured; the time of each commit."""
-    search = NoisySearch(len(levels) - 1, 0.03)
-    for i in range(6):
-        noise = 1 + 0.001 * (-1) ** i
-        ends = ((0, levels[0]), (search.last, levels[-1] * noise))
-        block = [ProcessReading(position=p, value=value) for p, value in ends]
-        search.add(BisectStage.ANCHORS, block)
-    return search
-
-
-@pytest.mark.parametrize(
-    ("levels", "half", "rest"),
-    [
-        ((1.0, 1.0, 1.05, 1.05, 1.05), 0.006, None),
-        ((1.0, 1.0, 1.048, 1.048, 1.063), 0.006, (2, 4)),
-        ((1.0, 1.0, 1.048, 1.048, 1.063), 0.020, None),
-        ((1.0, 1.014, 1.063, 1.063, 1.063), 0.006, (0, 1)),
-        ((1.0, 1.0, 0.9, 0.9, 0.8), 0.006, (2, 4)),
-    ],
-    ids=["the whole", "more follows", "within the interval", "more before", "faster"],
-)
-def test_the_rest_of_a_time_is_another_step_if_it_is_outside_the_interval(
-    levels: tuple[float, ...], half: float, rest: tuple[int, int] | None
-) -> None:
-    part = levels[2] / levels[1]
-    about = comparison(case_id=UP, ratio=part, low=part - half, high=part + half)
-
-    share = explained(noisy(levels), replace(FOUND, comparison=about), [[x] for x in levels])
-
-    assert share
-    assert share.whole == pytest.approx(levels[-1], abs=0.002)
-    assert (share.part, share.rest) == (part, rest)
-
-
-@pytest.mark.parametrize(
-    ("values", "part", "whole", "rest"),
-    [
-        ((1.0, 2.0, 5.0, 5.0, 7.0), 3, 6, (2, 4)),
-        ((2.0, 5.0, 7.0, 7.0, 7.0), 2, 5, (0, 1)),
-        ((1.0, 1.0, 4.0, 4.0, 4.0), 3, 3, None),
-    ],
-)
-def test_the_rest_of_a_count_is_any_difference(
-    values: tuple[float, ...], part: float, whole: float, rest: tuple[int, int] | None
-) -> None:
-    read = [[v] for v in values]
-
-    share = explained(ExactSearch(4), FOUND, read)
-
-    assert share == Explained(part=part, whole=whole, rest=rest)
-    assert explained(ExactSearch(4), replace(FOUND, confirmed=False), read) is None

@@ -24,9 +24,7 @@ def sentence(result: BisectResult) -> str:
     because = _because(result)
     if result.found:
         name = f"{commits[0].short} is the first bad commit"
-        share = _share(result) if result.explained and result.explained.rest else ""
-        share = f"; this is {share}: there may be another step" if share else ""
-        return f"{name} ({plain(commits[0].subject)}): {because}{share}"
+        return f"{name} ({plain(commits[0].subject)}): {because}"
     if len(commits) > 1:
         names = ", ".join(c.short for c in commits)
         return f"the first bad commit is one of {names}; only the last is measurable: {because}"
@@ -48,15 +46,11 @@ def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
 
 def markdown(result: BisectResult, date: datetime.date) -> str:
     """The page as text."""
-    rest = result.explained.rest if result.explained else None
-    another = tuple(result.request.history[p].short for p in rest or ())
     values: dict[str, Any] = {
         "result": result,
         "answer": sentence(result),
         "date": date.isoformat(),
         "command": shlex.join(result.request.command),
-        "share": _share(result),
-        "another": _search(result.request.command, another),
         "side": _search(result.request.command, result.merged),
         "calls": lambda number: f"{number:.4g}",
         "reading": lambda values: _median(result.request.criterion, values),
@@ -98,16 +92,6 @@ def _because(result: BisectResult) -> str:
         case _, True:
             return f"{criterion.name} runs, but not at {at}"
     return f"{criterion.name} does not run, but it does at {at}"
-
-
-def _share(result: BisectResult) -> str:
-    """The culprit's part of the difference between good and bad; empty without a size."""
-    criterion, sized = result.request.criterion, (CriterionKind.METRIC, CriterionKind.COUNTER)
-    found = result.explained
-    if found is None or criterion.kind not in sized:
-        return ""
-    say = "{:+g}".format if criterion.exact else units.change
-    return f"{say(found.part)} of {say(found.whole)}"
 
 
 def _search(command: Sequence[str], ends: tuple[str, ...] | None) -> str:

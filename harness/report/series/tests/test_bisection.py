@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.bisect.criteria import Criterion, CriterionKind
-from harness.bisect.culprit import CallsChange, Explained, ProfileChange
+from harness.bisect.culprit import CallsChange, ProfileChange
 from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
@@ -116,43 +116,14 @@ def test_the_sentence_says_how_the_culprit_differs(result: BisectResult, expecte
     assert expected in text
 
 
-@pytest.mark.parametrize(
-    ("result", "share"),
-    [
-        (of_commits(CONFIRMED, explained=Explained(part=1.048, whole=1.063, rest=(3, 4))), True),
-        (of_commits(CONFIRMED, explained=Explained(part=1.06, whole=1.063)), False),
-        (of_commits(FOUND, SYNCS, **exact(1, 3), explained=Explained(part=2, whole=3)), False),
-        (of_commits(FOUND, CRASH, **exact(0, 1), explained=Explained(part=1, whole=1)), False),
-    ],
-)
-def test_the_sentence_names_the_share_if_another_step_may_follow(
-    result: BisectResult, share: bool
-) -> None:
-    assert ("; this is +4.8 % of +6.3 %: " in bisection.sentence(result)) is share
-    assert ("another step" in bisection.sentence(result)) is share
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        of_commits(CommitsConclusion(reason="no difference")),
-        of_commits(FOUND, CRASH, **exact(0, 1), explained=Explained(part=1, whole=1)),
-    ],
-)
-def test_a_page_without_a_culprit_or_a_size_has_no_share(result: BisectResult) -> None:
-    assert "Explained" not in bisection.markdown(result, DATE)
-
-
-def test_the_commands_to_search_on_are_that_of_the_search_with_other_ends() -> None:
-    share = Explained(part=1.1, whole=1.2, rest=(0, 2))
-    result = of_commits(CONFIRMED, explained=share, merged=("aaaa", "bbbb"))
+def test_the_command_to_search_a_side_is_that_of_the_search_with_other_ends() -> None:
+    result = of_commits(CONFIRMED, merged=("aaaa", "bbbb"))
     command = ("harness", "bisect", "my suite.yaml", "--good", "v1", "--case", "a", "--bad=main")
     request = replace(result.request, command=command)
 
     page = bisection.markdown(replace(result, request=request), DATE)
 
     again = "`harness bisect 'my suite.yaml' --case a"
-    assert f"another step: {again} --good 0000000000 --bad 2222222222`" in page
     assert f"the side that it merged: {again} --good aaaa --bad bbbb`" in page
 
 
@@ -179,9 +150,7 @@ CHANGED = ProfileChange(
 
 
 PAGES: dict[str, BisectResult] = {
-    "bisection_of_commits.md": of_commits(
-        CONFIRMED, explained=Explained(part=1.1, whole=1.13, rest=(3, 4)), profile=CHANGED
-    ),
+    "bisection_of_commits.md": of_commits(CONFIRMED, profile=CHANGED),
 }
 HERE = Path(__file__).parent
 
