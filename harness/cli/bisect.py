@@ -90,18 +90,15 @@ def bisect(
     Exit status: 0 found; 3 undecided, or out of budget.
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
+    asked = suite or overrides or good or bad or any(criterion.values()) or build or root
+    if (resume and (case or asked)) or (runs and asked):
+        raise HarnessError(
+            "--resume continues a search as it is; --runs needs --case alone",
+            "Remove the other options.",
+        )
     if resume is not None:
-        if suite or case or overrides or good or bad or any(criterion.values()) or build or root:
-            raise HarnessError(
-                "--resume continues a search as it is", "Give --budget and --wait-for-gpu only."
-            )
         start: BisectRequest | Journal = Journal.resume(state, resume)
     elif runs is not None:
-        if suite or overrides or good or bad or any(criterion.values()) or build or root:
-            raise HarnessError(
-                "--runs writes a suite for two runs and measures nothing",
-                "Give --case, --store and --state only.",
-            )
         _write_suite(runs, case, state, stored)
         return
     elif suite and good:

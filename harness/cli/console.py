@@ -1,8 +1,6 @@
 """Rich renderables of a run, a plan, verdicts, the doctor. This module prints nothing."""
 
 import re
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -135,8 +133,7 @@ def ending(
     add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    program = "harness" if shutil.which("harness") else f"{sys.executable} -m harness"
-    for line in endings.next_lines(run, cases, program):
+    for line in endings.next_lines(run, cases, "harness"):
         add(*line)
     return rows
 

@@ -1,12 +1,13 @@
 """The commands `doctor` (is this machine fit to measure on?) and `schema` (of suite files)."""
 
+import json
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from harness.cli import console, options
-from harness.cli.options import command, document, out
+from harness.cli.options import command, out, write
 from harness.git import repository
 from harness.machine import doctor, drift, environment
 from harness.records import Decision, Environment, Run
@@ -65,4 +66,4 @@ def schema() -> None:
     \b
     harness schema > suite.schema.json
     """
-    document(json_schema())
+    write(json.dumps(json_schema(), indent=2).encode() + b"\n")

@@ -1,6 +1,5 @@
 """What several commands share: options and consoles."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -101,11 +100,6 @@ def show(text: str) -> None:
 def say(text: str) -> None:
     """Print a message on standard error."""
     err.print(text, markup=False, soft_wrap=True)
-
-
-def document(value: object) -> None:
-    """Print one JSON document on standard output; as ASCII it cannot command a terminal."""
-    write(json.dumps(value, indent=2, allow_nan=False).encode() + b"\n")
 
 
 def write(data: bytes) -> None:

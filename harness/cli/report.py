@@ -44,15 +44,14 @@ def _compared(recorded: Run, against: str) -> Run | None:
     """The earlier run of a comparison.
 
     Raises:
-        HarnessError: It is absent, the run itself, or has none of its cases.
+        HarnessError: It is absent, or the run itself.
     """
     if against == NO_RUN:
         return None
     before = reader.load(Path(recorded.folder).parent, against)
-    here, there = ({c.case_id for c in r.suite.cases} for r in (recorded, before))
-    if before.run_id == recorded.run_id or not here & there:
+    if before.run_id == recorded.run_id:
         raise HarnessError(
-            f"--against {before.run_id} is the run itself, or has no case of it",
+            f"--against {before.run_id} is the run itself",
             f"Name another: harness list runs --suite {recorded.suite.name}; or --against none.",
         )
     return before

@@ -36,10 +36,8 @@ _LOCAL = {
 """git sets these for its hooks; with them, another repository or index would answer."""
 
 
-def run_git(
-    folder: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: str = ""
-) -> str:
-    """The output of a git command in a folder.
+def run_git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
+    """The output of a git command in a folder, without its last newline.
 
     Raises:
         HarnessError: git fails, with the last line of its message, or is not installed.
@@ -51,7 +49,7 @@ def run_git(
             cwd=folder,
             # Without the optional lock, a question does not refresh the user's index.
             env={**kept, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", **(variables or {})},
-            input=os.fsencode(stdin),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
         )
@@ -60,15 +58,15 @@ def run_git(
     if done.returncode != 0:
         message = done.stderr.decode(errors="replace").strip().splitlines()
         raise HarnessError(f"git {arguments[0]}: {message[-1] if message else 'no message'}")
-    return os.fsdecode(done.stdout)
+    return os.fsdecode(done.stdout).removesuffix("\n")
 
 
 def try_git(
-    folder: Path, *arguments: str, variables: Mapping[str, str] | None = None, stdin: str = ""
+    folder: Path, *arguments: str, variables: Mapping[str, str] | None = None
 ) -> str | None:
-    """The output of a git command in a folder; None if git fails or is not installed."""
+    """As run_git; None if git fails or is not installed."""
     try:
-        return run_git(folder, *arguments, variables=variables, stdin=stdin)
+        return run_git(folder, *arguments, variables=variables)
     except HarnessError:
         return None
 
@@ -91,15 +89,11 @@ class Repository:
         except HarnessError as error:
             problem = f"{folder} is not in a git repository: {error}"
             raise HarnessError(problem, "Run this inside a clone.") from None
-        return cls(Path(root.removesuffix("\n")))
+        return cls(Path(root))
 
     def ask(self, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
-        """The output of a git command, without its last newline.
-
-        Raises:
-            HarnessError: git fails, with its message.
-        """
-        return run_git(self.root, *arguments, variables=variables).removesuffix("\n")
+        """As run_git, at the root."""
+        return run_git(self.root, *arguments, variables=variables)
 
     def commit(self, ref: str) -> str:
         """The full hash of the commit that a ref names.
@@ -114,12 +108,12 @@ class Repository:
             known = (try_git(self.root, "for-each-ref", "--format=%(refname:short)") or "").split()
             remedy = f"It has: {', '.join(known[:MOST_NAMES])}." if known else ""
             shallow = try_git(self.root, "rev-parse", "--is-shallow-repository") or ""
-            if shallow.strip() == "true":
+            if shallow == "true":
                 remedy = "This clone is shallow; fetch more: git fetch origin main --depth=1000."
             if try_git(self.root, "rev-parse", "--verify", "--quiet", "HEAD") is None:
                 remedy = "The repository has no commit yet: make one, then repeat the command."
             raise HarnessError(f"{ref!r} is not a commit of {self.root}", remedy)
-        return found.strip()
+        return found
 
     def merge_base(self, base: str, head: str) -> str:
         """The last commit that both have in common.
@@ -133,7 +127,7 @@ class Repository:
                 f"{base[:10]} and {head[:10]} have no common commit in {self.root}",
                 "In a shallow clone, fetch the history: git fetch --unshallow.",
             )
-        return found.strip()
+        return found
 
     def text(self, commit: str, path: str) -> str | None:
         """The content of a file in a commit; None if the commit does not contain it."""
@@ -191,14 +185,14 @@ def read_git(folder: Path) -> Git | None:
     root = try_git(folder, "rev-parse", "--show-toplevel")
     if root is None or try_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
-    tree = Path(root.removesuffix("\n"))
+    tree = Path(root)
     commit = try_git(tree, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
     branch = try_git(tree, "symbolic-ref", "--short", "HEAD")
     return Git(
-        commit=commit.strip(),
-        branch=branch.strip() if branch else "(detached)",
+        commit=commit,
+        branch=branch or "(detached)",
         dirty_sha256=_dirty_sha256(tree),
     )
 
@@ -210,7 +204,7 @@ def ignore_line(folder: Path) -> str:
     shown = root and try_git(folder, "status", "--porcelain", "--", ".")
     if not root or not (shown or "").startswith("??") or try_git(folder, "ls-files"):
         return ""
-    inside = folder.resolve().relative_to(Path(root.removesuffix("\n")).resolve())
+    inside = folder.resolve().relative_to(Path(root).resolve())
     return f"/{inside.as_posix()}/"
 
 
@@ -219,7 +213,7 @@ def _dirty_sha256(root: Path) -> str:
     code = ("--", ".", *_WRITTEN)
     asked = ("diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", *code)
     with tempfile.TemporaryDirectory() as folder:  # for git writes the index that it compares with
-        index = root / (try_git(root, "rev-parse", "--git-path", "index") or "").strip()
+        index = root / (try_git(root, "rev-parse", "--git-path", "index") or "")
         variables = {}
         if index.is_file():
             variables = {"GIT_INDEX_FILE": shutil.copy2(index, folder)}

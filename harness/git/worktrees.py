@@ -92,18 +92,10 @@ def _is_dead(folder: Path) -> bool:
 
 
 def check_out(repository: Repository, tree: Path, commit: str) -> None:
-    """Make a worktree of a commit, on no branch.
-
-    Raises:
-        HarnessError: git fails.
-    """
+    """Make a worktree of a commit, on no branch."""
     repository.ask("worktree", "add", "--quiet", "--detach", str(tree), commit)
 
 
 def remove(repository: Repository, tree: Path) -> None:
-    """Remove a temporary worktree with everything built in it.
-
-    Raises:
-        HarnessError: git fails.
-    """
+    """Remove a temporary worktree with everything built in it."""
     repository.ask("worktree", "remove", "--force", "--force", str(tree))

@@ -78,7 +78,7 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
 def _outside(program: Program, tree: Path) -> str:
     """A file named in the command that lies in the user's own working tree, whose present state is
     not the commit under test, and also in `tree`; data that only lies there is allowed."""
-    git = Path((try_git(tree, "rev-parse", "--git-common-dir") or "").strip())
+    git = Path(try_git(tree, "rev-parse", "--git-common-dir") or "")
     home = (tree / git).resolve().parent
     if git.name != ".git" or home == tree:
         return ""

@@ -58,10 +58,10 @@ MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
     "harness/analysis": 4_620,
     "harness/bisect": 1_750,
-    "harness/cli": 1_940,
+    "harness/cli": 1_930,
     "harness/executor": 360,
     "harness/gate": 1_990,
-    "harness/git": 520,
+    "harness/git": 500,
     "harness/integrations": 740,
     "harness/machine": 1_310,
     "harness/measure": 2_180,
