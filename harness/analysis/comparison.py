@@ -157,7 +157,8 @@ def statistics(pairs: Sequence[Pair], thresholds: Thresholds, share: float = 1.0
         clocks = np.log([(p.candidate_hz or 1) / (p.baseline_hz or 1) for p in clocked])
         cycles = hodges_lehmann(time_logs(clocked) + clocks, swapped(clocked))
         answer = replace(answer, cycles=float(cycles))
-    return replace(answer, pair_s=_pair_s(pairs))
+    walls = [p.wall_s for p in pairs if p.wall_s is not None]
+    return replace(answer, pair_s=float(np.mean(walls)) if walls else None)
 
 
 def array_statistics(
@@ -241,7 +242,9 @@ def _judge(
     gap = units.slowdown(math.exp(s.centre))
     among = f", corrected for {cases} cases" if cases > 1 else ""
     below = f"the tolerance of {units.percent(thresholds.tolerance)}"
-    se = _standard_error(s)
+    se = None  # from the width of the exact interval: robust to outliers
+    if s.low is not None and s.high is not None:
+        se = (s.high - s.low) / 2 / _quantile(1 - s.error)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
     if p_slower <= thresholds.alpha and s.centre > practical:
@@ -284,17 +287,10 @@ def _judge(
         clock_explained=clock_explained,
         smallest_effect=None if se is None else _smallest_effect(se, s, cases, thresholds),
         pairs_needed=needed,
-        minutes_needed=_minutes(needed, s.pair_s),
+        minutes_needed=needed * s.pair_s / 60 if needed and s.pair_s else None,
         reason=reason,
         tolerance=open_tolerance,
     )
-
-
-def _standard_error(s: Statistics) -> float | None:
-    """Standard error of the centre, from the width of its exact interval: robust to outliers."""
-    if s.low is None or s.high is None:
-        return None
-    return (s.high - s.low) / 2 / _quantile(1 - s.error)
 
 
 def _bound(log: float | None) -> float | None:
@@ -421,16 +417,6 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
         reason=f"{_most(high)} in {len(pairs)} pairs: below the tolerance of "
         f"{units.percent(thresholds.tolerance)}",
     )
-
-
-def _pair_s(pairs: Sequence[Pair]) -> float | None:
-    """Mean GPU time of one pair; None if not recorded."""
-    walls = [p.wall_s for p in pairs if p.wall_s is not None]
-    return float(np.mean(walls)) if walls else None
-
-
-def _minutes(pairs: int | None, pair_s: float | None) -> float | None:
-    return None if pairs is None or pair_s is None else pairs * pair_s / 60
 
 
 def _most(log: float) -> str:

@@ -228,12 +228,6 @@ def per_token(summary: CaseSummary) -> Estimate:
     return replace(step, value=step.value / tokens, low=low, high=high, each=each)
 
 
-def _bound(summary: CaseSummary) -> float | None:
-    """The least step time per token of a case that timed out, or per step."""
-    bound = timeout_bound(summary, "step_s")
-    return bound / (summary.tokens or 1) if bound else None
-
-
 def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
     """The ends of the interval of the effect in a pair; a case that timed out leaves one open, two
     leave both."""
@@ -242,9 +236,10 @@ def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
         ratio = _ratio((base, value))
         return ratio.low or 0.0, ratio.high or math.inf
     quick, late = (base, value) if timed[0] else (value, base)
-    if not any(timed) or not (bound := _bound(late)):
+    bound = timeout_bound(late, "step_s")
+    if not any(timed) or not bound:
         return 0.0, math.inf
-    least = times_beyond(per_token(quick), bound, higher_is_better=False)
+    least = times_beyond(per_token(quick), bound / (late.tokens or 1), higher_is_better=False)
     return (least, math.inf) if timed[0] else (0.0, 1 / least)
 
 

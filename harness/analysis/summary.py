@@ -66,19 +66,6 @@ _Kind = tuple[Clock | None, bool]
 """Cases scatter alike if they are timed by one clock, and the GPU works or waits in all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rate:
-    """One positive metric of a case."""
-
-    values: Sequence[float]
-    prior: statistics.VariancePrior | None
-    """Of the run's cases of the same kind."""
-
-    def estimate(self, samples: int, values: Sequence[float] = ()) -> Estimate:
-        """Of these values, or of others that scatter likewise."""
-        return statistics.geometric(values or self.values, samples=samples, prior=self.prior)
-
-
 def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, also without a measurement, in the order of the suite."""
     evidence = [_evidence(case, run.of(case.case_id)) for case in run.suite.cases]
@@ -96,7 +83,8 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
             run.of(case.case_id),
             run.environment,
             run.self_test,
-            {name: _Rate(values, priors.get((kind, name))) for name, values in own.items()},
+            own,
+            {name: priors.get((kind, name)) for name in own},
         )
         for case, of, own, kind in zip(run.suite.cases, evidence, rates, kinds, strict=True)
     ]
@@ -168,7 +156,8 @@ def _summarise(
     measurements: Sequence[Measurement],
     environment: Environment,
     proof: SelfTest | None,
-    rates: Mapping[str, _Rate],
+    rates: Mapping[str, Sequence[float]],
+    priors: Mapping[str, statistics.VariancePrior | None],
 ) -> CaseSummary:
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
@@ -180,7 +169,9 @@ def _summarise(
     gpu = environment.gpu is not None
     unattested = recorded.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
-    found = _metrics(case, evidence, observed, environment, limit, rates) if evidence else {}
+    found: Mapping[str, Estimate] = {}
+    if evidence:
+        found = _metrics(case, evidence, observed, environment, limit, rates, priors)
     ends = {name: e.ends for name, e in found.items() if name in (*rates, *OF_WORK) and e.ends}
     apart = {
         name: replace(found[name], low=None, high=None, freedom=None)
@@ -311,14 +302,16 @@ def _metrics(
     observed: Mapping[str, Scalar],
     environment: Environment,
     limit: RooflineBound | None,
-    rates: Mapping[str, _Rate],
+    rates: Mapping[str, Sequence[float]],
+    priors: Mapping[str, statistics.VariancePrior | None],
 ) -> Mapping[str, Estimate]:
-    metrics = {}
     samples = sum(len(m.kept_s) for m in ok)
-    if "step_cycles" in rates:
-        metrics["step_cycles"] = rates["step_cycles"].estimate(samples)
-    metrics["step_s"] = rates["step_s"].estimate(samples)
-    steps = rates["step_s"].values
+    metrics = {
+        name: statistics.geometric(rates[name], samples=samples, prior=priors[name])
+        for name in ("step_cycles", "step_s")
+        if name in rates
+    }
+    steps = rates["step_s"]
     timed = list(zip(ok, steps, strict=True))
     size = case.program.world_size if case.program else 0
     card = peak(environment.device_name, precision_of(case.axes, observed, environment))
@@ -329,7 +322,7 @@ def _metrics(
         "mfu": [m.flops / s / card for m, s in timed if card and m.flops],
     }
     metrics |= {
-        name: rates["step_s"].estimate(samples, values)
+        name: statistics.geometric(values, samples=samples, prior=priors["step_s"])
         for name, values in of_the_step.items()
         if len(values) == len(ok)
     }
@@ -347,7 +340,7 @@ def _metrics(
         if not _is_rate(name, values):
             metrics[name] = statistics.arithmetic(values, samples=count)
         else:
-            metrics[name] = rates[name].estimate(count)
+            metrics[name] = statistics.geometric(values, samples=count, prior=priors[name])
     compared = recorded.error_of_bound(ok)
     return {**recorded.estimates(ok), **metrics, **course_metrics(ok), **compared}
 

@@ -287,21 +287,13 @@ def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | Non
             its = [i for i, s in ok.items() if suspect.with_.accepts(s.case)]
             for first in [i for i in its if in_gap(gap.where, ok[i].case)][:1]:
                 names.setdefault(first, []).append(suspect.name)
-    found = [_candidate(run, ok, ok[i].case, seen, of) for i, of in names.items()]
+    found = []
+    for i, of in names.items():
+        here = tuple(_here(run, ok, ok[i].case, o) for o in seen)
+        agrees = tuple(x is not None and _agrees(x, o) for x, o in zip(here, seen, strict=True))
+        found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees))
     found.sort(key=lambda c: (c.against, -sum(c.agrees)))
     return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
-
-
-def _candidate(
-    run: Run,
-    ok: Mapping[str, CaseSummary],
-    case: Case,
-    seen: Sequence[Observation],
-    suspects: Sequence[str],
-) -> Candidate:
-    here = tuple(_here(run, ok, case, o) for o in seen)
-    agrees = tuple(x is not None and _agrees(x, o) for x, o in zip(here, seen, strict=True))
-    return Candidate(case_id=case.case_id, suspects=tuple(suspects), here=here, agrees=agrees)
 
 
 def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:
