@@ -64,28 +64,15 @@ def test_each_difference_is_taken_alone_and_left_out_alone() -> None:
     suite = suites.loads(written(two_runs(text=OTHER)), "it.yaml")
 
     cases = {case.workload: case for case in suite.cases}
-    names = {v.replace(" ", "-") for v in VARIED}
-    assert cases.keys() == {
-        "first",
-        "second",
-        *(f"{w}-{n}" for w in ("with", "without") for n in names),
-    }
     first, second = cases["first"], cases["second"]
-    assert (first.axes, first.factory) == (
-        {"seq_len": 512, "NSA_ROUTE": "loop", "batch": 8},
-        "toys.workloads:train",
-    )
+    assert (first.factory, first.axes["batch"]) == ("toys.workloads:train", 8)
     assert first.env == {"NSA_ROUTE": "loop", "NSA_KEEP": "1", "NSA_A": "1"}
     assert second.env == {"NSA_ROUTE": "fast", "NSA_KEEP": "1"}
-    assert (first.settings.graph, second.settings.flush_l2, first.settings.flush_l2) == (
-        True,
-        True,
-        False,
-    )
     assert cases["with-axis-NSA_ROUTE"].env == {**first.env, "NSA_ROUTE": "fast"}
     assert cases["without-axis-NSA_ROUTE"].env == {**second.env, "NSA_ROUTE": "loop"}
     assert cases["with-variable-NSA_A"].env == {"NSA_ROUTE": "loop", "NSA_KEEP": "1"}
-    assert not cases["with-setting-graph"].settings.graph
+    graphs = [cases[n].settings.graph for n in ("first", "with-setting-graph", "second")]
+    assert graphs == [True, False, False]
     assert cases["without-setting-graph"].settings.graph
 
 

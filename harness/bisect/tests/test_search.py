@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 from harness.bisect.posterior import (
-    LEAST_SCALE,
-    SCALES,
     Grid,
     Posterior,
     ProcessReading,
-    information,
-    most_informative,
 )
 from harness.bisect.search import (
     ANCHOR_PAIRS,
@@ -101,23 +97,6 @@ def test_noise_and_step_are_found_from_the_blocks() -> None:
 
     assert posterior.scale == pytest.approx(0.003, rel=0.25)
     assert posterior.step == pytest.approx(STEP, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "scale"),
-    [([0.02, 0.08] * 3, 1.4826 * 0.03 / math.sqrt(2)), ([0.05] * 6, LEAST_SCALE)],
-    ids=["noisy", "equal"],
-)
-def test_the_grid_is_centred_on_the_noise_of_the_pairs(pairs: list[float], scale: float) -> None:
-    assert Grid.around(pairs).scales[SCALES // 2] == pytest.approx(scale)
-
-
-def test_the_middle_commit_is_the_most_informative() -> None:
-    chances = np.array([0, *[1 / 8] * 8])
-
-    assert most_informative(chances, (), 0.1) == (4, information(chances, 4, 0.1))
-    assert information(chances, 4, 0.0) == pytest.approx(1.0)
-    assert information(chances, 1, 0.0) < information(chances, 3, 0.0)
 
 
 # --- the search --------------------------------------------------------------------------

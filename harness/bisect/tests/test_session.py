@@ -258,16 +258,6 @@ def test_a_path_mismatch_of_the_good_commit_ends_the_search(
     assert "good commit cannot be measured: path mismatch" in bisection.sentence(result)
 
 
-def test_ends_with_equal_counts_find_no_commit_and_show_the_counts(
-    past: Past, machine: Machine, tmp_path: Path
-) -> None:
-    result = searched(past, tmp_path, HOST_SYNCS, bad=2)
-
-    assert not result.found
-    ends = f"{past[1][0][:10]}, 1 at {past[1][2][:10]})"
-    assert bisection.sentence(result).endswith(f"(host_syncs: 1 at {ends}")
-
-
 # --- the history -------------------------------------------------------------------------
 
 
