@@ -78,18 +78,6 @@ def _variables(required: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _found(name: str, path: Sequence[str]) -> Path | None:
-    """The file of a module, or the folder of a package, on this path, or as this process finds it;
-    without importing it."""
-    spec = PathFinder.find_spec(name, path) or find_spec(name)
-    if spec is None:
-        return None
-    places = list(spec.submodule_search_locations or ())
-    if places:
-        return Path(places[0])
-    return Path(spec.origin) if spec.has_location and spec.origin else None
-
-
 def _os() -> str:
     try:
         name = platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -135,6 +123,8 @@ def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
     if not name:  # a program, which runs here
         return here
     # The same order as in a worker, see runner.forkserver.
-    first = roots or home(here)
-    place = _found(name, [str(folder) for folder in first])
-    return here if place is None else place if place.is_dir() else place.parent
+    first = [str(folder) for folder in roots or home(here)]
+    spec = PathFinder.find_spec(name, first) or find_spec(name)
+    if spec and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin).parent if spec and spec.has_location and spec.origin else here

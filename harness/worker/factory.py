@@ -5,9 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from harness.git import origin
 from harness.measure import attestation
@@ -74,14 +72,15 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
     if case.program is not None:
         problem = process.refusal(case, case.program, roots)
         return Refusal(case_id=case.case_id, problem=problem) if problem else None
-    module = case.factory.partition(":")[0]
+    module, _, function = case.factory.partition(":")
     try:
         if module not in sys.modules:
             begin(f"import {module}")
         load_factory(case.factory)
-        if preflight := _preflight_of(case):
+        if preflight := getattr(sys.modules[module], PREFLIGHT, None):
             begin(f"preflight of {case.case_id}")
-            preflight()
+            env = {**os.environ, **case.env}
+            preflight(function, case.provider, case.axes, env)
     except (ImportError, attestation.PathMismatch) as error:
         if isinstance(error, ImportError) and not hides(error):
             raise
@@ -93,11 +92,3 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=bounded(str(error)))
     return None
-
-
-def _preflight_of(case: Case) -> Callable[[], Any] | None:
-    """The check that the module of the case's factory may offer, bound to the case."""
-    module, _, function = case.factory.partition(":")
-    offered = getattr(sys.modules.get(module), PREFLIGHT, None)
-    env = {**os.environ, **case.env}
-    return offered and partial(offered, function, case.provider, case.axes, env)
