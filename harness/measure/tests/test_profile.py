@@ -192,17 +192,20 @@ def test_kernels_of_a_fused_operator_belong_to_the_ranges_within_it() -> None:
     }
 
 
-def test_an_operators_own_time_excludes_its_callees(trace: Trace) -> None:
+def test_the_times_of_a_step_are_divided_by_operator_and_range(trace: Trace) -> None:
+    """Overlapping kernels count once; idle time belongs to the range of the next kernel."""
     uses = {(u.name, u.where): u for u in trace.operators()}
+    idle, host = trace.gap_by_range(), trace.host_by_range()
 
     assert uses["aten::bmm", "select"].time_s == pytest.approx((10 - 2 + 6) * 1e-6)
     assert uses["aten::item", ""].calls == 1
     assert not any(name.startswith("autograd::") for name, _ in uses)
-
-
-def test_overlapping_kernels_count_once_as_busy_time(trace: Trace) -> None:
     assert trace.step_s == pytest.approx(100e-6)
     assert trace.busy_s() == pytest.approx((10 + 15 + 5 + 10) * 1e-6)
+    assert idle["select"] == pytest.approx((20 + 10 + 5) / 60)  # 0-20, 30-40 and 55-60
+    assert idle[""] == pytest.approx((5 + 20) / 60)  # before the copy, and after it
+    assert host["select"] == pytest.approx((35 + 10) / 80)
+    assert [sum(shares.values()) for shares in (idle, host)] == pytest.approx([1, 1])
 
 
 def test_communication_is_exposed_while_no_other_kernel_runs(trace: Trace) -> None:
@@ -213,21 +216,6 @@ def test_communication_is_exposed_while_no_other_kernel_runs(trace: Trace) -> No
     assert trace.communication() == (0.0, 0.0)
     assert seen.communication() == pytest.approx((12.5e-6, 5e-6))  # half of the two steps' sum
     assert seen.busy_s() == pytest.approx(trace.busy_s() + 5e-6)
-
-
-def test_idle_time_belongs_to_the_range_of_the_next_kernel(trace: Trace) -> None:
-    idle = trace.gap_by_range()
-
-    assert sum(idle.values()) == pytest.approx(1)
-    assert idle["select"] == pytest.approx((20 + 10 + 5) / 60)  # 0-20, 30-40 and 55-60
-    assert idle[""] == pytest.approx((5 + 20) / 60)  # before the copy, and after it
-
-
-def test_host_time_is_divided_by_range(trace: Trace) -> None:
-    host = trace.host_by_range()
-
-    assert host["select"] == pytest.approx((35 + 10) / 80)
-    assert sum(host.values()) == pytest.approx(1)
 
 
 def test_the_time_of_an_inner_range_is_not_of_the_outer() -> None:
