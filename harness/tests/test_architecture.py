@@ -67,7 +67,7 @@ MOST_LINES = {
     "harness/measure": 2_180,
     "harness/program": 1_670,
     "harness/records": 1_740,
-    "harness/report": 4_190,
+    "harness/report": 4_140,
     "harness/runner": 2_280,
     "harness/store": 770,
     "harness/suite": 1_980,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_300, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_250, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
