@@ -193,25 +193,28 @@ def _levels(
     An axis separates better if fewer of its levels disagree in themselves; then the provider comes
     first, and an axis that leaves less scatter in its levels.
     """
-    best: tuple[tuple[int, bool, float], str, dict[Scalar, list[_SidePair]]] | None = None
-    if _disagree(pairs):
-        for axis in ["provider", *dict.fromkeys(n for a, _ in pairs for n in a.case.swept)]:
-            levels: dict[Scalar, list[_SidePair]] = {}
-            for pair in pairs:
-                if (at := pair[0].case.get(axis)) is not None and at == pair[1].case.get(axis):
-                    levels.setdefault(at, []).append(pair)
-            if 2 <= len(levels) <= most and sum(map(len, levels.values())) == len(pairs):
-                logs = [[math.log(_ratio(p).value) for p in of] for of in levels.values()]
-                left = sum(len(of) * pvariance(of) for of in logs)
-                rank = sum(map(_disagree, levels.values())), axis != "provider", left
-                best = min(filter(None, (best, (rank, axis, levels))), key=lambda one: one[0])
-    if best is None:
+    splits: dict[str, dict[Scalar, list[_SidePair]]] = {}
+    for axis in ["provider", *dict.fromkeys(n for a, _ in pairs for n in a.case.swept)]:
+        levels: dict[Scalar, list[_SidePair]] = {}
+        for pair in pairs:
+            if (at := pair[0].case.get(axis)) is not None and at == pair[1].case.get(axis):
+                levels.setdefault(at, []).append(pair)
+        if 2 <= len(levels) <= most and sum(map(len, levels.values())) == len(pairs):
+            splits[axis] = levels
+    if not splits or not _disagree(pairs):
         return [({}, pairs)]
-    _, axis, levels = best
+
+    def rank(axis: str) -> tuple[int, bool, float]:
+        levels = splits[axis].values()
+        logs = [[math.log(_ratio(pair).value) for pair in level] for level in levels]
+        scatter = sum(len(level) * pvariance(level) for level in logs)
+        return sum(map(_disagree, levels)), axis != "provider", scatter
+
+    axis = min(splits, key=rank)
     return [
-        ({axis: level, **within}, some)
-        for level, of in levels.items()
-        for within, some in _levels(of, most // len(levels))
+        ({axis: at, **within}, some)
+        for at, level in splits[axis].items()
+        for within, some in _levels(level, most // len(splits[axis]))
     ]
 
 

@@ -198,11 +198,6 @@ def test_looks_have_more_pairs_each_and_the_last_as_many_as_the_scatter_asks_for
     assert found[1:] == looks
 
 
-@pytest.mark.parametrize(("cases", "pairs"), [(1, 12), (12, 16), (60, 18)])
-def test_fewer_pairs_than_the_first_look_has_could_decide_nothing(cases: int, pairs: int) -> None:
-    assert least_pairs(cases, EARLY * DEFAULT.alpha) == pairs
-
-
 def test_a_large_slowdown_is_decided_by_the_first_look() -> None:
     answers = [judge(pairs(1.15, n), share=EARLY) for n in (12, 11)]
 

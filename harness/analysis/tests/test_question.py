@@ -215,10 +215,6 @@ def test_expectations_count_in_the_verdict(
             assert results[0].said == said
 
 
-def test_an_expectation_of_an_old_run_does_not_count() -> None:
-    assert Expectation(metric="step_s").counts is Weight.NOTE
-
-
 # --- the machine and the part of a suite -------------------------------------------------
 
 

@@ -195,11 +195,7 @@ def test_an_allowed_outcome_is_reported_but_is_go(outcome: Outcome) -> None:
     assert v.decision is GO
     (found,) = v.rules[0].findings
     assert (found.fact, found.outcome, found.detail) == (Fact.ALLOWED, outcome, "since May")
-
-
-def test_an_outcome_that_is_not_allowed_counts() -> None:
     other = summary(outcome=Outcome.CRASH, allow={Outcome.TIMEOUT: "slow"})
-
     assert verdict(other).decision is NO_GO
 
 
@@ -244,10 +240,7 @@ def test_another_timeout_is_not_measured(
     busy = summary(metric="gpu_utilisation", low=0.6, high=0.7)
 
     assert verdict(busy, *cases, rules=rules).decision is decision
-
-
-def test_if_no_case_ends_in_time_nothing_is_measured() -> None:
-    assert verdict(SLOW, rules=()).decision is INCONCLUSIVE
+    assert verdict(SLOW, rules=()).decision is INCONCLUSIVE, "no case ends in time"
 
 
 def test_the_fastest_case_names_those_that_are_not_told_apart_from_it() -> None:
