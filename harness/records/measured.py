@@ -224,6 +224,8 @@ class Measurement:
     """If the outcome is not OK and something was kept."""
     card: str = ""
     """Environment.card of the one it was taken in, if several GPUs measured the run."""
+    asked_by: str = ""
+    """The rule or suspect that was open without it; empty in the first pass."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", bounded(self.detail))

@@ -82,6 +82,7 @@ class Agenda:
         """Why processes are left; set when `next` returns None."""
         self._left = {c.case_id: [*range(c.settings.processes)] for c in suite.cases}
         self._asked = {c.case_id: c.settings.processes for c in suite.cases}
+        self._why = dict[str, str]()
         self._rounds = False
         self._ended = set[tuple[str, int]]()
         self._read, self._budget = read, budget
@@ -105,6 +106,10 @@ class Agenda:
     def left_of(self, case_id: str) -> Sequence[int]:
         """The processes that a case has left."""
         return self._left[case_id]
+
+    def why(self, case: Case, process: int) -> str:
+        """The question for which a process is run after the first pass; empty for one of it."""
+        return self._why[case.case_id] if process >= case.settings.processes else ""
 
     def ended(self, measurement: Measurement) -> None:
         """A process has ended. The first one that does not end OK is the last of its case."""
@@ -144,10 +149,11 @@ class Agenda:
         run = self._read()
         known = tuple(m for m in run.measurements if m.process < self._asked[m.case_id])
         chosen = []
-        for case_id in undecided(replace(run, measurements=known)):
+        for case_id, name in undecided(replace(run, measurements=known)).items():
             process = self._asked[case_id]
             if process < cases[case_id].settings.most:
                 self._asked[case_id] += 1
+                self._why[case_id] = name
                 self._left[case_id] = [process] * ((case_id, process) not in self._ended)
                 chosen.append(cases[case_id])
         self._stages, self._rounds = [chosen], True
@@ -184,6 +190,7 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
             case, process = step
             observer.planned(finished + agenda.left)
             measurement = run_one(case, process, rig.launcher, writer, rig)
+            measurement = replace(measurement, asked_by=agenda.why(case, process))
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
                 # worker did not crash.

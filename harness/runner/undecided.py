@@ -59,9 +59,9 @@ def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
     return of
 
 
-def undecided(run: Run) -> Sequence[str]:
-    """The cases of which another process may decide a rule or suspect: of the most decisive first,
-    and of one rule the case whose processes differ most."""
+def undecided(run: Run) -> dict[str, str]:
+    """Case id -> the rule or suspect that another process of it may decide: the most decisive
+    first, and of one rule the case whose processes differ most."""
     cases, judged = verdict.of_run(run)
     by_id = {s.case.case_id: s for s in cases}
     left: dict[str, list[str]] = {name: [] for name in needed(run.suite, judged.device)}
@@ -70,8 +70,11 @@ def undecided(run: Run) -> Sequence[str]:
         *((d.name, d.undecided) for d in diagnose(run.suite, cases)),
     ):
         left.setdefault(name, []).extend(i for i in ids if by_id[i].outcome is Outcome.OK)
-    found = [i for ids in left.values() for i in sorted(ids, key=lambda i: -by_id[i].spread)]
-    return [*dict.fromkeys(found)]
+    found: dict[str, str] = {}
+    for name, ids in left.items():
+        for case_id in sorted(ids, key=lambda i: -by_id[i].spread):
+            found.setdefault(case_id, name)
+    return found
 
 
 def _open_rules(

@@ -62,6 +62,7 @@ class Machine:
                 else fake_runs.ended(case, Outcome.CRASH)
             )
             found = replace(made[0], process=process, wall_s=10.0)
+            found = replace(found, asked_by=agenda.why(case, process))
             self.now += found.wall_s
             self.run = replace(self.run, measurements=(*self.run.measurements, found))
             agenda.ended(found)
@@ -177,6 +178,9 @@ def test_an_open_rule_gets_more_processes_until_it_is_decided_and_a_decided_one_
     machine = adaptive(b=OPEN, c=SCATTERED)
 
     assert machine.ran() == ("a0 b0 c0 c1 b1 a1 b2", None)
+    assert {(m.case_id, m.process): m.asked_by for m in machine.run.measurements if m.asked_by} == {
+        ("b", 2): "b"
+    }
 
 
 @pytest.mark.parametrize(

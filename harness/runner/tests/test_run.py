@@ -85,6 +85,7 @@ def test_an_open_rule_adds_a_process_to_those_that_are_planned(planned: Planned)
         Agenda(suite, read=read), rig_of(planned.launcher, observer=planned.observer), planned
     )
 
+    assert [m.asked_by for m in planned.measurements] == ["", "fast"]
     assert planned.observer.totals == [1, 2, 2]
 
 

@@ -1,6 +1,5 @@
 """What is open gets more processes, and nothing else does."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +28,7 @@ NSA, DENSE = ([c.case_id for c in CASES if c.provider == p] for p in ("nsa", "de
 GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq_len=512))
 
 
-def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> Sequence[str]:
+def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[str, str]:
     """NSA takes these step times in each length, or times out; dense takes 1 s, and 1.2 s in a
     second process; the operators of a step vary."""
     steps = {"series": {"dispatched_ops": (9, 12)}, "differing": ("dispatched_ops",), "steps": 2}
@@ -84,7 +83,7 @@ def test_the_cases_of_an_open_rule_are_named(
 ) -> None:
     found = left(step_s, dense, rules=[Rule(name="r", **rule)])
 
-    assert sorted(found) == sorted(ids)
+    assert sorted(found.items()) == sorted(dict.fromkeys(ids, "r").items())
 
 
 def test_few_processes_near_a_limit_are_confirmed() -> None:
@@ -103,7 +102,7 @@ def test_few_processes_near_a_limit_are_confirmed() -> None:
 def test_an_open_expectation_is_named_if_it_counts(
     counts: Weight, low: float, ids: list[str]
 ) -> None:
-    assert left((1.0, 1.3), expectations=[Expectation(counts=counts, low=low, **SHORT)]) == ids
+    assert [*left((1.0, 1.3), expectations=[Expectation(counts=counts, low=low, **SHORT)])] == ids
 
 
 @pytest.mark.parametrize(
@@ -118,4 +117,7 @@ def test_an_open_suspect_names_its_pair_and_a_control_its_worst_case(
 
     found = [left(step_s, suspects=Suspects(gap=GAP, tested=(s,))) for s in (pair, control)]
 
-    assert found == [[NSA[0], DENSE[0]][:of_pair], NSA[:of_control]]
+    assert found == [
+        dict.fromkeys([NSA[0], DENSE[0]][:of_pair], "nsa"),
+        dict.fromkeys(NSA[:of_control], "nsa"),
+    ]
