@@ -5,12 +5,11 @@ Only this module ends the process. Exit status: 0 GO or measured; 1 a regression
 defect of the harness.
 """
 
-import select
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -20,7 +19,7 @@ from harness import __version__
 from harness.cli import bisect, compare, doctor, exchange, gate, history, report, run
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.init import init
-from harness.cli.options import out, say
+from harness.cli.options import say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -61,19 +60,6 @@ def _in_one_message() -> Iterator[None]:
         raise HarnessError(said.replace("Input should be", "must be"), see) from None
     except SystemExit:  # rich exits with 1 if the pipe is closed; a verdict exits by typer.Exit
         raise SystemExit(EXIT_REFUSED) from None
-    except BrokenPipeError:
-        if _output_is_closed():
-            out.on_broken_pipe()
-        raise
-
-
-def _output_is_closed() -> bool:
-    """Whether the reader of stdout has gone, as `harness show RUN | head` does."""
-    with suppress(OSError, ValueError):  # a stdout without a descriptor, as in a test
-        watched = select.poll()
-        watched.register(sys.stdout.fileno(), select.POLLERR)
-        return bool(watched.poll(0))
-    return False
 
 
 app = typer.Typer(

@@ -26,9 +26,6 @@ _WRITTEN = (
 )
 """Pathspecs that leave out what the harness writes, which is no code."""
 
-MOST_NAMES = 8
-"""Branches and tags that a message lists."""
-
 _LOCAL = {
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"),
     *("GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_CONFIG_PARAMETERS"),
@@ -105,8 +102,7 @@ class Repository:
         # git would read a leading dash as an option.
         found = None if ref.startswith("-") else try_git(self.root, *arguments)
         if found is None:
-            known = (try_git(self.root, "for-each-ref", "--format=%(refname:short)") or "").split()
-            remedy = f"It has: {', '.join(known[:MOST_NAMES])}." if known else ""
+            remedy = "See: git log --oneline, git branch --all"
             shallow = try_git(self.root, "rev-parse", "--is-shallow-repository") or ""
             if shallow == "true":
                 remedy = "This clone is shallow; fetch more: git fetch origin main --depth=1000."

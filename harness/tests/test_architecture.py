@@ -58,7 +58,7 @@ MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
     "harness/analysis": 4_590,
     "harness/bisect": 1_750,
-    "harness/cli": 1_930,
+    "harness/cli": 1_910,
     "harness/executor": 360,
     "harness/gate": 1_990,
     "harness/git": 500,
@@ -77,7 +77,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_250, "nsa": 8_860, "suites": 1_980}
+MOST_TEST_LINES = {"harness": 21_200, "nsa": 8_860, "suites": 1_980}
 
 
 def sources(prefix: str) -> dict[str, Path]:
