@@ -164,7 +164,7 @@ def test_an_endless_loop_is_reported_as_busy_and_runs_into_the_time_limit() -> N
             {},
             60.0,
             (7.5, 7.5, 7.5),
-            "idle: no step finished in 37",
+            "idle: no step finished in 38",
             False,
         ),  # before its limit, 45 s
     ],
