@@ -1,12 +1,18 @@
-"""What the log of a process that did not end OK shows; the log itself is the evidence."""
+"""What the log of a process shows that did not end OK: the log itself is the evidence.
+
+Before a process is killed, it writes its Python stacks to its log (faulthandler, on a signal), even
+if another thread has the GIL.
+"""
 
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.messages import RANK_MARK
 from harness.records import Case
-from harness.runner import ranks, stacks
 from harness.runner.forkserver import Worker, end_of
 
 LOG_HEAD_BYTES = 4 * 2**20
@@ -14,6 +20,75 @@ LOG_HEAD_BYTES = 4 * 2**20
 LOG_TAIL_BYTES = 4 * 2**20
 """End of an output that its log keeps, at least; at most twice that."""
 LEFT_OUT = b"\n[... the harness left out output of the program here ...]\n"
+PYTHON_S = 2.0
+"""Longest time to wait for the stacks."""
+POLL_S = 0.05
+
+_CURRENT_THREAD = re.compile(r'Current thread.*\n((?:  File ".*", line \d+ in .*\n)+)')
+_FRAME = re.compile(r'  File "(.*)", line (\d+),? in (.*)\n')
+"""As faulthandler writes it, innermost first; with a comma as in a traceback, innermost last."""
+_LIBRARY = re.compile(r"^<frozen |/lib/python\d|/site-packages/|/dist-packages/")
+_INNERMOST = 8
+"""Frames that may show that a rank waits for the others."""
+_IN_A_COLLECTIVE = re.compile(
+    r"\((distributed_c10d|_functional_collectives|c10d_logger).py:|^_engine_run_backward "
+)
+"""DDP averages gradients inside the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """Frames of one thread, innermost first: `function (file:line)`."""
+
+    frames: tuple[str, ...] = ()
+    frame: str = ""
+    """The innermost one outside of the standard library and of installed packages, if any is."""
+
+
+def written_stack(text: str) -> ThreadStack:
+    """The current thread of stacks that a process wrote; empty without one."""
+    found = _CURRENT_THREAD.search(text)
+    return _stack(_FRAME.findall(found.group(1))) if found else ThreadStack()
+
+
+def _stack(found: Sequence[tuple[str, str, str]]) -> ThreadStack:
+    """The stack of (path, line, function)."""
+    named = [f"{f.rpartition('.')[2]} ({Path(path).name}:{line})" for path, line, f in found]
+    own = [n for n, (path, _, _) in zip(named, found, strict=True) if not _LIBRARY.search(path)]
+    return ThreadStack(tuple(named), (*own, *named, "")[0])
+
+
+def by_rank(text: str) -> dict[int, str]:
+    """The output of each rank, from that of all."""
+    lines: dict[int, str] = {}
+    for line in text.splitlines(keepends=True):
+        if mark := RANK_MARK.match(line):
+            lines[int(mark[1])] = lines.get(int(mark[1]), "") + line[mark.end() :]
+    return lines
+
+
+def python_stacks(worker: Worker, log: Path, ranks: int = 0) -> str:
+    """Ask the worker, or its program's ranks, to write their Python stacks to its log; empty
+    without an answer."""
+    if not log.exists():  # somebody removed the run
+        return ""
+    before = log.stat().st_size
+    worker.dump_stacks()
+    deadline = time.monotonic() + PYTHON_S
+    while time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        found = _since(log, before)
+        own = [*by_rank(found).values()] if ranks else [found]
+        if len(own) >= ranks and all(written_stack(text).frames for text in own):
+            time.sleep(POLL_S)  # for the frames below it
+            break
+    return _since(log, before)
+
+
+def _since(log: Path, offset: int) -> str:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read().decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +106,30 @@ def stuck(worker: Worker, case: Case, log: Path, rank_steps: Sequence[int] | Non
     """Have a worker write its Python stacks to its log. `rank_steps` are those of each rank, if its
     silence was judged."""
     several = case.program.ranks if case.program else 0
-    python = stacks.python_stacks(worker, log, several)
-    own = {rank: stacks.written_stack(text) for rank, text in stacks.by_rank(python).items()}
-    behind = ranks.stuck(rank_steps, own) if several and rank_steps is not None else None
-    if behind is None:
-        return Stuck(frame=stacks.written_stack(python).frame)
-    rank, why = behind
-    return Stuck(frame=own[rank].frame if rank in own else "", rank=rank, behind=why)
+    text = python_stacks(worker, log, several)
+    if several and rank_steps is not None:
+        own = {rank: written_stack(of_one) for rank, of_one in by_rank(text).items()}
+        if found := behind(rank_steps, own):
+            return found
+    return Stuck(frame=written_stack(text).frame)
+
+
+def behind(steps: Sequence[int], stacks: Mapping[int, ThreadStack]) -> Stuck | None:
+    """The rank in which a hang begins, and by what that is seen; None if it is not.
+
+    It is the rank that is behind by its steps, or else the only one, of those with a stack, that
+    does not wait in a collective.
+    """
+    inner = {rank: stack.frames[:_INNERMOST] for rank, stack in stacks.items()}
+    apart = [rank for rank, seen in inner.items() if not any(map(_IN_A_COLLECTIVE.search, seen))]
+    if len(set(steps)) > 1:
+        rank = min(range(len(steps)), key=lambda r: (steps[r], r))
+        why = f"it finished {steps[rank]} steps, others {max(steps)}"
+    elif len(apart) == 1 and len(inner) > 1:
+        rank, why = apart[0], "the others wait in a collective"
+    else:
+        return None
+    return Stuck(frame=stacks[rank].frame if rank in stacks else "", rank=rank, behind=why)
 
 
 def cut_log(log: Path) -> None:
@@ -60,10 +152,12 @@ def raised_in(log: Path, rank: int | None) -> str:
         return ""
     with log.open("rb") as file:
         text = end_of(file)
-    text = text if rank is None else stacks.by_rank(text).get(rank, "")
+    text = text if rank is None else by_rank(text).get(rank, "")
     fatal = text.find("Fatal Python error: ")
     before = text[:fatal] if fatal >= 0 else text
     raised = before.rfind("Traceback (most recent call last):")
     if fatal >= 0 and not (raised >= 0 and "<no Python frame>" in text[fatal:]):
-        return stacks.written_stack(text[fatal:]).frame
-    return stacks.raised_in(before[raised:]) if raised >= 0 else ""
+        return written_stack(text[fatal:]).frame
+    if raised < 0:
+        return ""
+    return next(iter(_stack(_FRAME.findall(before[raised:])[::-1]).frames), "")

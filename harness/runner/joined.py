@@ -1,13 +1,23 @@
 """Joins what a worker answered with what its parent saw: here a measurement becomes complete."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.analysis.recorded import unfit
+from harness.analysis.recorded import readings, unfit
 from harness.messages import Built
-from harness.records import Evidence, Measurement, Outcome, OverSteps, Phase, Rank, Telemetry
-from harness.runner import evidence, ranks
+from harness.records import (
+    Evidence,
+    Measurement,
+    Outcome,
+    OverSteps,
+    Phase,
+    Rank,
+    Telemetry,
+    of_rank,
+)
+from harness.runner import evidence
 
 CLOCKS_DISAGREE = 0.5
 """Least share of the sampling phase that the samples must fill; at most, they fill a little more
@@ -95,7 +105,24 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
         log=str(seen.log.relative_to(seen.run_folder)),
         evidence=found,
     )
-    return replace(whole, ranks=ranks.with_gpus(whole))
+    return replace(whole, ranks=with_gpus(whole))
+
+
+def with_gpus(m: Measurement) -> tuple[Rank, ...]:
+    """The ranks of a measurement with what their GPUs did."""
+    return tuple(_with_gpu(m, m.telemetry, rank) if m.telemetry else rank for rank in m.ranks)
+
+
+def _with_gpu(m: Measurement, seen: Telemetry, rank: Rank) -> Rank:
+    names = {of_rank(name, rank.rank): name for name in ("gpu_utilisation", "gpu_power_w")}
+    own = {names[of]: found for of, found in seen.channels.items() if of in names}
+    alone = replace(m, telemetry=replace(seen, channels=own))
+
+    def mean(channel: str) -> float | None:
+        found = readings(alone, channel, ("sampling",))
+        return statistics.fmean(found) if found else None
+
+    return replace(rank, gpu_utilisation=mean("gpu_utilisation"), gpu_power_w=mean("gpu_power_w"))
 
 
 def _unanswered(answered: Answered, ending: Ending) -> Measurement:

@@ -8,7 +8,7 @@ import pytest
 from harness.program.process import Read
 from harness.program.ranks import SETTLE_S, RankOutput
 from harness.records import Outcome
-from harness.runner import stacks, watchdog
+from harness.runner import evidence, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests.commands import LOSS, STEPS, measured, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of
@@ -190,7 +190,7 @@ for i in range(1, 100):
     assert evidence_of(m).rank == 1
     assert evidence_of(m).frame.startswith("read_data (program.py:")
     assert [(r.steps, r.ended) for r in m.ranks] == [(5, "did not end")] * 2
-    written = stacks.by_rank((tmp_path / m.log).read_text())
+    written = evidence.by_rank((tmp_path / m.log).read_text())
     assert "in all_reduce" in written[0]
     assert "in read_data" in written[1]
 

@@ -14,7 +14,7 @@ import pytest
 from harness.machine import nvml
 from harness.machine.gpu_idle import IdleCheck, nvml_meter
 from harness.records import Clock, Outcome
-from harness.runner import stacks, watchdog
+from harness.runner import evidence, watchdog
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
@@ -102,7 +102,7 @@ def test_a_stopped_worker_is_killed(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It can neither write its stacks nor take SIGTERM."""
-    monkeypatch.setattr(stacks, "PYTHON_S", 0.1)
+    monkeypatch.setattr(evidence, "PYTHON_S", 0.1)
     (m,) = run(warm, tmp_path, make_case("stops_itself", settings=replace(QUICK, stall_s=0.5)))
 
     assert m.outcome is Outcome.HANG

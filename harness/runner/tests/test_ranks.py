@@ -15,16 +15,15 @@ from harness.machine import gpu_lock, nvml
 from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import open_probes
 from harness.records import Clock, Measurement, Outcome, Phase, Program, Rank
-from harness.runner import ranks, rig, telemetry
+from harness.runner import evidence, joined, rig, telemetry
 from harness.runner.forkserver import Worker
-from harness.runner.stacks import ThreadStack
 from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml
 from harness.tests.small_run import ENVIRONMENT
 from harness.tests.workers import make_case
 
 AT = 100.0
-GRADIENTS = ThreadStack(("_engine_run_backward (graph.py:865)", "backward (_tensor.py:1)"))
-DATA = ThreadStack(("read (data.py:7)",))
+GRADIENTS = evidence.ThreadStack(("_engine_run_backward (graph.py:865)", "backward (_tensor.py:1)"))
+DATA = evidence.ThreadStack(("read (data.py:7)",))
 ON = replace(make_case("two"), program=Program(argv=("x",), world_size=2))
 
 
@@ -51,7 +50,7 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
         ranks=(Rank(rank=0), Rank(rank=1)), telemetry=seen, phases=phases,
     )  # fmt: skip
 
-    found = ranks.with_gpus(m)
+    found = joined.with_gpus(m)
 
     assert [r.gpu_utilisation for r in found] == [1.0, pytest.approx(0.3)]
     assert [r.gpu_power_w for r in found] == [pytest.approx(117.915)] * 2
@@ -100,8 +99,8 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
     ],
 )
 def test_the_rank_for_which_the_others_wait_is_named(
-    steps: tuple[int, ...], stacks: dict[int, ThreadStack], rank: int | None
+    steps: tuple[int, ...], stacks: dict[int, evidence.ThreadStack], rank: int | None
 ) -> None:
-    found = ranks.stuck(steps, stacks)
+    found = evidence.behind(steps, stacks)
 
-    assert (found[0] if found else None) == rank
+    assert (found.rank if found else None) == rank
