@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Literal
 
 from harness.analysis.recorded import by_step, exact_counters
 from harness.errors import StoreError
@@ -26,7 +27,6 @@ from harness.records import (
 )
 
 FILE = Path("ci/baselines/counters.json")
-SCHEMA_VERSION = 1
 CHECK = "counters per step"
 RENEW = "harness gate --counters --record"
 PROCESSES = 1
@@ -46,6 +46,7 @@ Compared = tuple[tuple[CounterChange, ...], Finding]
 class CounterBaseline:
     """The counters per step of every case."""
 
+    schema: Literal[1] = 1
     device: str
     """`cpu`, or a GPU's name."""
     torch: str
@@ -79,7 +80,7 @@ def load() -> CounterBaseline | None:
     if not FILE.exists():
         return None
     try:
-        return parse(FILE.read_bytes(), CounterBaseline, SCHEMA_VERSION)
+        return parse(FILE.read_bytes(), CounterBaseline)
     except (OSError, ValueError) as error:
         raise StoreError(f"{FILE}: {error}", f"Replace it: {RENEW}") from None
 
@@ -95,7 +96,7 @@ def store(environment: Environment, counted: Mapping[str, Mapping[str, Counts]])
         torch=torch_of(environment),
         cases={s: {c: dict(n) for c, n in cases.items()} for s, cases in counted.items()},
     )
-    text = json.dumps({"schema": SCHEMA_VERSION, **asdict(made)}, indent=1)
+    text = json.dumps(asdict(made), indent=1)
     try:
         FILE.parent.mkdir(parents=True, exist_ok=True)
         FILE.write_text(text + "\n", encoding="utf-8")

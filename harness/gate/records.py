@@ -9,16 +9,14 @@ Schema 3: since then a side has the folders of its runs.
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from harness.errors import HarnessError
 from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding, Run
 
-SCHEMA_VERSION = 3
 Record = TypeVar("Record")
 UNCOMMITTED = " with uncommitted changes"
 
@@ -132,12 +130,11 @@ def side_of(run: Run, ref: str) -> GateSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    schema: int = SCHEMA_VERSION
+    schema: Literal[3] = 3
     decision: Decision
     reason: str
     """One sentence."""
-    mode: Mode | None = None
-    """None of two stored runs."""
+    mode: Mode
     stage: Stage = Stage.SHADOW
     blocks: bool = False
     """Whether the policy prevents the merge."""
@@ -175,13 +172,10 @@ class GateVerdict:
         return sum(case.decision is decision for case in self.cases)
 
 
-def document(verdict: GateVerdict) -> dict[str, object]:
-    """The verdict as plain values, with its exit status."""
-    return {**asdict(verdict), "exit_status": verdict.exit_status}
-
-
 def encode(verdict: GateVerdict) -> str:
-    return json.dumps(document(verdict), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """The verdict as JSON, with its exit status."""
+    fields = {**asdict(verdict), "exit_status": verdict.exit_status}
+    return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def decode(text: str | bytes, place: str) -> GateVerdict:
@@ -194,26 +188,21 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
         HarnessError: Not such a document.
     """
     try:
-        return parse(text, GateVerdict, SCHEMA_VERSION)
-    except (ValueError, RecursionError) as error:
+        return parse(text, GateVerdict)
+    except ValueError as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}", "Write one: harness gate --verdict FILE"
         ) from None
 
 
-def parse(data: bytes | str, kind: type[Record], schema: int) -> Record:
+def parse(data: bytes | str, kind: type[Record]) -> Record:
     """A record from JSON, validated.
 
     Raises:
         ValueError: Not such a record.
     """
     try:
-        fields = from_json(data)
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
-        if (found := fields.pop("schema", None)) != schema:
-            raise ValueError(f"schema is {found!r} instead of {schema}")
-        return TypeAdapter(kind).validate_python(fields)
+        return TypeAdapter(kind).validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
