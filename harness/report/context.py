@@ -190,7 +190,6 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
         "over_steps": steadiness.over_steps(run, names),
-        "steadiness": steadiness.table(of.spreads, of.summaries),
         "self_test": steadiness.self_test_sentence(run),
         "self_test_checks": steadiness.self_test_checks(run),
     }

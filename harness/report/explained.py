@@ -15,9 +15,6 @@ from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed
 
-MAX_ROWS = 8
-"""Suspects with a row of their own, and one row of others."""
-
 
 def line(
     found: Sequence[Diagnosis], suite: Suite, device: str, again: Reproduction | None = None
@@ -80,17 +77,7 @@ def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
     gap = suite.suspects.gap
     higher, rows = METRICS[gap.metric].higher_is_better, []
     tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
-    out = [d for d in tested if d.conclusion is Conclusion.RULED_OUT and not d.is_control]
-    out.sort(key=lambda d: d.effect.value if d.effect else 1.0)
-    over = len(tested) + (len(found) > len(tested)) - MAX_ROWS
-    small = out[: over + 1] if over > 0 else []
-    if small and (most := small[-1].effect):
-        effect = f"at most {units.slowdown(most.value, most.low, most.high)}"
-        then = listed([*dict.fromkeys(d.then for d in small)])
-        rows.append((listed([d.name for d in small]), then, effect, str(Conclusion.RULED_OUT)))
     for d in tested:
-        if d in small:
-            continue
         e, text = d.effect, str(d.conclusion)
         if d.share:
             text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"

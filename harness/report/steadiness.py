@@ -21,30 +21,6 @@ LOOSE = 1.3
 _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
 
 
-def table(found: Sequence[Spread], summaries: Sequence[CaseSummary]) -> Table | None:
-    """One row a case: spread between and within its processes, discarded samples, roofline."""
-    if not found:
-        return None
-    by_id = {s.case.case_id: s for s in summaries}
-    columns = ["case", ">processes", ">samples", ">discarded", ">between", ">within", "steady"]
-    if bounded := any(by_id[s.case_id].roofline_s for s in found):
-        columns.append(">roofline bound")
-    rows = [
-        (
-            f"`{s.case_id}`",
-            str(s.processes),
-            str(s.samples),
-            str(s.discarded) if s.discarded else NONE,
-            NONE if s.between is None else units.percent(s.between),
-            f"{units.percent(s.within)} ({units.percent(s.widest)})",
-            f"not in {s.unsteady} of {s.processes}" if s.unsteady else "yes",
-            *((_bound(by_id[s.case_id]),) if bounded else ()),
-        )
-        for s in found
-    ]
-    return Table(columns=tuple(columns), rows=tuple(rows))
-
-
 def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
     """One row a training run, or several that went alike; None without one.
 
@@ -103,12 +79,6 @@ def self_test_checks(run: Run) -> Table | None:
         return None
     rows = [(c.name.replace("_", " "), _RESULTS[c.holds], c.fact) for c in run.self_test.checks]
     return Table(columns=("check", "result", "measured"), rows=tuple(rows))
-
-
-def _bound(summary: CaseSummary) -> str:
-    if summary.roofline_s is None:
-        return NONE
-    return f"{units.duration(summary.roofline_s)} ({summary.roofline_by})"
 
 
 def _peaks(peaks: Peaks) -> str:

@@ -42,8 +42,7 @@ def write(run: Run, directory: Path, against: Run | None = None, version: int = 
 
     Args:
         against: The earlier run that it is compared with.
-        version: Which full run of its suite this is; a page of another run keeps its number.
-            Partial runs and studies are named as such.
+        version: Which full run of its suite this is. Partial runs and studies are named as such.
 
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
@@ -57,18 +56,9 @@ def write(run: Run, directory: Path, against: Run | None = None, version: int = 
         return {links[p]: png for p, png in drawn.items()} | pages
 
     mark, day, subject = _mark(run, version), _day(run), run.suite.subject
-    while mark.startswith("v") and _is_taken(render.path(directory, day, subject, mark), run):
-        version += 1
-        mark = _mark(run, version)
     page = render.write(directory, day, subject, files, mark)
     (directory / GUIDE).write_text(render.rendered("guide.md.j2", {}), encoding="utf-8")
     return page
-
-
-def _is_taken(page: Path, run: Run) -> bool:
-    """Whether a page is there, and of another run."""
-    how = made(page.read_text(encoding="utf-8")) if page.is_file() else None
-    return how is not None and how.run != run.run_id
 
 
 def _mark(run: Run, version: int) -> str:

@@ -36,7 +36,8 @@ def write(
     Raises:
         ReportError: The directory cannot be written to. Nothing partial remains.
     """
-    stem = path(directory, day, subject, "").stem.rstrip()
+    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
+    stem = f"{day} Test Engineer Report - {safe}"
     with _explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
         start = f"{mark}." if mark else "v"
@@ -47,12 +48,6 @@ def write(
                 _write_all({directory / n: data for n, data in files(name, own).items()})
                 return directory / name
     raise AssertionError("numbers do not end")
-
-
-def path(directory: Path, day: date, subject: str, mark: str) -> Path:
-    """The page of a subject with this mark."""
-    safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
-    return directory / f"{day} Test Engineer Report - {safe} {mark}.md"
 
 
 def check_writable(directory: Path) -> None:

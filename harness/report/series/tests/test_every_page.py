@@ -1,6 +1,5 @@
 """All pages of a folder again, and the list of the newest."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from harness.report.series import every_page, pages
 from harness.report.series.pages import Made
 from harness.store import reader
 from harness.tests.fake_runs import run, sweep, timed
-from harness.tests.stored_runs import A100, CASES, dated, record, store
+from harness.tests.stored_runs import A100, dated, record, store
 
 README = f"# Reports\n{every_page.START}old\n{every_page.END}\nkept\n"
 
@@ -85,14 +84,3 @@ def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
 
     assert every_page.write(tmp_path, runs) == [figure]
     assert figure.read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_page_of_another_run_keeps_its_number(tmp_path: Path) -> None:
-    asked = run(CASES, lambda c: timed(c, 0.01), run_id="r1")
-
-    names = [
-        pages.write(replace(asked, run_id=run_id), tmp_path).stem.split()[-1]
-        for run_id in ("r1", "r1", "r2")
-    ]
-
-    assert names == ["v1", "v1.1", "v2"]
