@@ -1,7 +1,7 @@
 """The operator alone: the whole of NSA or one branch, forward or forward and backward."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,9 +13,10 @@ from nsa import ops, reference, roofline
 from nsa.config import Positions
 from nsa.flags import Flags
 from nsa.train.loop import describe_routes
-from suites import peers
 from suites.attention_plan import AttentionPlan
-from suites.axes import DENSE, AxisError, word_of
+from suites.axes import DENSE, word_of
+from suites.inputs import AttentionInputs
+from suites.operators.protocol import PAPER, pad_group, unpad_group
 from suites.sampling import Sample
 from suites.selections import distinct_share, fixed_blocks, trained_blocks
 
@@ -27,57 +28,7 @@ SCORES_BYTES = 2**28
 keys in float64, the reference needs about 8 GiB at 64k tokens in the paper's shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class _AttentionInputs:
-    """Gaussian tensors of one case, [B, T, H, D]; each branch has its own keys and values."""
-
-    q: Tensor
-    k_cmp: Tensor
-    v_cmp: Tensor
-    k_sel: Tensor
-    v_sel: Tensor
-    k_win: Tensor
-    v_win: Tensor
-    gates: Tensor
-    grad: Tensor
-    """Gradient of the output, [B, T, HQ, Dv]."""
-
-    def to(self, dtype: torch.dtype) -> "_AttentionInputs":
-        return _AttentionInputs(*(getattr(self, name).to(dtype) for name in self.__slots__))
-
-    def at(self, rows: Tensor) -> "_AttentionInputs":
-        """The queries of some rows, and all keys."""
-        q, gates, grad = (x[:, rows] for x in (self.q, self.gates, self.grad))
-        return replace(self, q=q, gates=gates, grad=grad)
-
-    @classmethod
-    def draw(cls, p: AttentionPlan, device: str) -> "_AttentionInputs":
-        N = p.config.compressed_length(p.T)
-
-        def normal(*shape: int) -> Tensor:
-            return torch.empty(p.B, *shape, device=device, dtype=p.dtype)
-
-        k, v = (p.HKV, p.Dk), (p.HKV, p.Dv)
-        x = cls(
-            q=normal(p.T, p.HQ, p.Dk),
-            k_cmp=normal(N, *k),
-            v_cmp=normal(N, *v),
-            k_sel=normal(p.T, *k),
-            v_sel=normal(p.T, *v),
-            k_win=normal(p.T, *k),
-            v_win=normal(p.T, *v),
-            gates=normal(p.T, p.HQ, 3),
-            grad=normal(p.T, p.HQ, p.Dv),
-        )
-        x.write(SEED)
-        return x
-
-    def write(self, seed: int) -> None:
-        """Draw the values again, in place."""
-        rng = torch.Generator(self.q.device).manual_seed(seed)
-        for name in self.__slots__:
-            getattr(self, name).normal_(generator=rng)
-        self.gates.sigmoid_()
+Forward = Callable[[AttentionInputs], Tensor]
 
 
 def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
@@ -86,6 +37,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     Axes: seq_len, batch, q_heads, kv_heads, head_dim_qk, head_dim_v, dtype, pass, branch, the
     sizes of NSAConfig by their names, and for branch=select `selection`: the blocks that the
     queries get (suites.selections). The whole operator selects the real top-n of its inputs.
+    `definition` is what must be computed (suites.operators): by default what the provider claims.
 
     Raises:
         AxisError: For an axis that is missing, unknown or out of range.
@@ -94,17 +46,18 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     p = AttentionPlan.read(provider, axes, flags)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    x = _AttentionInputs.draw(p, device)
-    if provider in peers.PEERS:
-        peers.require(provider, x.q, x.v_sel)
+    x = _draw(p, device)
+    if p.operator:
+        p.operator.require(x, p.config, branch=p.branch, backward=p.backward)
     blocks = _select(p, x)
     timed = _as_taken(p, x)
+    forward = _prepared(p, timed, blocks)
     sample = _sample(p, device)
     cost = cost_of(p)
     seen: dict[str, Scalar] = {}
     return Workload(
-        run=partial(_seen_run, p, timed, blocks, seen),
-        check=partial(_check, p, x, sample),
+        run=partial(_seen_run, p, timed, forward, seen),
+        check=partial(_check, p, x, forward, sample),
         reference=partial(_reference, p, x, blocks, sample, torch.float64),
         eager=partial(_reference, p, x, blocks, sample, p.dtype),
         sampled=(len(sample.rows), p.T) if sample else None,
@@ -119,6 +72,28 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
+def _draw(p: AttentionPlan, device: str) -> AttentionInputs:
+    N = p.config.compressed_length(p.T)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(p.B, *shape, device=device, dtype=p.dtype)
+
+    k, v = (p.HKV, p.Dk), (p.HKV, p.Dv)
+    x = AttentionInputs(
+        q=normal(p.T, p.HQ, p.Dk),
+        k_cmp=normal(N, *k),
+        v_cmp=normal(N, *v),
+        k_sel=normal(p.T, *k),
+        v_sel=normal(p.T, *v),
+        k_win=normal(p.T, *k),
+        v_win=normal(p.T, *v),
+        gates=normal(p.T, p.HQ, 3),
+        grad=normal(p.T, p.HQ, p.Dv),
+    )
+    x.write(SEED)
+    return x
+
+
 def _sample(p: AttentionPlan, device: str) -> Sample | None:
     """The rows to compare; None for all, if their scores and the gradients of these fit."""
     needed = 4 * 8 * p.B * p.HQ * p.T * p.T
@@ -127,7 +102,7 @@ def _sample(p: AttentionPlan, device: str) -> Sample | None:
     return Sample.of(p.T, p.config, p.parts, device)
 
 
-def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: int) -> None:
+def _write(p: AttentionPlan, x: AttentionInputs, timed: AttentionInputs, i: int) -> None:
     """Write inputs number i into the tensors that are timed. Given blocks remain."""
     x.write(SEED + i)
     if timed is not x:
@@ -136,7 +111,7 @@ def _write(p: AttentionPlan, x: _AttentionInputs, timed: _AttentionInputs, i: in
             getattr(timed, name).copy_(getattr(taken, name))
 
 
-def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
+def _select(p: AttentionPlan, x: AttentionInputs) -> Tensor:
     """The blocks that the code under test selects or gets: [B, T, HKV, n]; n = 0 if it reads none,
     because selecting without kernels would double the set-up."""
     if not p.reads_blocks:
@@ -144,41 +119,43 @@ def _select(p: AttentionPlan, x: _AttentionInputs) -> Tensor:
     sizes = {"B": p.B, "T": p.T, "HKV": p.HKV}
     if p.selection == "trained":
         return trained_blocks(**sizes, config=p.config, device=x.q.device.type)
+    if p.definition.choose:
+        return p.definition.choose(x, p.config)
     if p.selection != "real":
         rng = torch.Generator(x.q.device).manual_seed(SEED)
         return fixed_blocks(p.selection, **sizes, config=p.config, rng=rng)
-    if p.shared:
-        q = peers.pad_group(x.q, p.HKV)
-        return peers.fla_select_blocks(q, x.k_sel, x.v_sel, config=p.config)
-    return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=p.routes.scores)
+    if p.operator and p.operator.blocks and p.selects:
+        with p.operator.refusals():
+            return p.operator.blocks(_as_taken(p, x), p.config)
+    x = p.definition.tie(x, p.config)
+    fast = "triton" if x.q.is_cuda else "eager"
+    route = fast if p.operator else p.routes.scores
+    return ops.select_blocks(x.q, x.k_cmp, config=p.config, route=route)
 
 
-def _as_taken(p: AttentionPlan, x: _AttentionInputs) -> _AttentionInputs:
+def _as_taken(p: AttentionPlan, x: AttentionInputs) -> AttentionInputs:
     """The tensors as the provider takes them; preparing them is not timed."""
-    if p.provider != "fla-nsa":
+    if not p.operator or p.operator.fewest_heads == 1:
         return x
-    q, gates, grad = (peers.pad_group(t, p.HKV) for t in (x.q, x.gates, x.grad))
+    fewest = p.operator.fewest_heads
+    q, gates, grad = (pad_group(t, p.HKV, fewest) for t in (x.q, x.gates, x.grad))
     return replace(x, q=q, gates=gates, grad=grad)
 
 
-def _as_shared(p: AttentionPlan, x: _AttentionInputs) -> _AttentionInputs:
-    """The same keys and values for all branches, if the provider has no others."""
-    if not p.shared:
-        return x
-    k_cmp, v_cmp = (
-        reference.compress_blocks(t, lambda blocks: blocks.mean(2), config=p.config)
-        for t in (x.k_sel, x.v_sel)
-    )
-    return replace(x, k_cmp=k_cmp, v_cmp=v_cmp, k_win=x.k_sel, v_win=x.v_sel)
-
-
-def _forward(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
+def _prepared(p: AttentionPlan, x: AttentionInputs, blocks: Tensor) -> Forward:
     """The branch under test; `blocks` is read where selection is not part of what is timed."""
+    if not p.operator:
+        return partial(_forward, p, blocks=blocks)
+    with p.operator.refusals():
+        return p.operator.parts[p.branch].prepare(x, blocks, p.config)
+
+
+def _forward(p: AttentionPlan, x: AttentionInputs, blocks: Tensor) -> Tensor:
+    """The branch under test, by nsa.ops."""
     c, r = p.config, p.routes
     if p.provider in DENSE:
         return ops.dense_attention(x.q, x.k_sel, x.v_sel, route=DENSE[p.provider])
-    if p.provider in peers.PEERS:
-        return _forward_of_peer(p, x, blocks)
+    x = p.definition.tie(x, c)
     if p.branch == "compress":
         return ops.compress_attention(x.q, x.k_cmp, x.v_cmp, config=c, route=r.compress)
     if p.branch == "scores":
@@ -194,24 +171,15 @@ def _forward(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
     )
 
 
-def _forward_of_peer(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> Tensor:
-    match p.provider, p.branch:
-        case "flex", "window":
-            return peers.flex_window(x.q, x.k_win, x.v_win, window_size=p.config.window_size)
-        case "fla-nsa", "select":
-            return peers.fla_selected(x.q, x.k_sel, x.v_sel, blocks, config=p.config)
-        case "fla-nsa", "whole":
-            return peers.fla_nsa(x.q, x.k_sel, x.v_sel, x.gates, config=p.config)
-    raise AxisError(f"attention: {p.provider} has no branch {p.branch!r}")
-
-
-def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
+def _definition(p: AttentionPlan, x: AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
     """What `_forward` must compute, given the blocks that were selected.
 
     Selections are compared separately, by the importance of their blocks: two scores within
     rounding of each other may be chosen either way, and the outputs then differ arbitrarily.
     """
-    x = _as_shared(p, x)
+    x = p.definition.tie(x, p.config)
+    if p.definition.compute:
+        return p.definition.compute(x, blocks, at)
     if p.dense:
         return reference.dense_attention(x.q, x.k_sel, x.v_sel, at)
     branches = {
@@ -224,7 +192,7 @@ def _definition(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, at: Posit
     return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
 
 
-def _worth(x: _AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
+def _worth(x: AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
     """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
 
     Callers round it to float32, in which selection works at every precision of the inputs.
@@ -235,7 +203,7 @@ def _worth(x: _AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
 
 
 def _with_gradients(
-    p: AttentionPlan, x: _AttentionInputs, forward: Callable[[_AttentionInputs], Tensor]
+    p: AttentionPlan, x: AttentionInputs, forward: Callable[[AttentionInputs], Tensor]
 ) -> dict[str, Tensor]:
     """The output of a forward and, for pass=forward+backward, the gradient of every input."""
     if not p.backward:
@@ -247,48 +215,64 @@ def _with_gradients(
     return {"o": out.detach(), **{f"d{n}": g for n, g in zip(p.reads, grads, strict=True)}}
 
 
-def _run(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Tensor]:
-    return _with_gradients(p, x, lambda given: _forward(p, given, blocks))
+def _run(p: AttentionPlan, x: AttentionInputs, forward: Forward) -> dict[str, Tensor]:
+    if not p.operator:
+        return _with_gradients(p, x, forward)
+    with p.operator.refusals():
+        return _with_gradients(p, x, forward)
 
 
 def _seen_run(
-    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, seen: dict[str, Scalar]
+    p: AttentionPlan, x: AttentionInputs, forward: Forward, seen: dict[str, Scalar]
 ) -> dict[str, Tensor]:
     """What is timed; it records which passes ran."""
-    outputs = _run(p, x, blocks)
+    outputs = _run(p, x, forward)
     seen["pass"] = "forward" if outputs.keys() == {"o"} else "forward+backward"
     return outputs
 
 
-def _check(p: AttentionPlan, x: _AttentionInputs, sample: Sample | None) -> Mapping[str, Tensor]:
+def _check(
+    p: AttentionPlan, x: AttentionInputs, forward: Forward, sample: Sample | None
+) -> Mapping[str, Tensor]:
     blocks = _select(p, x)
 
-    def compute(x: _AttentionInputs) -> dict[str, Tensor]:
-        outputs = _run(p, _as_taken(p, x), blocks)
-        if p.provider == "fla-nsa":
-            per_head = {name: outputs[name] for name in ("o", "dq", "dgates") if name in outputs}
-            outputs |= {n: peers.unpad_group(t, p.HKV, p.HQ) for n, t in per_head.items()}
+    def compute(x: AttentionInputs) -> dict[str, Tensor]:
+        outputs = _run(p, _as_taken(p, x), forward)
+        per_head = {name: outputs[name] for name in ("o", "dq", "dgates") if name in outputs}
+        outputs |= {n: unpad_group(t, p.HKV, p.HQ) for n, t in per_head.items()}
         return sample.take(outputs) if sample else outputs
 
     outputs = _compared(p, x, sample, compute) if p.branch != "scores" else {}
     if not p.selects:
         return outputs
     worth = [
-        _worth(_as_shared(p, part), chosen, at) for part, chosen, at in _parts(p, x, blocks, sample)
+        _worth(_scoring(p, part), chosen, at) for part, chosen, at in _parts(p, x, blocks, sample)
     ]
-    return outputs | {"selected": torch.cat(worth, 1).float()}
+    return outputs | {"selected": _kept(p, torch.cat(worth, 1))}
+
+
+def _scoring(p: AttentionPlan, x: AttentionInputs) -> AttentionInputs:
+    """The inputs by which blocks are scored."""
+    x = p.definition.tie(x, p.config)
+    return p.definition.scores_by(x) if p.definition.scores_by else x
+
+
+def _kept(p: AttentionPlan, worth: Tensor) -> Tensor:
+    """As the provider keeps scores: blocks whose scores round to the same number are as good."""
+    kept = p.operator.scores if p.operator else torch.float32
+    return worth.to(kept).float()
 
 
 def _reference(
     p: AttentionPlan,
-    x: _AttentionInputs,
+    x: AttentionInputs,
     blocks: Tensor,
     sample: Sample | None,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
     """The definition in this dtype: the truth in float64, the bound in the working dtype."""
 
-    def compute(x: _AttentionInputs) -> dict[str, Tensor]:
+    def compute(x: AttentionInputs) -> dict[str, Tensor]:
         found = (
             _defined(p, part.to(dtype), chosen, at)
             for part, chosen, at in _parts(p, x, blocks, sample)
@@ -300,9 +284,9 @@ def _reference(
 
 def _compared(
     p: AttentionPlan,
-    x: _AttentionInputs,
+    x: AttentionInputs,
     sample: Sample | None,
-    compute: Callable[[_AttentionInputs], dict[str, Tensor]],
+    compute: Callable[[AttentionInputs], dict[str, Tensor]],
 ) -> dict[str, Tensor]:
     """All outputs, or those of the sample: of its queries, and of the keys for these alone."""
     outputs = compute(x)
@@ -316,21 +300,21 @@ def _compared(
 
 
 def _defined(
-    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, at: Positions
+    p: AttentionPlan, x: AttentionInputs, blocks: Tensor, at: Positions
 ) -> dict[str, Tensor]:
     outputs: dict[str, Tensor] = {}
     if p.branch != "scores":
         outputs = _with_gradients(p, x, partial(_definition, p, blocks=blocks, at=at))
     if p.selects:
-        x = _as_shared(p, x)
+        x = _scoring(p, x)
         worth = _worth(x, reference.select_blocks(x.q, x.k_cmp, at), at)
-        outputs["selected"] = worth if x.q.dtype == torch.float64 else worth.float()
+        outputs["selected"] = worth if x.q.dtype == torch.float64 else _kept(p, worth)
     return outputs
 
 
 def _parts(
-    p: AttentionPlan, x: _AttentionInputs, blocks: Tensor, sample: Sample | None
-) -> Iterator[tuple[_AttentionInputs, Tensor, Positions]]:
+    p: AttentionPlan, x: AttentionInputs, blocks: Tensor, sample: Sample | None
+) -> Iterator[tuple[AttentionInputs, Tensor, Positions]]:
     """The rows to compare, few enough at a time, with their blocks and positions."""
     at = Positions.of(x.q, config=p.config)
     if not sample:
@@ -353,15 +337,16 @@ def cost_of(p: AttentionPlan) -> roofline.Cost:
     )
     if p.dense:
         return roofline.dense_cost(shape, backward=p.backward)
-    return roofline.operator_cost(shape, p.config, p.branch, backward=p.backward)
+    part = "select" if p.definition.compute else p.branch
+    return roofline.operator_cost(shape, p.config, part, backward=p.backward)
 
 
-def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[str, Scalar]:
+def _effective(p: AttentionPlan, x: AttentionInputs, blocks: Tensor) -> dict[str, Scalar]:
     """Shapes, dtype and selection of the tensors that were timed."""
     seen: dict[str, Scalar] = {
         "batch": x.q.shape[0],
         "seq_len": x.q.shape[1],
-        "padded_q_heads" if p.provider == "fla-nsa" else "q_heads": x.q.shape[2],
+        "q_heads" if x.q.shape[2] == p.HQ else "padded_q_heads": x.q.shape[2],
         "kv_heads": x.k_sel.shape[2],
         "head_dim_qk": x.k_sel.shape[3],
         "head_dim_v": x.v_sel.shape[3],
@@ -377,16 +362,16 @@ def _effective(p: AttentionPlan, x: _AttentionInputs, blocks: Tensor) -> dict[st
         seen["blocks_per_query"] = round(float(used.sum(-1).double().mean()), 2)
         seen["blocks_back"] = round(float(back.sum() / used.sum()), 2)
         seen |= {f"distinct_of_{g}": round(distinct_share(blocks, g), 3) for g in (4, 16)}
-    if p.provider == "fla-nsa":
-        seen["fla-core"] = peers.fla_version()
-    if p.shared:
-        seen["compressed"] = f"means of {p.config.compress_block_size} tokens, apart"
+    if p.operator:
+        seen |= p.operator.record(p.branch)
+    elif p.definition is not PAPER:
+        seen["definition"] = p.definition.name
     return seen
 
 
 def _route_taken(p: AttentionPlan) -> str:
     if p.provider in DENSE:
         return f"dense:{DENSE[p.provider]}"
-    if p.provider in peers.PEERS:
+    if p.operator:
         return f"{p.branch}:{p.provider}"
     return describe_routes(p.routes)

@@ -10,8 +10,10 @@ from nsa import roofline
 from nsa.config import BRANCHES as GATED
 from nsa.config import ROUTES, NSAConfig, Routes
 from nsa.flags import Flags
-from suites import peers
 from suites.axes import DENSE, DTYPES, Axes, AxisError
+from suites.operators.found import DEFINITIONS, OPERATORS
+from suites.operators.protocol import DENSE as DENSELY
+from suites.operators.protocol import PAPER, Definition, Operator
 from suites.selections import SELECTIONS, TRAINED_HEADS, Selection
 
 BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
@@ -42,38 +44,40 @@ class AttentionPlan:
     selection: Selection
     config: NSAConfig
     routes: Routes
+    operator: Operator | None
+    """Of another project, if it is the provider."""
+    definition: Definition
 
     @property
     def dense(self) -> bool:
         """Whether the provider computes plain causal attention."""
-        return self.provider in DENSE
-
-    @property
-    def shared(self) -> bool:
-        """Whether the branches share keys and values, whose means are the compressed ones."""
-        return self.provider == "fla-nsa" and self.branch == "whole"
+        return self.definition is DENSELY
 
     @property
     def selects(self) -> bool:
-        """Whether the computation under test selects blocks."""
-        return self.branch in ("whole", "scores") and not self.dense
+        """Whether the computation under test selects blocks by the paper's rule."""
+        by_rule = self.definition.choose is None and not self.dense
+        return self.branch in ("whole", "scores") and by_rule
 
     @property
     def reads_blocks(self) -> bool:
         """Whether the computation under test attends to selected blocks, or selects them."""
-        return self.selects or self.branch == "select"
+        chooses = self.definition.choose is not None
+        return self.selects or self.branch == "select" or chooses
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Attentions that are computed: those whose outputs the gates weigh, or one."""
+        if self.definition.compute:
+            return ("select",)
         one = "dense" if self.dense else self.branch
         return GATED if one == "whole" else (one,)
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Inputs of the computation under test: those it has gradients for."""
-        if self.shared:
-            return ("q", "k_sel", "v_sel", "gates")
+        if self.definition.reads and self.branch == "whole":
+            return self.definition.reads
         return _READ["dense" if self.dense else self.branch]
 
     @classmethod
@@ -82,13 +86,19 @@ class AttentionPlan:
 
         The provider is a route of selected attention, or for branch=whole of the other parts,
         while the rest follows the NSA_* flags; or `triton` or `reference`, which is all of them;
-        or a route of the one branch under test; or dense attention; or one of suites.peers.
+        or a route of the one branch under test; or dense attention; or one of suites.operators.
+        `definition` is what it must compute: by default what it claims.
         """
         given = Axes("attention", axes, flags)
         routes = dict.fromkeys(route for part in ROUTES.values() for route in part)
-        given.provider(provider, (*routes, *DENSE, *peers.PEERS))
+        given.provider(provider, (*routes, *DENSE, *OPERATORS))
         sizes = given.sizes()
         branch = given.word("branch", BRANCHES, "whole")
+        own_routes = _routes(provider, branch, given)
+        operator, claimed = OPERATORS.get(provider), _claimed(provider, branch)
+        definition = DEFINITIONS[given.word("definition", DEFINITIONS, claimed.name)]
+        if definition is not claimed and (claimed is not PAPER or operator or definition.its_own):
+            raise AxisError(f"attention: {provider} computes the definition {claimed.name!r} alone")
         plan = cls(
             provider=provider,
             B=given.integer("batch", 1),
@@ -101,8 +111,10 @@ class AttentionPlan:
             backward=given.word("pass", ("forward", "forward+backward")) != "forward",
             branch=branch,
             selection=given.word("selection", SELECTIONS, "real"),
-            config=peers.nsa_config(sizes) if (provider, branch) == ("fla-nsa", "whole") else sizes,
-            routes=_routes(provider, branch, given),
+            config=definition.config(sizes),
+            routes=own_routes,
+            operator=operator,
+            definition=definition,
         )
         given.finish()
         if plan.selection != "real" and branch != "select":
@@ -118,6 +130,13 @@ class AttentionPlan:
         if branch == "scores" and plan.backward:
             raise AxisError("attention: selection has no gradient; branch=scores is forward only")
         return plan
+
+
+def _claimed(provider: str, branch: roofline.Part) -> Definition:
+    """What the provider claims to compute."""
+    if provider in DENSE:
+        return DENSELY
+    return OPERATORS[provider].parts[branch].definition if provider in OPERATORS else PAPER
 
 
 def _routes(provider: str, branch: roofline.Part, given: Axes) -> Routes:
@@ -142,9 +161,9 @@ def _own_routes(provider: str, branch: roofline.Part) -> dict[str, str]:
         if branch != "whole":
             raise AxisError(f"attention: dense attention has no branch {branch!r}; only whole")
         return none
-    if provider in peers.PEERS:
-        if branch not in peers.PEERS[provider]:
-            known = ", ".join(peers.PEERS[provider])
+    if provider in OPERATORS:
+        if branch not in OPERATORS[provider].parts:
+            known = ", ".join(OPERATORS[provider].parts)
             raise AxisError(f"attention: {provider} has no branch {branch!r}; only {known}")
         return none
     if provider in ("triton", "reference"):

@@ -153,7 +153,7 @@ def test_the_page_of_suites_names_every_key_metric_and_shipped_suite() -> None:
 def test_the_suite_and_the_factory_on_the_page_of_suites_fit_together() -> None:
     page = ROOT / "suites/README.md"
     suite = suites.loads(blocks(page, "yaml")[0], "norm.yaml")
-    (source,) = blocks(page, "python")
+    source = blocks(page, "python")[0]
     module: dict[str, Any] = {}
     exec(source, module)
 

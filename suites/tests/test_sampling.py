@@ -47,7 +47,7 @@ def axes(part: str) -> dict[str, Scalar]:
 def build(part: str) -> tuple[AttentionPlan, Any, Tensor, Any]:
     """The plan, its inputs, the selected blocks and the sample of one part."""
     p = AttentionPlan.read(PROVIDERS[part], axes(part), Flags())
-    x = attention._AttentionInputs.draw(p, "cpu")
+    x = attention._draw(p, "cpu")
     return p, x, attention._select(p, x), attention._sample(p, "cpu")
 
 
