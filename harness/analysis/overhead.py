@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from harness.records import Case, Run, Suite
+from harness.records import Run, Suite
 
 WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
@@ -45,25 +45,14 @@ def time_use(run: Run) -> TimeUse | None:
     return TimeUse(wall_s=wall_s, work_s=work_s, overhead_s=overhead_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedTime:
-    """How long one process of a case will take."""
-
-    case_id: str
-    low_s: float
-    high_s: float
-    run_id: str = ""
-    """The run in which it took as long; empty where only `sample_s` and `timeout_s` are known."""
-
-
-def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...]:
-    """The expected time of each case, by the last of the runs that measured it with its settings.
+def expected_times(suite: Suite, runs: Iterable[Run]) -> dict[str, float]:
+    """Case id -> mean seconds of a process in the last of the runs that measured it with its
+    settings.
 
     Args:
         runs: Of the same suite on the same GPU model, newest last.
     """
-    found = {c.case_id: _by_settings(c) for c in suite.cases}
-    asked = {c.case_id: c.settings for c in suite.cases}
+    asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, float]()
     for run in runs:
         for case in run.suite.cases:
             lives_s = [m.wall_s for m in run.of(case.case_id)]
@@ -72,13 +61,5 @@ def expected_times(suite: Suite, runs: Iterable[Run]) -> tuple[ExpectedTime, ...
                 case.settings, processes=now.processes, most_processes=now.most_processes
             )
             if now and lives_s and of == now:
-                mean_s = sum(lives_s) / len(lives_s)
-                found[case.case_id] = ExpectedTime(
-                    case_id=case.case_id, low_s=mean_s, high_s=mean_s, run_id=run.run_id
-                )
-    return tuple(found.values())
-
-
-def _by_settings(case: Case) -> ExpectedTime:
-    low_s = min(case.settings.sample_s, case.settings.timeout_s)
-    return ExpectedTime(case_id=case.case_id, low_s=low_s, high_s=case.settings.timeout_s)
+                found[case.case_id] = sum(lives_s) / len(lives_s)
+    return found

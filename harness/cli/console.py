@@ -1,8 +1,7 @@
 """Rich renderables of a run, a plan, verdicts, the doctor. This module prints nothing."""
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
@@ -13,7 +12,6 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.expectation import timeout_bound
-from harness.analysis.overhead import ExpectedTime
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
@@ -181,13 +179,19 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
-    """What a run would do, and how long it will take."""
+def plan(suite: Suite, expected: Mapping[str, float]) -> RenderableType:
+    """What a run would do, and how long it will take.
+
+    Args:
+        expected: Case id -> seconds of a process in a stored run.
+    """
     right = ("processes", "limit each", "expected")
     rows = table("case", *right, "variables and command", right=right)
     low_s = high_s = 0.0
-    for c, each in zip(suite.cases, expected, strict=True):
-        case_s = c.settings.processes * each.low_s, c.settings.most * each.high_s
+    for c in suite.cases:
+        least_s = min(c.settings.sample_s, c.settings.timeout_s)
+        ends_s = [expected.get(c.case_id, bound) for bound in (least_s, c.settings.timeout_s)]
+        case_s = c.settings.processes * ends_s[0], c.settings.most * ends_s[1]
         low_s, high_s = low_s + case_s[0], high_s + case_s[1]
         rows.add_row(
             escape(c.case_id),
@@ -206,7 +210,10 @@ def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
             f"{units.plural('case', len(suite.cases))}, {at_least}{units.plural('process', most)}; "
             f"expected in all: {_span(low_s, high_s)}"
         ),
-        Text(f"Expected times: {'; '.join(_sources(expected))}"),
+        Text(
+            f"Expected times: {units.plural('case', len(expected))} as in stored runs; "
+            "others between sample_s and timeout_s a process"
+        ),
         Text("No workload was started; it may still decline a case when it runs."),
     )
 
@@ -214,12 +221,6 @@ def plan(suite: Suite, expected: Sequence[ExpectedTime]) -> RenderableType:
 def _span(low_s: float, high_s: float) -> str:
     ends = dict.fromkeys(map(units.duration, (low_s, high_s)))
     return " to ".join(ends)
-
-
-def _sources(expected: Sequence[ExpectedTime]) -> Iterator[str]:
-    for run_id, count in Counter(e.run_id for e in expected).items():
-        how = f"as in run {run_id}" if run_id else "between sample_s and timeout_s a process"
-        yield f"{units.plural('case', count)} {how}"
 
 
 def suites(found: Sequence[Suite]) -> RenderableType:

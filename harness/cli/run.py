@@ -1,7 +1,6 @@
 """The command `run`: measure a suite."""
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -294,7 +293,7 @@ def _device(suite: Suite) -> str:
     return models.pop() if len(models) == 1 else ""
 
 
-def _expected(suite: Suite, store_root: Path, device: str) -> Sequence[sampling.ExpectedTime]:
+def _expected(suite: Suite, store_root: Path, device: str) -> dict[str, float]:
     """The expected time of each case, by the newest stored runs of the suite on this device, or on
     any without a device."""
     found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)

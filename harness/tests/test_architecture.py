@@ -56,7 +56,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_590,
+    "harness/analysis": 4_570,
     "harness/bisect": 1_750,
     "harness/cli": 1_910,
     "harness/executor": 360,
