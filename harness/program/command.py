@@ -232,7 +232,6 @@ class _Session:
                 last_step=self.series.last_step,
                 rank=failed.rank if self.program.ranks else None,
                 signal=signal_name(failed.code or 0),
-                stderr_tail=failed.stderr.ending,
             ),
         )
 

@@ -65,8 +65,6 @@ class Evidence:
     """At a timeout: whether it was seen to work, by steps, output, CPU or GPU; None if unknown."""
     signal: str = ""
     """Name of the signal that ended it."""
-    stderr_tail: str = ""
-    """The end of a program's stderr."""
     frame: str = ""
     """The innermost Python frame: `function (file:line)`."""
     activity: tuple[ActivitySample, ...] = ()

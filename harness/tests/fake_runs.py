@@ -7,30 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.records import (
-    Case,
-    Change,
-    Clock,
-    Comparison,
-    CostPlan,
-    Environment,
-    Evidence,
-    Expectation,
-    Git,
-    Gpu,
-    Match,
-    Measurement,
-    Outcome,
-    OverSteps,
-    Phase,
-    Rule,
-    Run,
-    Scalar,
-    Suite,
-    Telemetry,
-)
+from harness import records as r
 
-H200 = Gpu(
+H200 = r.Gpu(
     name="NVIDIA H200",
     uuid="GPU-5d1e0f4c-0000-4000-8000-000000000000",
     index=0,
@@ -46,8 +25,8 @@ FLOPS_PER_TOKEN = 470_000_000
 """6 N of the 78 M parameter model."""
 
 
-def environment(*, gpu: Gpu | None = H200, **changes: Any) -> Environment:
-    return Environment(
+def environment(*, gpu: r.Gpu | None = H200, **changes: Any) -> r.Environment:
+    return r.Environment(
         **{
             "captured_at": "2026-11-21T07:30:12+00:00",
             "hostname": "node-7",
@@ -60,16 +39,16 @@ def environment(*, gpu: Gpu | None = H200, **changes: Any) -> Environment:
             "versions": {"python": "3.12.7", "torch": "2.11.0+cu128", "flash-attn": None},
             "torch_settings": {"allow_tf32_matmul": True, "num_threads": 16},
             "variables": {"NSA_PREFILL_BATCHED": "1"},
-            "git": Git(commit="406312f8" + "0" * 32, branch="main"),
+            "git": r.Git(commit="406312f8" + "0" * 32, branch="main"),
             "command": ("/home/someone/.venv/bin/harness", "run", "suites/retest.yaml"),
             **changes,
         }
     )
 
 
-def case(axes: Mapping[str, Scalar], *, workload: str = "train", provider: str = "nsa", **k: Any):
+def case(axes: Mapping[str, r.Scalar], *, workload: str = "train", provider: str = "nsa", **k: Any):
     case_id = "/".join([workload, provider, *(f"{n}={v}" for n, v in axes.items())])
-    return Case(
+    return r.Case(
         **{
             "case_id": case_id,
             "workload": workload,
@@ -82,19 +61,19 @@ def case(axes: Mapping[str, Scalar], *, workload: str = "train", provider: str =
     )
 
 
-def sweep(*, workload: str = "train", provider: str = "nsa", **axes: Sequence[Scalar]):
+def sweep(*, workload: str = "train", provider: str = "nsa", **axes: Sequence[r.Scalar]):
     """One case per combination of the axes' values."""
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     return [case(point, workload=workload, provider=provider) for point in points]
 
 
-def to(**criteria: Any) -> Match:
+def to(**criteria: Any) -> r.Match:
     """The cases with these values."""
-    return Match(criteria={name: (value,) for name, value in criteria.items()})
+    return r.Match(criteria={name: (value,) for name, value in criteria.items()})
 
 
 def timed(
-    c: Case,
+    c: r.Case,
     step_s: float,
     *,
     processes: int = 3,
@@ -103,7 +82,7 @@ def timed(
     tokens: int | None = None,
     telemetry: Mapping[str, float] | None = None,
     **changes: Any,
-) -> list[Measurement]:
+) -> list[r.Measurement]:
     """A case's ok processes: skewed samples, each process a little off the last.
 
     Args:
@@ -118,7 +97,7 @@ def timed(
         samples = median * rng.lognormal(sigma=0.01, size=20)
         ends = np.cumsum([6.7, 1.2, 0.9, 8.0, max(2.0, float(samples.sum()))])
         phases = tuple(
-            Phase(name=name, start_s=float(start), end_s=float(end))
+            r.Phase(name=name, start_s=float(start), end_s=float(end))
             for name, start, end in zip(
                 ("start", "setup", "accuracy", "warmup", "sampling"),
                 [0.0, *ends[:-1]],
@@ -127,12 +106,12 @@ def timed(
             )
         )
         found.append(
-            Measurement(
+            r.Measurement(
                 **{
                     "case_id": c.case_id,
                     "process": process,
-                    "outcome": Outcome.OK,
-                    "clock": Clock.CUDA_EVENT,
+                    "outcome": r.Outcome.OK,
+                    "clock": r.Clock.CUDA_EVENT,
                     "samples_s": tuple(float(s) for s in samples),
                     "steady": True,
                     "tokens": tokens,
@@ -151,7 +130,7 @@ def timed(
 
 
 def trained(
-    m: Measurement,
+    m: r.Measurement,
     *,
     steps: int = 200,
     pace: Callable[[int], float] = lambda _: 1.0,
@@ -160,14 +139,14 @@ def trained(
     every: int = 1,
     not_finite: Mapping[str, tuple[int, ...]] | None = None,
     **values: Callable[[int], float],
-) -> Measurement:
+) -> r.Measurement:
     """With a record of its steps, of 50 ms times their pace: one row every so many. Times scatter
     by 1 %, losses by 2 %."""
     rng = np.random.default_rng(seed)
     jitter, noise = rng.normal(1, 0.01, size=steps + 1), rng.normal(1, 0.02, size=steps + 1)
     own = tuple(range(every, steps + 1, every))
     step_s = tuple(0.05 * pace(n) * float(jitter[n]) for n in own)
-    seen = OverSteps(
+    seen = r.OverSteps(
         step=own,
         step_s=step_s,
         end_s=tuple(map(float, np.cumsum(step_s))),
@@ -180,7 +159,7 @@ def trained(
     return replace(m, over_steps=seen)
 
 
-def late(m: Measurement) -> Measurement:
+def late(m: r.Measurement) -> r.Measurement:
     """Without its first two steps: their lines arrived with one of the setup."""
     seen = m.over_steps
     assert seen is not None
@@ -189,10 +168,12 @@ def late(m: Measurement) -> Measurement:
     return replace(m, over_steps=replace(seen, **of, values=values))
 
 
-def ended(c: Case, outcome: Outcome, *, processes: int = 1, **changes: Any) -> list[Measurement]:
+def ended(
+    c: r.Case, outcome: r.Outcome, *, processes: int = 1, **changes: Any
+) -> list[r.Measurement]:
     """A case's processes that ended without samples."""
     return [
-        Measurement(
+        r.Measurement(
             **{
                 "case_id": c.case_id,
                 "process": process,
@@ -208,16 +189,16 @@ def ended(c: Case, outcome: Outcome, *, processes: int = 1, **changes: Any) -> l
 
 
 def run(
-    cases: Sequence[Case],
-    measure: Callable[[Case], list[Measurement]],
+    cases: Sequence[r.Case],
+    measure: Callable[[r.Case], list[r.Measurement]],
     *,
-    env: Environment | None = None,
-    rules: Sequence[Rule] = (),
-    expectations: Sequence[Expectation] = (),
-    cost: CostPlan | None = None,
+    env: r.Environment | None = None,
+    rules: Sequence[r.Rule] = (),
+    expectations: Sequence[r.Expectation] = (),
+    cost: r.CostPlan | None = None,
     **changes: Any,
-) -> Run:
-    suite = Suite(
+) -> r.Run:
+    suite = r.Suite(
         name="retest",
         title="A100 retest",
         subject=changes.pop("subject", "A100 Retest"),
@@ -230,7 +211,7 @@ def run(
         expectations=tuple(expectations),
         cost=cost,
     )
-    return Run(
+    return r.Run(
         **{
             "run_id": "20261121-073012-retest-h200-3f2a",
             "folder": "reports/runs/20261121-073012-retest-h200-3f2a",
@@ -244,7 +225,7 @@ def run(
     )
 
 
-def retest(*, env: Environment | None = None) -> Run:
+def retest(*, env: r.Environment | None = None) -> r.Run:
     """A run as the users know it: two workloads, a slow route, a flag without effect,
     timeouts, one case out of memory and one that the suite allows to be unsupported."""
     cases = [
@@ -256,84 +237,84 @@ def retest(*, env: Environment | None = None) -> Run:
             {"seq_len": 2048},
             workload="forward",
             provider="fa2",
-            allow={Outcome.UNSUPPORTED: "the package is not installed here"},
+            allow={r.Outcome.UNSUPPORTED: "the package is not installed here"},
         ),
     ]
     busy = {"gpu_utilisation": 0.29, "cpu_utilisation": 0.97, "gpu_power_w": 210.0}
 
-    def measure(c: Case) -> list[Measurement]:
+    def measure(c: r.Case) -> list[r.Measurement]:
         t = int(c.axes["seq_len"])
         if c.provider == "fa2":
             return ended(
-                c, Outcome.UNSUPPORTED, detail="flash-attn is not installed\n| pip install |"
+                c, r.Outcome.UNSUPPORTED, detail="flash-attn is not installed\n| pip install |"
             )
         if c.provider == "loop":
             step = 0.02 * (t / 128) ** 1.97
             if step > 2:
-                return ended(c, Outcome.TIMEOUT, processes=3, lower_bound_s=2.0, tokens=t)
+                return ended(c, r.Outcome.TIMEOUT, processes=3, lower_bound_s=2.0, tokens=t)
             return timed(c, step, telemetry=busy)
         if c.provider == "gather":
             return timed(c, 0.004 * (t / 128) ** 1.05, telemetry=busy)
         slow = 1.24 if c.axes["gc"] == "on" else 1.0
         if c.provider == "dense":
             if t == 2048 and c.axes["gc"] == "off":
-                return ended(c, Outcome.OUT_OF_MEMORY, processes=3, detail="tried 2.00 GiB")
+                return ended(c, r.Outcome.OUT_OF_MEMORY, processes=3, detail="tried 2.00 GiB")
             return timed(
                 c, 0.012 * (t / 512) ** 1.1 * slow, telemetry=busy | {"gpu_utilisation": 0.9}
             )
         return timed(c, 0.9 * (t / 512) ** 1.5 * slow, telemetry=busy)
 
-    train = Match(criteria={"workload": ("train",)})
+    train = r.Match(criteria={"workload": ("train",)})
     return run(
         cases,
         measure,
         env=env,
         rules=[
-            Rule(name="floor", metric="tokens_per_s", go=500, abort=100, match=train),
-            Rule(name="A100 only", metric="tokens_per_s", go=700, gpu="A100", match=train),
-            Rule(
+            r.Rule(name="floor", metric="tokens_per_s", go=500, abort=100, match=train),
+            r.Rule(name="A100 only", metric="tokens_per_s", go=700, gpu="A100", match=train),
+            r.Rule(
                 name="scales",
                 metric="scaling_exponent",
                 go=1.2,
                 abort=1.5,
                 axis="seq_len",
-                match=Match(criteria={"workload": ("forward",)}),
+                match=r.Match(criteria={"workload": ("forward",)}),
             ),
         ],
         expectations=[
-            Expectation(
+            r.Expectation(
                 metric="tokens_per_s",
-                match=Match(criteria={"provider": ("nsa",), "seq_len": (512,)}),
+                match=r.Match(criteria={"provider": ("nsa",), "seq_len": (512,)}),
                 gpu="A100",
                 low=500,
                 high=1500,
                 source="2025-08-31 report",
             ),
-            Expectation(metric="tokens_per_s", match=train, low=10_000),
+            r.Expectation(metric="tokens_per_s", match=train, low=10_000),
         ],
-        cost=CostPlan(steps=50_000, match=train, usd_per_gpu_hour=3.5),
+        cost=r.CostPlan(steps=50_000, match=train, usd_per_gpu_hour=3.5),
     )
 
 
-def variables() -> Run:
+def variables() -> r.Run:
     """Three variables, of which A and B make a step fast, but only together; no rule."""
 
-    def measure(c: Case) -> list[Measurement]:
+    def measure(c: r.Case) -> list[r.Measurement]:
         if c.axes["A"] == c.axes["B"] == 1:
             return timed(c, 0.95, cv=0.001, tokens=512)
-        busy = Evidence(working=True)
-        return ended(c, Outcome.TIMEOUT, lower_bound_s=45.0, tokens=512, evidence=busy)
+        busy = r.Evidence(working=True)
+        return ended(c, r.Outcome.TIMEOUT, lower_bound_s=45.0, tokens=512, evidence=busy)
 
     return run(sweep(A=[0, 1], B=[0, 1], C=[0, 1]), measure)
 
 
 def _telemetry(
-    levels: Mapping[str, float], phases: Sequence[Phase], rng: np.random.Generator
-) -> Telemetry:
+    levels: Mapping[str, float], phases: Sequence[r.Phase], rng: np.random.Generator
+) -> r.Telemetry:
     t = np.arange(0.05, phases[-1].end_s, 0.1)
     timed_from = phases[3].start_s
     level = np.where(t < timed_from, 0.1, 1.0)
-    return Telemetry(
+    return r.Telemetry(
         t_s=tuple(map(float, t)),
         channels={
             name: tuple(map(float, mean * level * rng.normal(1, 0.08, t.size).clip(0.5, 1.1)))
@@ -342,11 +323,11 @@ def _telemetry(
     )
 
 
-def comparison(**changes: Any) -> Comparison:
+def comparison(**changes: Any) -> r.Comparison:
     """A comparison that finds no slowdown; with these fields instead."""
     same: dict[str, Any] = {
         "case_id": "train/nsa",
-        "change": Change.SAME,
+        "change": r.Change.SAME,
         "ratio": 1.001,
         "low": 0.99,
         "high": 1.01,
@@ -358,4 +339,4 @@ def comparison(**changes: Any) -> Comparison:
         "minutes_needed": None,
         "reason": "+0.1 %",
     }
-    return Comparison(**(same | changes))
+    return r.Comparison(**(same | changes))

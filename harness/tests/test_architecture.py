@@ -35,14 +35,6 @@ ALLOWED = {
     "harness/workload.py": {"harness.records"},
     "suites": {"torch", "nsa", "suites", "harness.workload", "harness.records"},
 }
-# The one module of the harness that prints and ends the process; workers end themselves.
-ENDS_THE_PROCESS = (
-    "harness/__main__.py",
-    "harness/cli/",
-    "harness/measure/",
-    "harness/program/",
-    "harness/worker/",
-)
 
 FOR_LOAD = {
     ("pathlib", "Path"),
@@ -77,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_200, "nsa": 8_860, "suites": 2_150}
+MOST_TEST_LINES = {"harness": 21_150, "nsa": 8_860, "suites": 2_150}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -305,13 +297,3 @@ def test_one_module_of_nsa_reads_the_environment() -> None:
     names = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 
     assert {f for f, p in sources("nsa").items() if uses(p, *names)} == {"nsa/flags.py"}
-
-
-def test_only_the_command_line_and_the_child_end_a_process() -> None:
-    enders = {
-        file
-        for file, path in sources("harness").items()
-        if uses(path, "sys.exit", "os._exit", "os.abort")
-    }
-
-    assert {file for file in enders if not file.startswith(ENDS_THE_PROCESS)} == set()

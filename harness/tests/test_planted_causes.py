@@ -10,62 +10,47 @@ from typing import Any
 
 import pytest
 
+from harness import records as r
 from harness.analysis.causes import CauseKind, causes
 from harness.analysis.summary import summarise
-from harness.records import (
-    Breakdown,
-    Case,
-    Counters,
-    Evidence,
-    Measurement,
-    NonFiniteOrigin,
-    Outcome,
-    PathRule,
-    Peaks,
-    Profile,
-    Run,
-    SelfTest,
-    TensorDigest,
-    Use,
-)
 from harness.runner.launcher import Launcher
 from harness.tests import faulty, workers
 from harness.tests.fake_runs import ended, environment, run, sweep, timed, trained
 from harness.tests.workers import QUICK, make_case
 
-PEAKS = Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
+PEAKS = r.Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
 FULL_HZ = 1.98e9
 CASES = sweep(seq_len=[512, 1024, 2048, 4096], NSA_FA2=[0, 1])
 GC = sweep(seq_len=[512, 1024, 2048, 4096], gc=["off", "on"])
 RANGES = {"nsa.select": 0.5, "nsa.window": 0.2, "nsa.compress": 0.27}
 """Range -> its share of a healthy step; the GPU works for 97 % of it."""
 
-Damage = Callable[[Case, Measurement], Measurement]
+Damage = Callable[[r.Case, r.Measurement], r.Measurement]
 
 
-def step_s(c: Case) -> float:
+def step_s(c: r.Case) -> float:
     """20 ms at 512 tokens, and linear; FA2 saves a tenth, checkpointing costs one."""
     other = 0.9 if c.axes.get("NSA_FA2") else 1.1 if c.axes.get("gc") == "on" else 1.0
     return 0.02 * int(c.axes["seq_len"]) / 512 * other
 
 
-def profile(step: float) -> Profile:
+def profile(step: float) -> r.Profile:
     parts = {name: part * step for name, part in RANGES.items()}
-    kernels = tuple(Use(name="gemm", where=n, calls=9, time_s=s) for n, s in parts.items())
+    kernels = tuple(r.Use(name="gemm", where=n, calls=9, time_s=s) for n, s in parts.items())
     busy_s = sum(parts.values())
-    work = Breakdown(step_s=step, profiled_step_s=1.2 * step, device_busy_s=busy_s)
-    return Profile(kernels=kernels, breakdown=work, fingerprint="ab", steps=2)
+    work = r.Breakdown(step_s=step, profiled_step_s=1.2 * step, device_busy_s=busy_s)
+    return r.Profile(kernels=kernels, breakdown=work, fingerprint="ab", steps=2)
 
 
-def counted(**changes: Any) -> Counters:
+def counted(**changes: Any) -> r.Counters:
     known = {"dispatched_ops": 900, "host_syncs": 0, "kernel_launches": 300, "steps": 2}
-    return Counters(**(known | changes))
+    return r.Counters(**(known | changes))
 
 
-def healthy(c: Case) -> list[Measurement]:
+def healthy(c: r.Case) -> list[r.Measurement]:
     index = [*CASES, *GC].index(c)
     step, length = step_s(c), int(c.axes["seq_len"])
-    digest = TensorDigest(
+    digest = r.TensorDigest(
         name="loss", dtype="float32", shape=(1,), norm=1.0 + index, projection=1.0 + index
     )
     return timed(
@@ -80,7 +65,7 @@ def healthy(c: Case) -> list[Measurement]:
     )
 
 
-def channel(m: Measurement, name: str, values: Callable[[float], float]) -> Measurement:
+def channel(m: r.Measurement, name: str, values: Callable[[float], float]) -> r.Measurement:
     """With a channel whose readings depend on the share of the sampling that has passed."""
     assert m.telemetry is not None
     sampling = m.phases[-1]
@@ -89,16 +74,16 @@ def channel(m: Measurement, name: str, values: Callable[[float], float]) -> Meas
     return replace(m, telemetry=replace(m.telemetry, channels={**m.telemetry.channels, name: read}))
 
 
-def planted(damage: Damage, cases: Sequence[Case] = CASES, **suite: Any) -> Run:
-    def measure(c: Case) -> list[Measurement]:
+def planted(damage: Damage, cases: Sequence[r.Case] = CASES, **suite: Any) -> r.Run:
+    def measure(c: r.Case) -> list[r.Measurement]:
         return [damage(c, m) for m in healthy(c)]
 
-    tests = (SelfTest(at="2026-11-21T07:30:12+00:00", device="GPU-5d1e", peaks=PEAKS),)
+    tests = (r.SelfTest(at="2026-11-21T07:30:12+00:00", device="GPU-5d1e", peaks=PEAKS),)
     made = run(cases, measure, self_tests=tests)
     return replace(made, suite=replace(made.suite, **suite))
 
 
-def kinds(recorded: Run) -> list[CauseKind]:
+def kinds(recorded: r.Run) -> list[CauseKind]:
     return [c.kind for c in causes(recorded, summarise(recorded))]
 
 
@@ -106,8 +91,8 @@ def kinds(recorded: Run) -> list[CauseKind]:
 
 
 def profiled(
-    m: Measurement, *more: Use, times: Callable[[Use], float] = lambda _: 1.0, **where: Any
-) -> Profile:
+    m: r.Measurement, *more: r.Use, times: Callable[[r.Use], float] = lambda _: 1.0, **where: Any
+) -> r.Profile:
     """Its profile, with kernels that take so many times as long, and more of them."""
     assert m.profile is not None
     assert m.profile.breakdown is not None
@@ -117,137 +102,139 @@ def profiled(
     return replace(m.profile, kernels=kernels, breakdown=work)
 
 
-def slower(m: Measurement, by: float, **changes: Any) -> Measurement:
+def slower(m: r.Measurement, by: float, **changes: Any) -> r.Measurement:
     """Every sample and kernel takes so many times as long."""
     seen = {"profile": profiled(m, times=lambda _: by)}
     return replace(m, samples_s=tuple(s * by for s in m.samples_s), **(seen | changes))
 
 
 def waiting(
-    m: Measurement, by: float, counters: Counters | None = None, **where: Any
-) -> Measurement:
+    m: r.Measurement, by: float, counters: r.Counters | None = None, **where: Any
+) -> r.Measurement:
     """A step that is longer by this factor because the GPU waits."""
     return slower(m, by, profile=profiled(m, **where), counters=counters or m.counters)
 
 
-def sync_per_token(c: Case, m: Measurement) -> Measurement:
+def sync_per_token(c: r.Case, m: r.Measurement) -> r.Measurement:
     tokens = int(c.axes["seq_len"])
     return waiting(m, 2.0, counted(host_syncs=2 * tokens), host_by_range={"": 1.0})
 
 
-def slow_loader(c: Case, m: Measurement) -> Measurement:
+def slow_loader(c: r.Case, m: r.Measurement) -> r.Measurement:
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     return waiting(m, 2.0, gap_by_range={"": 1.0}, host_by_range={loader: 0.9, "": 0.1})
 
 
-def small_batch(c: Case, m: Measurement) -> Measurement:
+def small_batch(c: r.Case, m: r.Measurement) -> r.Measurement:
     launches = int(m.kept_s[0] * 1.5 / PEAKS.launch_s)  # type: ignore[operator]
     return waiting(m, 3.0, counted(kernel_launches=launches))
 
 
-def slow_python(c: Case, m: Measurement) -> Measurement:
+def slow_python(c: r.Case, m: r.Measurement) -> r.Measurement:
     return waiting(m, 2.0)
 
 
-def many_operators(c: Case, m: Measurement) -> Measurement:
+def many_operators(c: r.Case, m: r.Measurement) -> r.Measurement:
     return waiting(m, 2.0, counted(dispatched_ops=round(step_s(c) * 2.0 / 12e-6)))
 
 
-def slow_network(c: Case, m: Measurement) -> Measurement:
-    reduce = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=m.kept_s[0])
+def slow_network(c: r.Case, m: r.Measurement) -> r.Measurement:
+    reduce = r.Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=m.kept_s[0])
     return slower(m, 2.0, profile=profiled(m, reduce))
 
 
-def slow_rank(c: Case, m: Measurement) -> Measurement:
+def slow_rank(c: r.Case, m: r.Measurement) -> r.Measurement:
     each = {f"rank{i}_compute": (s,) * 20 for i, s in enumerate((0.02, 0.02, 0.02, 0.04))}
     return replace(slow_network(c, m), readings=each)
 
 
-def fallback(c: Case, m: Measurement) -> Measurement:
+def fallback(c: r.Case, m: r.Measurement) -> r.Measurement:
     """FA2 does what the other value does."""
     twin = next(x for x in CASES if {**x.axes, "NSA_FA2": 1} == {**c.axes, "NSA_FA2": 1})
     return replace(healthy(twin)[m.process], case_id=c.case_id, effective=m.effective)
 
 
-def dead_flag(c: Case, m: Measurement) -> Measurement:
+def dead_flag(c: r.Case, m: r.Measurement) -> r.Measurement:
     return replace(fallback(c, m), flags_read={"NSA_FA2": False})
 
 
-def checkpointing(c: Case, m: Measurement) -> Measurement:
+def checkpointing(c: r.Case, m: r.Measurement) -> r.Measurement:
     return slower(m, 1.3) if c.axes["gc"] == "on" else m
 
 
-def swapped(c: Case, m: Measurement) -> Measurement:
+def swapped(c: r.Case, m: r.Measurement) -> r.Measurement:
     other = {"on": "off", "off": "on"}[str(c.axes["gc"])]
     return replace(m, effective={**m.effective, "gc": other})
 
 
-def quadratic(c: Case, m: Measurement) -> Measurement:
+def quadratic(c: r.Case, m: r.Measurement) -> r.Measurement:
     longer = {"nsa.compress": int(c.axes["seq_len"]) / 512}
     seen = profiled(m, times=lambda u: longer.get(u.where, 1.0))
     by = sum(u.time_s for u in seen.kernels) / 0.97 / step_s(c)
     return slower(m, by, profile=seen)
 
 
-def dense_attention(c: Case, m: Measurement) -> Measurement:
+def dense_attention(c: r.Case, m: r.Measurement) -> r.Measurement:
     """As steep, but so is nearly all of the work."""
     times = int(c.axes["seq_len"]) / 512
     return replace(quadratic(c, m), flops=int((m.flops or 0) * (1 + times) / 2))
 
 
 def limited(mask: int, clock: float) -> Damage:
-    def damage(c: Case, m: Measurement) -> Measurement:
+    def damage(c: r.Case, m: r.Measurement) -> r.Measurement:
         hot = channel(m, "gpu_throttle_reasons", lambda _: mask)
         return slower(channel(hot, "gpu_sm_clock_hz", lambda _: clock * FULL_HZ), 1 / clock)
 
     return damage
 
 
-def rarely_limited(c: Case, m: Measurement) -> Measurement:
+def rarely_limited(c: r.Case, m: r.Measurement) -> r.Measurement:
     """Somebody locked the clock; the power limit is in force now and then."""
     m = channel(m, "gpu_throttle_reasons", lambda at: 0x4 if at < 0.3 else 0x0)
     return slower(channel(m, "gpu_sm_clock_hz", lambda _: 0.8 * FULL_HZ), 1.25)
 
 
-def shared(c: Case, m: Measurement) -> Measurement:
+def shared(c: r.Case, m: r.Measurement) -> r.Measurement:
     """The neighbour is gone when the profile is taken."""
     m = channel(m, "gpu_foreign_processes", lambda at: float(at > 0.3))
     return replace(m, samples_s=tuple(s * 1.5 for s in m.samples_s))
 
 
-def occupied(c: Case, m: Measurement) -> Measurement:
-    (made,) = ended(c, Outcome.INVALID_ENVIRONMENT, evidence=Evidence(holders=("python (pid 7)",)))
+def occupied(c: r.Case, m: r.Measurement) -> r.Measurement:
+    (made,) = ended(
+        c, r.Outcome.INVALID_ENVIRONMENT, evidence=r.Evidence(holders=("python (pid 7)",))
+    )
     return replace(made, process=m.process)
 
 
-def cold(c: Case, m: Measurement) -> Measurement:
+def cold(c: r.Case, m: r.Measurement) -> r.Measurement:
     falling = tuple(s * (3 - 2 * i / 20) for i, s in enumerate(m.samples_s))
     return replace(m, samples_s=falling, steady=False)
 
 
-def leak(c: Case, m: Measurement) -> Measurement:
+def leak(c: r.Case, m: r.Measurement) -> r.Measurement:
     return channel(m, "gpu_memory_bytes", lambda at: (8 + 4 * at) * 2**30)
 
 
-def sinking(c: Case, m: Measurement) -> Measurement:
+def sinking(c: r.Case, m: r.Measurement) -> r.Measurement:
     """Each step takes longer than the last, twice as long at the end."""
     return trained(m, pace=lambda n: 1 + n / 200)
 
 
-def late_sinking(c: Case, m: Measurement) -> Measurement:
+def late_sinking(c: r.Case, m: r.Measurement) -> r.Measurement:
     return trained(m, pace=lambda n: 1.3 if n > 120 else 1.0)
 
 
-def leaks_a_little(c: Case, m: Measurement) -> Measurement:
+def leaks_a_little(c: r.Case, m: r.Measurement) -> r.Measurement:
     """1 MiB a step is 2.4 % of the memory after 200 steps."""
     return trained(m, memory_bytes=lambda n: 8 * 2**30 + n * 2**20)
 
 
-def one_slow_step(c: Case, m: Measurement) -> Measurement:
+def one_slow_step(c: r.Case, m: r.Measurement) -> r.Measurement:
     return trained(m, pace=lambda n: 7.0 if n == 120 else 1.0)
 
 
-def steady_training(c: Case, m: Measurement) -> Measurement:
+def steady_training(c: r.Case, m: r.Measurement) -> r.Measurement:
     """Compiles at first, fills a cache at once, and steps vary."""
     return trained(
         m,
@@ -256,33 +243,33 @@ def steady_training(c: Case, m: Measurement) -> Measurement:
     )
 
 
-def overflow(c: Case, m: Measurement) -> Measurement:
+def overflow(c: r.Case, m: r.Measurement) -> r.Measurement:
     origins = (
-        NonFiniteOrigin(
+        r.NonFiniteOrigin(
             computation="run", precision="float16", value="Inf", tensor="output 0 of aten.mm"
         ),
-        NonFiniteOrigin(computation="reference", precision="float64"),
+        r.NonFiniteOrigin(computation="reference", precision="float64"),
     )
-    (made,) = ended(c, Outcome.NON_FINITE, evidence=Evidence(origins=origins))
+    (made,) = ended(c, r.Outcome.NON_FINITE, evidence=r.Evidence(origins=origins))
     return replace(made, process=m.process)
 
 
-def interaction(c: Case, m: Measurement) -> Measurement:
+def interaction(c: r.Case, m: r.Measurement) -> r.Measurement:
     """Checkpointing helps the shortest rows: no single cell is to blame."""
     return slower(m, 0.7) if (c.axes["seq_len"], c.axes["gc"]) == (512, "on") else m
 
 
-def forward_only(c: Case, m: Measurement) -> Measurement:
+def forward_only(c: r.Case, m: r.Measurement) -> r.Measurement:
     """What is off here does a third of the work."""
     on = c.axes["gc"] == "on"
     return slower(replace(m, flops=3 * (m.flops or 0)), 3.0) if on else m
 
 
-def nothing(c: Case, m: Measurement) -> Measurement:
+def nothing(c: r.Case, m: r.Measurement) -> r.Measurement:
     return m
 
 
-def busy_node(c: Case, m: Measurement) -> Measurement:
+def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
     """At the power limit with its clock kept, a cache that fills once, one blip of a neighbour."""
     m = channel(m, "gpu_throttle_reasons", lambda _: 0x4)
     m = channel(m, "gpu_sm_clock_hz", lambda _: 0.96 * FULL_HZ)
@@ -331,13 +318,13 @@ def busy_node(c: Case, m: Measurement) -> Measurement:
     ],
 )
 def test_a_planted_cause_is_the_only_one_named(
-    damage: Damage, cases: Sequence[Case], cause: CauseKind | None
+    damage: Damage, cases: Sequence[r.Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
 
 
 def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> None:
-    def damage(c: Case, m: Measurement) -> Measurement:
+    def damage(c: r.Case, m: r.Measurement) -> r.Measurement:
         m = many_operators(c, m)
         return replace(m, counters=counted(dispatched_ops=1111)) if c is CASES[0] else m
 
@@ -354,7 +341,7 @@ def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> N
     """A step of twice the rows takes longer; one of its tokens takes half as long."""
     cases = sweep(seq_len=[512, 1024], BATCH=[8, 16])
 
-    def measure(c: Case) -> list[Measurement]:
+    def measure(c: r.Case) -> list[r.Measurement]:
         rows, length = int(c.axes["BATCH"]), int(c.axes["seq_len"])
         again = 9.0 if rows == 8 and length == 1024 else 0.0  # processes that do not agree
         found = timed(c, 0.02, tokens=rows * length)
@@ -372,7 +359,7 @@ def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
     def both(first: float, second: float) -> list[CauseKind]:
         """A step that waits so many times its work, and checkpointing at its price; with a leak."""
 
-        def damage(c: Case, m: Measurement) -> Measurement:
+        def damage(c: r.Case, m: r.Measurement) -> r.Measurement:
             seen = waiting(leak(c, m), first)
             return slower(seen, second) if c.axes["gc"] == "on" else seen
 
@@ -396,14 +383,14 @@ def test_what_spoils_numbers_is_first_then_what_costs_most() -> None:
         (
             replace(
                 make_case("multiplies", settings=replace(QUICK, profile=True)),
-                operators=PathRule(must=("aten::flash*",)),
+                operators=r.PathRule(must=("aten::flash*",)),
             ),
             CauseKind.FALLBACK,
         ),
     ],
 )
 def test_a_fault_of_a_real_process_is_named(
-    warm: Launcher, tmp_path: Path, case: Case, cause: CauseKind | None
+    warm: Launcher, tmp_path: Path, case: r.Case, cause: CauseKind | None
 ) -> None:
     measured = workers.run(warm, tmp_path, case)
     recorded = run([case], lambda _: measured, env=environment(gpu=None))
