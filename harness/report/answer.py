@@ -131,11 +131,7 @@ def first_lines(
 ) -> tuple[tuple[str, str], ...]:
     """Label and text of five lines, each understood alone: what was asked, the answer, why, what to
     do next, how far to trust it. Without a text for it, a line is left out.
-
-    Args:
-        v: With the names to show, and brief.
-        cost: What the suite's number of steps costs.
-        why: Label and text.
+    `v` has the names to show; `why` is a label and a text.
     """
     said = f"{_answer(found, v)}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
@@ -182,11 +178,7 @@ def _with_number(part: Part) -> str:
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
-    """Each part of the question with its answer. `v` has the names to show.
-
-    Args:
-        why: What explains the gap of the suite's suspects.
-    """
+    """Each part of the question with its answer. `v` has the names to show."""
     for name, question in suite.parts.items():
         if suite.suspects and name == suite.suspects.asks:
             yield Part(question=question, word=SEE_WHY, said=why)

@@ -74,11 +74,7 @@ def build(
     run: Run, directory: Path, before: Run | None = None
 ) -> tuple[dict[str, object], tuple[Picture, ...]]:
     """The values that the template prints, by name, except those of a version; the figures.
-
-    Args:
-        directory: Folder of the report; records below it are linked.
-        before: The earlier run that it is compared with.
-    """
+    Records below the folder of the report are linked."""
     of = Study(run, before)
     pictures = draw(of.run, of.summaries, of.fits, of.stacks, of.verdict)
     values: dict[str, object] = {

@@ -150,11 +150,8 @@ def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
 
 
 def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator[Line]:
-    """What to try next: after a failure its log and the command that repeats the case.
-
-    Args:
-        harness: How this shell starts the harness.
-    """
+    """What to try next: after a failure its log and the command that repeats the case. `harness` is
+    how this shell starts the harness."""
     texts = [NEXT[run.suite.name], OWN] if run.suite.name in NEXT else [ALL_NUMBERS]
     steps = [text.format(harness=harness, run=run.run_id) for text in texts]
     if bad := next((m for m in run.measurements if m.outcome in FAILED or _unread(m)), None):

@@ -153,11 +153,7 @@ def next_steps(
     found: Sequence[Cause] = (),
     parts: Sequence[Stack] = (),
 ) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command.
-
-    Args:
-        parts: Where the time of the slow cases goes.
-    """
+    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
     steps = dict.fromkeys(_every_step(v, run, diagnoses, found, parts))
     return tuple(steps)[:MAX_STEPS]
 

@@ -22,11 +22,7 @@ _RESULTS = {True: "ok", False: "FAILED", None: "unknown"}
 
 
 def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
-    """One row a training run, or several that went alike; None without one.
-
-    Args:
-        names: Case id -> its short name.
-    """
+    """One row a training run, or several that went alike; None without one."""
     found = [(c, went) for c in run.suite.cases if (went := course(run.of(c.case_id)))]
     if not found:
         return None

@@ -66,12 +66,8 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
 
 
 def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = False) -> Table:
-    """Speed, utilisation and memory of one workload's cases.
-
-    Args:
-        intervals: Every metric with its interval; otherwise some, and only tokens/s and step time
-            have one, which keeps the table narrow.
-    """
+    """Speed, utilisation and memory of one workload's cases; with `intervals` each metric, and all
+    with their intervals."""
     cases = [s.case for s in summaries]
     axes = varying(cases)
     names = case_names(run.suite)

@@ -80,11 +80,7 @@ def rule_reason(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 
 def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
-    """Why a rule decided as it did.
-
-    Args:
-        most: Reasons that the sentence gives.
-    """
+    """Why a rule decided as it did, by so many reasons."""
     stated = result.stated
     if stated is None and result.decision is Decision.GO:
         return _built_in_met(result)

@@ -33,7 +33,7 @@ NO_RUN = "none"
 MOST = 3
 """Cases that one sentence names."""
 MAX_ROWS = 10
-"""Decided cases that the page shows; the appendix has all."""
+"""Decided cases that the page shows."""
 NEAR = 0.1
 """A change that is not excluded beyond this is not known."""
 ALIKE_KERNELS = 1.03
@@ -47,7 +47,7 @@ NODE = ("GPU UUID", "driver", "power limit (W)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """The section of a page, and the table of its appendix."""
+    """The section of a page."""
 
     head: str
     bullets: tuple[str, ...]
@@ -60,8 +60,6 @@ class Since:
     a run measured code that is not that of a commit."""
     decided: Table
     """The cases that are slower or faster, the largest change first."""
-    details: Table
-    """All cases of both runs."""
 
 
 def earlier(run: Run, say: Callable[[str], None]) -> dict[str, str]:
@@ -80,12 +78,7 @@ def earlier(run: Run, say: Callable[[str], None]) -> dict[str, str]:
 def since(
     before: Run, now: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
 ) -> Since:
-    """How a run differs from an earlier one.
-
-    Args:
-        summaries: Of the later run.
-        names: Case id -> its short name.
-    """
+    """How a run differs from an earlier one. The summaries and names are of the later run."""
     found = compare.runs(before, now, across=True)
     name = {i: f"`{i}`" if name == i else name for i, name in names.items()}
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
@@ -119,7 +112,6 @@ def since(
         node=low,
         step=_bisection(before, now, theirs, name),
         decided=_table(shown[:MAX_ROWS], name),
-        details=_table(both, name),
     )
 
 
