@@ -37,13 +37,11 @@ def init(
 
     Measures every case here. Overwrites no file.
     """
-    if bool(program) == bool(factory):
+    if bool(program) == bool(factory) or bool(factory) != bool(providers):
         raise HarnessError(
-            "a gate measures either a program or a factory",
+            "a gate measures either a program, or a factory with its providers",
             'For example: harness init --command "python bench.py"',
         )
-    if bool(factory) != bool(providers):
-        raise HarnessError("--factory and --provider go together", "Give both, or --command.")
     swept = dict(map(first_gate.axis, axes or ()))
     asked = {"command": program, "factory": factory, "providers": providers, "axes": swept}
     found = first_gate.prepared(

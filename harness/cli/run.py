@@ -126,7 +126,7 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        _show_plan(chosen, store_root)
+        out.print(console.plan(chosen, _expected(chosen, store_root, _device(chosen))))
         return
     if report:
         render.check_writable(reports)
@@ -168,11 +168,6 @@ def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
             f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
         )
     return before
-
-
-def _show_plan(chosen: Suite, store_root: Path) -> None:
-    """Show the cases of a suite with their expected times."""
-    out.print(console.plan(chosen, _expected(chosen, store_root, _device(chosen))))
 
 
 def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | None) -> NoReturn:

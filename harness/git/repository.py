@@ -76,11 +76,7 @@ class Repository:
 
     @classmethod
     def around(cls, folder: Path) -> "Repository":
-        """The repository that contains a folder.
-
-        Raises:
-            HarnessError: No repository contains it, or git is not installed.
-        """
+        """The repository that contains a folder; HarnessError without one, or without git."""
         try:
             root = run_git(folder, "rev-parse", "--show-toplevel")
         except HarnessError as error:
@@ -93,11 +89,7 @@ class Repository:
         return run_git(self.root, *arguments, variables=variables)
 
     def commit(self, ref: str) -> str:
-        """The full hash of the commit that a ref names.
-
-        Raises:
-            HarnessError: The ref does not name a commit.
-        """
+        """The full hash of the commit that a ref names; HarnessError if it names none."""
         arguments = ("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         # git would read a leading dash as an option.
         found = None if ref.startswith("-") else try_git(self.root, *arguments)
@@ -112,11 +104,7 @@ class Repository:
         return found
 
     def merge_base(self, base: str, head: str) -> str:
-        """The last commit that both have in common.
-
-        Raises:
-            HarnessError: There is none.
-        """
+        """The last commit that both have in common; HarnessError if there is none."""
         found = try_git(self.root, "merge-base", base, head)
         if found is None:
             raise HarnessError(

@@ -25,14 +25,7 @@ HELD = ".held"
 
 @contextmanager
 def checked_out(repository: Repository, *commits: str) -> Iterator[tuple[Path, ...]]:
-    """One folder per commit, until the context ends.
-
-    Args:
-        commits: One, or baseline and candidate.
-
-    Raises:
-        HarnessError: git cannot check out one of them.
-    """
+    """One folder per commit, of one or of baseline and candidate, until the context ends."""
     with workplace(repository) as folder:
         trees = [folder / side for side in SIDES[-len(commits) :]]
         for tree, commit in zip(trees, commits, strict=True):

@@ -176,19 +176,18 @@ def test_a_line_is_synced_as_a_whole_or_left_out(
     assert run_file(writer).read_bytes() == before
 
 
-def test_a_full_disk_at_the_start_leaves_no_folder(tmp_path: Path) -> None:
-    with file_size_limit(100), pytest.raises(StoreError, match=str(tmp_path)):
-        store_writer.create(tmp_path, SUITE, ENVIRONMENT)
-
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("root", ["file", "/proc/runs"])
-def test_a_store_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path, root: str) -> None:
+@pytest.mark.parametrize(
+    ("root", "free_bytes"), [("", 100), ("file", 10**6), ("/proc/runs", 10**6)]
+)
+def test_a_store_that_cannot_be_made_is_an_error_with_its_path(
+    tmp_path: Path, root: str, free_bytes: int
+) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(StoreError, match=root):
+    with file_size_limit(free_bytes), pytest.raises(StoreError, match=root or str(tmp_path)):
         store_writer.create(tmp_path / root, SUITE, ENVIRONMENT)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "no folder is left"
 
 
 # --- folders and logs --------------------------------------------------------------------
