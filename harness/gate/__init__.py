@@ -1,4 +1,3 @@
 """Judges a change: a policy and two commits in, one verdict out. The candidate is compared with the
-baseline commit in interleaved processes, with a stored run, or by exact counters. It also
-compares two stored runs.
+baseline commit in interleaved processes, or by exact counters. It also compares two stored runs.
 """

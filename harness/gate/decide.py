@@ -260,11 +260,7 @@ def remedies(
         case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
         ends = "--good {} --bad {}".format(*history)
         steps.append(f"to find the commit: harness bisect {case} {ends}")
-    broken = {
-        f.check for c in failed for f in c.findings if f.counts and f.decision is Decision.NO_GO
-    }
-    removed = any(c.state is State.MISSING for c in failed)
-    if removed or (mode is Mode.RELATIVE and AGAINST[mode] in broken):
+    if slower or any(c.state is State.MISSING for c in failed):
         steps.append(
             f"if this is intended, add to {policy.path}: "
             "exempt: [{cases: [...], because: ..., expires: DATE}]"

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,48 +68,45 @@ def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tup
         ValueError: The history is too short, or the line has no place in one of its commits.
     """
     run_git(Path(), "clone", "--quiet", str(source), str(folder))
-    line = _git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[-commits - 1 :]
+    line = run_git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[
+        -commits - 1 :
+    ]
     if not 1 <= at <= len(line) - 1 == commits:
         raise ValueError(f"{len(line) - 1} commits; the planted one cannot be number {at}")
     planted = _with(folder, plant, line[at - 1], line[at - 1], f"Planted: {plant.insert}")
     tip = planted
     for sha in line[at:]:
         tip = _with(folder, plant, sha, tip, "")
-    _git(folder, "checkout", "--quiet", "-b", BRANCH, tip)
+    run_git(folder, "checkout", "--quiet", "-b", BRANCH, tip)
     return line[0], planted
 
 
 def _with(folder: Path, plant: Plant, commit: str, parent: str, subject: str) -> str:
     """A commit with another one's tree and the line in it, and its words unless some are given."""
-    text = run_git(folder, "show", f"{commit}:{plant.file}")
-    blob = _git(folder, "hash-object", "-w", "--stdin", stdin=plant.into(text))
-    mode = _git(folder, "ls-tree", commit, "--", plant.file).split()[0]
+    text = run_git(folder, "show", f"{commit}:{plant.file}") + "\n"
+    mode = run_git(folder, "ls-tree", commit, "--", plant.file).split()[0]
     with tempfile.TemporaryDirectory() as place:
         index = {"GIT_INDEX_FILE": str(Path(place, "index"))}
-        _git(folder, "read-tree", commit, variables=index)
+        run_git(folder, "read-tree", commit, variables=index)
+        Path(place, "text").write_text(plant.into(text))
+        blob = run_git(folder, "hash-object", "-w", str(Path(place, "text")))
         entry = f"{mode},{blob},{plant.file}"
-        _git(folder, "update-index", "--cacheinfo", entry, variables=index)
-        tree = _git(folder, "write-tree", variables=index)
-    name, email, date = _git(folder, "log", "-1", "--format=%an%n%ae%n%aI", commit).split("\n")
+        run_git(folder, "update-index", "--cacheinfo", entry, variables=index)
+        tree = run_git(folder, "write-tree", variables=index)
+    name, email, date = run_git(folder, "log", "-1", "--format=%an%n%ae%n%aI", commit).split("\n")
     who = {
         f"GIT_{role}_{key}": value
         for role in ("AUTHOR", "COMMITTER")
         for key, value in (("NAME", name), ("EMAIL", email), ("DATE", date))
     }
-    message = subject or _git(folder, "log", "-1", "--format=%B", commit)
-    return _git(folder, "commit-tree", tree, "-p", parent, stdin=message, variables=who)
+    message = subject or run_git(folder, "log", "-1", "--format=%B", commit)
+    return run_git(folder, "commit-tree", tree, "-p", parent, "-m", message, variables=who)
 
 
 def _state(folder: Path) -> tuple[str, ...]:
     """What a bisection must leave as it was."""
     asked = (("status", "--porcelain"), ("for-each-ref",), ("rev-parse", "HEAD"), ("stash", "list"))
-    return tuple(_git(folder, *words) for words in (*asked, ("worktree", "list")))
-
-
-def _git(
-    folder: Path, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None
-) -> str:
-    return run_git(folder, *arguments, stdin=stdin, variables=variables).strip()
+    return tuple(run_git(folder, *words) for words in (*asked, ("worktree", "list")))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
