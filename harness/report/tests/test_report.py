@@ -104,14 +104,6 @@ def test_a_page_names_logs_only_where_they_are(tmp_path: Path) -> None:
     assert "output of the processes" in logs
 
 
-def test_notes_on_the_record_end_in_one_full_stop(tmp_path: Path) -> None:
-    notes = ("Resumed at noon after 1 measurements.", "a line was cut short")
-
-    text = page(small(notes=notes), tmp_path)
-
-    assert ": Resumed at noon after 1 measurements; a line was cut short.\n" in text
-
-
 @pytest.mark.parametrize(
     ("ratio", "expected"),
     [
@@ -131,27 +123,6 @@ def test_an_effect_has_a_direction(ratio: float, expected: str) -> None:
 
     (sentence,) = text.effect_sentences([effect])
     assert sentence == f"`gc`, on against off: {expected} (4 pairs)."
-
-
-@pytest.mark.parametrize(("tokens", "what"), [(512, "step time per token"), (None, "step time")])
-def test_an_effect_is_one_on_a_token_only_if_tokens_are_counted(
-    tokens: int | None, what: str, tmp_path: Path
-) -> None:
-    made = run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.1 + 0.1 * (c.axes["gc"] == "on")))
-    made = replace(made, measurements=tuple(replace(m, tokens=tokens) for m in made.measurements))
-
-    assert f"Effect on the {what}, between" in page(made, tmp_path)
-
-
-def test_an_axis_of_many_values_has_one_sentence() -> None:
-    one = Effect(
-        workload="w", axis="T", base=1, value=2, ratio=3.0, low=None, high=None,
-        smallest=3.0, largest=3.0, pairs=1,
-    )  # fmt: skip
-    (sentence,) = text.effect_sentences([one, replace(one, value=4, ratio=9.0)])
-
-    said = "3.0x slower (1 pair, one process a case); 4: 9.0x slower (1 pair, one process a case)"
-    assert sentence == f"`T`, 2 against 1: {said}."
 
 
 def test_pairs_that_disagree_have_a_range_but_no_mean() -> None:

@@ -15,12 +15,6 @@ from harness.report.text import case_names
 from harness.tests.fake_runs import ended, environment, run, sweep, timed
 
 
-def test_the_environment_says_that_there_is_no_commit() -> None:
-    rows = dict(conditions.environment_rows(environment(git=None)))
-
-    assert rows["git"] == "not available (not a git repository)"
-
-
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
     where = environment(
         interpreter="/v/bin/python",
@@ -34,16 +28,6 @@ def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() ->
     assert isinstance(commands, tuple)
     assert "# with /v/bin/python" in commands
     assert page["exports"] == ["export PYTHONPATH='/a b'"]
-
-
-def test_the_variables_of_a_case_stand_beside_what_was_observed() -> None:
-    first, second = sweep(gc=["off", "on"])
-
-    _, table = tables.effective(
-        summarise(run([replace(first, env={"NSA_A": "1"}), second], lambda c: timed(c, 0.05)))
-    )
-
-    assert [row[1] for row in table.rows] == ["gc=off; environment: NSA_A=1", "gc=on"]
 
 
 def test_a_failed_case_is_not_said_to_have_run_as_the_others() -> None:

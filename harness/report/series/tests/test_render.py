@@ -91,12 +91,6 @@ def test_a_refused_directory_is_one_message(
             tried(tmp_path)
 
 
-def test_check_writable_leaves_no_file(tmp_path: Path) -> None:
-    render.check_writable(tmp_path / "new")
-
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
-
-
 def test_a_misspelt_name_in_a_template_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = jinja2.DictLoader({"report.md.j2": "{{ verdct }}"})
     monkeypatch.setattr(render._templates, "loader", loader)
