@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
-from harness.analysis.verdict import of_run
 from harness.cli import console
 from harness.cli.main import app
 from harness.records import CaseSummary, Estimate, Outcome
 from harness.store import reader
-from harness.tests.fake_runs import case, run, timed, variables
+from harness.tests.fake_runs import case, run, timed
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -66,19 +65,6 @@ def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
     notes = [line for line in shown.splitlines() if line.startswith("note: ")]
     assert [note.rpartition(": ")[2] for note in notes] == ["NSA_X.", "--seq-len."]
-
-
-def test_a_run_ends_with_what_is_fast() -> None:
-    wide, ran = Console(width=250), variables()
-
-    with wide.capture() as captured:
-        wide.print(console.ending(ran, *of_run(ran), None))
-
-    lines = [line.split(maxsplit=1) for line in captured.get().splitlines()]
-    assert lines[0][0] == "Verdict"
-    assert lines[0][1].startswith(
-        "measured: 2 of 8 cases end in time: the fastest is nsa, A=1, B=1 with 539 "
-    )
 
 
 def shown() -> str:

@@ -69,11 +69,6 @@ def test_a_ref_that_is_not_a_commit_is_refused(ref: str, toys: Path) -> None:
         Repository.around(toys).commit(ref)
 
 
-def test_a_folder_outside_a_repository_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="Run this inside a clone"):
-        Repository.around(tmp_path)
-
-
 def test_under_a_hook_the_folder_decides_which_repository_answers(
     toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import StoreError
-from harness.messages import Built, StepsDone
+from harness.messages import Built
 from harness.records import (
     Accuracy,
     Measurement,
@@ -109,12 +109,9 @@ def test_nan_and_infinity_are_refused(writer: RunWriter, bad: float) -> None:
     "make",
     [
         lambda: replace(measured(0), tokens=-5),
-        lambda: replace(measured(0), bytes=2**63),
-        lambda: replace(measured(0), samples_s=(5e-324,)),
         lambda: replace(measured(0), samples_s=(float("nan"),)),
         lambda: replace(measured(0), log="/etc/passwd"),
         lambda: Built(tokens=10**400, flops=None),
-        lambda: StepsDone(steps=1, spent_s=1.0, shortest_s=1e-300),
         lambda: replace(SUITE, cases=CASES[:1] * 2),
     ],
 )
