@@ -180,15 +180,8 @@ def judge(
     why: str = "",
     accepted: Counts | None = None,
 ) -> Compared:
-    """Compare two sides exactly.
-
-    Args:
-        baseline: Counts of the baseline, or the recorded ones.
-        candidate: Counts of the candidate.
-        source: Names the source of `baseline` in words.
-        why: Why one of them is None.
-        accepted: Counts that the candidate may have instead.
-    """
+    """Compare two sides exactly; `source` names that of the baseline in words, `why` says why a
+    side is None, and `accepted` is what the candidate may count instead."""
     if baseline is None or candidate is None:
         return (), _finding(Decision.INCONCLUSIVE, why)
     changes = tuple(

@@ -47,15 +47,7 @@ def from_root(path: Path, root: Path) -> str:
 
 
 def take(held: ExitStack, repository: Repository, policy: str, *, base: str, head: str) -> Trees:
-    """Check out the sides.
-
-    Args:
-        held: Holds the worktrees.
-        policy: Path of the policy from the root; empty to compare with `base` itself, not with the
-            merge base.
-        base: A ref, or empty.
-        head: A ref, or `.` for the working tree.
-    """
+    """Check out the sides; without the path of a policy `base` itself, not the merge base."""
     mine, dirty = head == WORKING_TREE, repository.dirty()
     commit = repository.commit("HEAD" if mine else head)
     candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)

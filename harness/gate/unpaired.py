@@ -43,17 +43,12 @@ def compare_stored(
     day_cv: float,
     other_card: bool = False,
 ) -> tuple[Comparison, ...]:
-    """Judge every case by its stored processes and its new ones.
+    """Judge every case by the processes of both sides, at least two each; see `too_few`.
 
-    The standard error is that of Welch's test plus the variation of two days and two builds. The
-    rules are those of the interleaved comparison, with `stored_tolerance` as the tolerance. An
-    undecided case names the interleaved pairs that would decide it, because more processes of the
-    same day would not.
-
-    Args:
-        sides: Stored and new processes by case id, at least two each; see `too_few`.
-        day_cv: Variation of a case's level between days, or between cards.
-        other_card: The two sides were measured on two cards of one model.
+    The standard error is that of Welch's test plus the variation of two days (or cards, if these
+    are two of one model) and two builds. The rules are those of the interleaved comparison, with
+    `stored_tolerance` as the tolerance. An undecided case names the interleaved pairs that would
+    decide it, because more processes of the same day would not.
     """
     wider = replace(thresholds, tolerance=thresholds.stored_tolerance)
     measured = {c: _statistics(*s, day_cv, wider) for c, s in sides.items()}
