@@ -105,8 +105,7 @@ def flag_sentences(run: Run) -> Iterable[str]:
             around |= m.flags_read.keys() - own.keys()
     for what, names in (
         ("Set by cases and read by the program", known & read),
-        ("Set by cases and never read up to the counted steps", known - read),
-        ("Passed and never read from the parsed arguments up to the counted steps", passed - read),
+        ("Set or passed by cases and never read up to the counted steps", (known | passed) - read),
         ("Set by cases; not known whether the program read them", unclear),
         ("Set in the environment but read by no case", around - read - passed),
     ):

@@ -91,7 +91,8 @@ def build(
 def _screen(of: Study) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
     run, v, suite, changed = of.run, of.verdict, of.run.suite, of.changed
-    steps = [*remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks)]
+    needed = remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks)
+    steps = [*dict.fromkeys(needed)][: remedies.MAX_STEPS]
     steps += [changed.step] if changed and changed.step else []
     relevant = remedies.relevant(of.causes, v)
     if suite.suspects:  # how the step of that day goes explains what somebody saw

@@ -152,19 +152,8 @@ def next_steps(
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
     parts: Sequence[Stack] = (),
-) -> tuple[str, ...]:
-    """At most MAX_STEPS: what would turn the answer into a GO, each with its command."""
-    steps = dict.fromkeys(_every_step(v, run, diagnoses, found, parts))
-    return tuple(steps)[:MAX_STEPS]
-
-
-def _every_step(
-    v: Verdict,
-    run: Run,
-    diagnoses: Sequence[Diagnosis],
-    found: Sequence[Cause],
-    parts: Sequence[Stack],
 ) -> Iterator[str]:
+    """What would turn the answer into a GO, the most urgent first, each with its command."""
     if not run.ended_at:
         yield f"Finish the run: `{rest_command(run.stopped, run.folder)}`"
         return

@@ -237,22 +237,15 @@ def expectations(
 
 
 def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = str) -> Table:
-    """One row a group: the exponent of all points, and of the last octave, which a long case will
-    follow."""
+    """One row a group: the exponent of its points, by segment where it bends."""
     rows = []
     for f in fits:
-        last = NONE
-        if f.last is not None and (len(f.segments) < 2 or f.last != f.segments[-1].exponent):
-            start, end = f.last_ends
-            last = f"{units.cell('scaling_exponent', f.last)} from {start:.10g} to {end:.10g}"
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
-        rows.append((shared, word(f.axis), growth(f), last, f"{timed}{late}", f.note or NONE))
-    columns = ("cases", "along", ">exponent [95 %]", ">last octave", ">points", "note")
-    used = [i for i in range(len(columns)) if any(row[i] != NONE for row in rows)]
-    heads, *shown = (tuple(row[i] for i in used) for row in (columns, *rows))
-    return Table(columns=heads, rows=tuple(shown))
+        rows.append((shared, word(f.axis), growth(f), f"{timed}{late}", f.note or NONE))
+    columns = ("cases", "along", ">exponent [95 %]", ">points", "note")
+    return Table(columns=columns, rows=tuple(rows))
 
 
 def growth(f: ScalingFit) -> str:

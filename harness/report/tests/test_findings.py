@@ -88,8 +88,7 @@ def test_variables_are_grouped_by_whether_they_were_read() -> None:
 
     assert [s.partition(": ")[2] for s in sentences] == [
         "`NSA_USE_FA2`.",
-        "`NSA_X`.",
-        "`--n`.",
+        "`--n`, `NSA_X`.",
         "`OMP_NUM_THREADS`.",
         "`NSA_TB_DISABLE`.",
     ]

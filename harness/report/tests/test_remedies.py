@@ -53,7 +53,7 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3)
     made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
     summaries = summarise(made)
     verdict = judge(made.suite, made.environment, summaries, ())
-    return remedies.next_steps(verdict, made, (), causes(made, summaries))
+    return tuple(remedies.next_steps(verdict, made, (), causes(made, summaries)))
 
 
 def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
@@ -164,6 +164,6 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     assert not remedies.relevant(
         causes(made, summaries), replace(verdict, rules=tuple(of_steps))
     ), "a slow step does not explain a missed loss"
-    first = remedies.next_steps(verdict, made)[0]
+    first = next(remedies.next_steps(verdict, made))
     assert first.startswith("Measure in 3 processes: ")
     assert f"-f {own.case_id} -f {peer.case_id} " in first
