@@ -26,7 +26,7 @@ from harness.git.repository import Repository, try_git
 from harness.records import Outcome, Run, Suite
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
-from harness.runner.self_test import skipped_self_test
+from harness.runner.self_test import run_self_test
 from harness.runner.watchdog import RunObserver
 from harness.store import reader, writer
 from harness.suite import load as suites
@@ -191,7 +191,7 @@ def _started(
 
     def measured(suite: Suite, store: Path) -> Run:
         with writer.create(store, suite, here) as kept, shown(suite) as observer:
-            kept.append(skipped_self_test(here.gpu, "harness init"))
+            kept.append(run_self_test(rig.launcher, rig.probes, here.gpu, skip="harness init"))
             rig.observer = observer
             run_suite(Agenda(suite), rig, kept)
             kept.finish()

@@ -65,8 +65,6 @@ class Seen:
     started_at: str
     wall_s: float
     log: Path
-    run_folder: Path
-    """It holds the log."""
     phases: tuple[Phase, ...] = ()
     telemetry: Telemetry | None = None
     survivors: int = 0
@@ -102,7 +100,6 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
         phases=seen.phases,
         started_at=seen.started_at,
         wall_s=seen.wall_s,
-        log=str(seen.log.relative_to(seen.run_folder)),
         evidence=found,
     )
     return replace(whole, ranks=with_gpus(whole))

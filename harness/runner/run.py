@@ -216,15 +216,9 @@ def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: R
         )
     rig.observer.started(case, process)
     log = writer.log_path(case.case_id, process)
-    return watch(
-        launcher.launch(case, process, log),
-        case,
-        process,
-        log=log,
-        run_folder=writer.folder,
-        probes=rig.probes,
-        observer=rig.observer,
-    )
+    worker = launcher.launch(case, process, log)
+    made = watch(worker, case, process, log=log, probes=rig.probes, observer=rig.observer)
+    return replace(made, log=str(log.relative_to(writer.folder)))
 
 
 @contextmanager

@@ -51,9 +51,10 @@ def run_self_test(
 ) -> SelfTest:
     """Run the self-test in a worker, with the probes, unless a reason says to `skip` it; nothing
     else may run at the same time."""
-    if skip:
-        return skipped_self_test(gpu, skip)
     began, at = time.monotonic(), datetime.now(UTC).isoformat(timespec="milliseconds")
+    device = gpu.uuid if gpu else "cpu"
+    if skip:
+        return SelfTest(at=at, device=device, skipped=skip)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         worker = launcher.self_test(log)
@@ -71,18 +72,10 @@ def run_self_test(
         checks = judge(readings, spans, recorder.telemetry(), cuda=gpu is not None)
     return SelfTest(
         at=at,
-        device=gpu.uuid if gpu else "cpu",
+        device=device,
         checks=checks,
         peaks=readings.peaks if readings else Peaks(),
         wall_s=time.monotonic() - began,
-    )
-
-
-def skipped_self_test(gpu: Gpu | None, why: str) -> SelfTest:
-    return SelfTest(
-        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        device=gpu.uuid if gpu else "cpu",
-        skipped=why,
     )
 
 

@@ -67,12 +67,10 @@ def watch(
     process: int,
     *,
     log: Path,
-    run_folder: Path,
     probes: Sequence[Probe],
     observer: RunObserver,
 ) -> Measurement:
-    """Watch a worker, just launched, to its end; then it and its descendants are gone. Its log is
-    in `run_folder`."""
+    """Watch a worker, just launched, to its end; then it and its descendants are gone."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     probes = of_case(probes, case)
     recorder = Recorder(probes, worker)
@@ -91,7 +89,6 @@ def watch(
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
         log=log,
-        run_folder=run_folder,
         phases=story.phases(ended_at),
         telemetry=recorder.telemetry(),
         survivors=survivors,

@@ -72,9 +72,7 @@ def after(story: Story, seconds: float) -> Ending:
 
 def recorded(story: Story, ending: Ending) -> Measurement:
     """What is recorded of a process that ended so."""
-    seen = Seen(
-        ending=ending, cold=False, started_at="", wall_s=1.0, log=Path("x.log"), run_folder=Path()
-    )
+    seen = Seen(ending=ending, cold=False, started_at="", wall_s=1.0, log=Path("x.log"))
     return joined(story.answered, seen)
 
 
@@ -250,7 +248,7 @@ def watched(
     (folder / "x.log").touch()
     return watchdog.watch(
         cast("Worker", worker), make_case("good", settings=settings), 0,
-        log=folder / "x.log", run_folder=folder, probes=[probe] if probe else [],
+        log=folder / "x.log", probes=[probe] if probe else [],
         observer=RunObserver(),
     )  # fmt: skip
 
@@ -260,9 +258,8 @@ def test_an_answer_is_joined_to_what_the_parent_saw(tmp_path: Path) -> None:
 
     m = watched(tmp_path, done, Answer(measurement=FAILED), probe=probe, survivors=2)
 
-    assert (m.outcome, m.detail, m.log) == (
-        *(Outcome.NON_FINITE, "loss; 2 processes survived SIGKILL"), "x.log",
-    )  # fmt: skip
+    said = "loss; 2 processes survived SIGKILL"
+    assert (m.outcome, m.detail) == (Outcome.NON_FINITE, said)
     assert m.effective == {"start": "cold"}
     assert m.telemetry
     assert len(m.telemetry.t_s) == probe.readings == 1
