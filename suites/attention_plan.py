@@ -13,7 +13,7 @@ from nsa.flags import Flags
 from suites.axes import DENSE, DTYPES, Axes, AxisError
 from suites.operators.found import DEFINITIONS, OPERATORS
 from suites.operators.protocol import DENSE as DENSELY
-from suites.operators.protocol import PAPER, Definition, Operator
+from suites.operators.protocol import MEANS, PAPER, Definition, Operator
 from suites.selections import SELECTIONS, TRAINED_HEADS, Selection
 
 BRANCHES: tuple[roofline.Part, ...] = ("whole", "compress", "scores", "select", "window")
@@ -97,7 +97,8 @@ class AttentionPlan:
         own_routes = _routes(provider, branch, given)
         operator, claimed = OPERATORS.get(provider), _claimed(provider, branch)
         definition = DEFINITIONS[given.word("definition", DEFINITIONS, claimed.name)]
-        if definition is not claimed and (claimed is not PAPER or operator or definition.its_own):
+        ours_too = definition is MEANS and branch == "whole" and claimed is PAPER and not operator
+        if definition is not claimed and not ours_too:
             raise AxisError(f"attention: {provider} computes the definition {claimed.name!r} alone")
         plan = cls(
             provider=provider,

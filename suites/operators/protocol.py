@@ -7,6 +7,8 @@ one is a refusal. Before timing, the harness compares the operator with its Defi
 import importlib
 import importlib.metadata
 import importlib.util
+import json
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,11 +51,6 @@ class Definition:
     """The blocks, where another rule than the paper's chooses them."""
     compute: Callable[[AttentionInputs, Tensor, Positions], Tensor] | None = None
     """The output for the chosen blocks, where it is not the paper's."""
-
-    @property
-    def its_own(self) -> bool:
-        """Whether nothing but the operator computes it."""
-        return bool(self.scores_by or self.compute)
 
 
 PAPER = Definition(name="paper")
@@ -169,13 +166,16 @@ def interpreted() -> bool:
 
 
 def version_of(package: str) -> str:
-    """The installed version of a module, with its commit if it is known."""
-    top = package.partition(".")[0]
-    for name in importlib.metadata.packages_distributions().get(top, ()):
-        said = importlib.metadata.distribution(name).read_text("direct_url.json") or ""
-        _, _, commit = said.partition('"commit_id": "')
+    """The version of an installed package with the commit that pip knows; the commit of one that is
+    a checkout on PYTHONPATH."""
+    for name in importlib.metadata.packages_distributions().get(package, ()):
+        said = importlib.metadata.distribution(name).read_text("direct_url.json") or "{}"
+        commit = json.loads(said).get("vcs_info", {}).get("commit_id", "")
         return f"{importlib.metadata.version(name)} {commit[:12]}".rstrip()
-    return str(getattr(importlib.import_module(top), "__version__", "not stated"))
+    folder = next(iter(load(package).__path__))
+    command = ["git", "-C", folder, "rev-parse", "--short=12", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"commit {found.stdout.strip()}" if found.returncode == 0 else "not stated"
 
 
 def load(module: str) -> Any:

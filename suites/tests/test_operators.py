@@ -4,6 +4,7 @@ Their packages are no dependency, so their functions are played by PyTorch's att
 """
 
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ def to_blocks(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, size: int) -> Any
 
 
 def unpack(x: Tensor, cu: Tensor) -> Any:
+    assert cu.tolist() == list(range(0, len(x) + 1, len(x) // (len(cu) - 1)))
     return x.unflatten(0, (len(cu) - 1, -1))
 
 
@@ -235,6 +237,7 @@ def test_an_operator_is_compared_with_what_it_claims(
     assert workload.effective
     seen = workload.effective()
     assert seen["definition"] == definition
+    assert float(seen.get("blocks_per_query", 0)) < 4 or definition == "tokens"
     assert ("differs" in seen) == (definition != "paper")
     assert ("padded_q_heads" in seen) == (provider == "fla-nsa")
     assert (seen["version"], seen["install"]) == ("1.0", OPERATORS[provider].install)
@@ -319,6 +322,8 @@ def test_what_an_operator_does_not_take_declines(
         ("gather", {"selection": "random"}, "needs branch=select"),
         ("gather", {"branch": "select", "selection": "rnadom"}, "did you mean 'random'"),
         ("fsa", {"definition": "paper"}, "fsa computes the definition 'first-head' alone"),
+        ("gather", {"definition": "dense"}, "gather computes the definition 'paper' alone"),
+        ("gather", {"branch": "select", "definition": "means"}, "the definition 'paper' alone"),
         ("gather", {"definition": "moba"}, "gather computes the definition 'paper' alone"),
     ],
 )
@@ -342,6 +347,21 @@ def test_the_readme_adds_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     accuracy.compare(workloads.attention("mine", {**OPERATOR, **RANDOM}))
 
     assert code.count("\n") <= 20
+
+
+def test_the_version_of_a_checkout_is_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("aside").mkdir()
+    monkeypatch.setitem(sys.modules, "aside", SimpleNamespace(__path__=[str(tmp_path / "aside")]))
+    assert protocol.version_of("aside") == "not stated"
+
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run([*git, *words], check=True)
+
+    assert re.fullmatch("commit [0-9a-f]{12}", protocol.version_of("aside"))
+    assert protocol.version_of("torch").startswith(torch.__version__.partition("+")[0])
 
 
 @pytest.mark.parametrize("group", [1, 3, 16, 17, 32])
