@@ -143,10 +143,8 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
         *(f">{name}" for name in named.values()),
         *(f">{named[ours]} against {named[p]}" for p in others[:MAX_RATIOS]),
     )
-    open_ = " “~”: not decided." if any("~" in cell for row in rows for cell in row) else ""
     remark = (
-        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the "
-        f"appendix.{open_}"
+        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the appendix."
     )
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 

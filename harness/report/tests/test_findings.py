@@ -35,11 +35,6 @@ DEAD = DeadAxis(
         ({"without_kernels": True}, "(kernels not seen) in 6"),
         ({"time_differs": True}, "in 6 pairs of cases; only the step time differs."),
         (
-            {"axes": ("V2", "PACK"), "values": ((1, 0), (1, 1)), "pairs": 1},
-            "`V2`, `PACK` have no effect (1, 0 and 1, 1): the same operators, kernels, counters "
-            "and results in 1 pair of cases.",
-        ),
-        (
             {"provider": "", "axes": ("provider",), "values": (("a",), ("b",))},
             "`train`: providers a and b do the same:",
         ),

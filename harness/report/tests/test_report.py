@@ -123,18 +123,9 @@ def test_an_effect_has_a_direction(ratio: float, expected: str) -> None:
 
     (sentence,) = text.effect_sentences([effect])
     assert sentence == f"`gc`, on against off: {expected} (4 pairs)."
-
-
-def test_pairs_that_disagree_have_a_range_but_no_mean() -> None:
-    effect = Effect(
-        workload="w", axis="gc", base="off", value="on", within={"seq_len": 512},
-        ratio=1.55, low=1.5, high=1.6, smallest=0.2, largest=4.4, pairs=4, disagree=True,
-    )  # fmt: skip
-
-    (sentence,) = text.effect_sentences([effect])
-
-    said = "5.0x faster to 4.4x slower (4 pairs, seq_len=512)"
-    assert sentence == f"`gc`, on against off: {said}."
+    apart = replace(effect, smallest=0.2, largest=4.4, disagree=True, within={"T": 512})
+    (sentence,) = text.effect_sentences([apart])
+    assert sentence == "`gc`, on against off: 5.0x faster to 4.4x slower (4 pairs, T=512)."
 
 
 def test_records_beside_the_report_are_linked(tmp_path: Path) -> None:

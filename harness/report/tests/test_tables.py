@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from harness.analysis import scaling
 from harness.analysis.summary import summarise
 from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
@@ -140,13 +138,3 @@ def test_a_curve_that_bends_is_stated_by_segment() -> None:
 
     assert tables.growth(fit).startswith("flat to 512, 0.4")
     assert re.search(r" to 1,024, then 0\.\d+ \[.*\] to 2,048$", tables.growth(fit))
-
-
-@pytest.mark.parametrize("dense_s", [0.01, 0.02])
-def test_the_sign_of_an_undecided_ratio_is_explained_where_it_occurs(dense_s: float) -> None:
-    cases = [c for p in ("nsa", "dense") for c in sweep(provider=p, gc=["off"])]
-    made = run(cases, lambda c: timed(c, 0.01 if c.provider == "nsa" else dense_s, cv=0.01))
-
-    table = tables.pivot(summarise(made), made)
-
-    assert ("~" in str(table.rows)) is ("“~”" in table.remarks[0]) is (dense_s == 0.01)

@@ -24,7 +24,6 @@ from harness.records import (
     Stop,
 )
 from harness.report import context
-from harness.report.series import pages
 from harness.report.series.since import Since
 from harness.store import reader
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
@@ -213,15 +212,6 @@ def test_a_run_that_lacks_cases_is_not_full(lacks: dict[str, Any]) -> None:
     assert reader.is_full(whole)
     assert reader.is_full(replace(whole, environment=more))
     assert not reader.is_full(replace(whole, **lacks))
-
-
-def test_a_run_that_the_harness_made_for_another_question_is_a_study(tmp_path: Path) -> None:
-    asked = run(CASES, lambda c: timed(c, 0.01))
-    suite = replace(asked.suite, name="retest-sampling")
-
-    page = pages.write(replace(asked, suite=suite), tmp_path)
-
-    assert page.stem.endswith("A100 Retest study 3f2a")
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
