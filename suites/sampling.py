@@ -85,14 +85,14 @@ class Sample:
     def alone(self, grad: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
         """The upstream gradient, zero in all other rows, and the gates: [B, T, HQ, Dv or 3].
 
-        One of the two is multiplied for the keys: the gates, if there are several parts.
+        The gradient is multiplied for the keys, and the gates by what a part has less than others,
+        so that they remain between 0 and 1.
         """
-        gated = self.upstream.shape[-1] > 1
         factors = self.upstream.to(grad.dtype)
+        largest = factors.amax(-1, keepdim=True)
         masked, gates = torch.zeros_like(grad), gates.clone()
-        masked[:, self.rows] = grad[:, self.rows] if gated else grad[:, self.rows] * factors
-        if gated:
-            gates[:, self.rows] *= factors
+        masked[:, self.rows] = grad[:, self.rows] * largest
+        gates[:, self.rows] *= factors / largest
         return masked, gates
 
 

@@ -44,7 +44,7 @@ def given(blocks: Tensor, s: Packed) -> Tensor:
 
 
 def combine(gates: Tensor, *branches: Tensor) -> Any:
-    return load("flash_nsa.ops.combine").fused_sigmoid_combine(*branches, gates.logit())
+    return load("flash_nsa.ops.combine").fused_sigmoid_combine(*branches, gates.float().logit())
 
 
 OPERATOR = Operator(
