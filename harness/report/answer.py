@@ -192,6 +192,17 @@ def parts_table(found: Sequence[Part]) -> Table | None:
     return Table(columns=("question", "answer", "number", "limit"), rows=rows) if rows else None
 
 
+def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
+    """Where the question is whether to start, which is where the suite names a cost: what is ready,
+    and what is not."""
+    said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
+    said["Not known"] = (NOT_MEASURED,)
+    for state, words in said.items() if suite.cost else ():
+        parts = [p.question for p in found if p.word.removesuffix(" (noted)") in words]
+        if parts:
+            yield f"**{state}**: {' '.join(parts)}"
+
+
 def beside(v: Verdict, suite: Suite) -> Iterator[str]:
     """Each rule that no part asks and that is not met. `v` has the names to show."""
     worst = v.rule.rule if v.rule and not suite.parts else ""

@@ -132,6 +132,7 @@ def _screen(of: Study) -> dict[str, object]:
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": tuple(steps[: remedies.MAX_STEPS]),
+        "readiness": [*answer.readiness(of.parts, suite)],
         "cost": conditions.cost(of.summaries, run, of.names),
     }
 

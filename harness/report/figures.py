@@ -159,46 +159,48 @@ def where(
 
 
 class Row(NamedTuple):
-    """A case in a figure of dots: its value, and others beside it by name."""
+    """A case in a figure of dots: a value for each panel, and others beside the first by name."""
 
     name: str
-    value: Estimate
+    values: tuple[Estimate, ...]
     asked: bool
     marks: Mapping[str, float]
 
 
 class Panel(NamedTuple):
-    """The quantity of a figure of dots, with named lines at some values."""
+    """A quantity in a figure of dots, with named lines at some values."""
 
     title: str
     text: Callable[[float], str]
     lines: Mapping[str, float]
+    log: bool = False
 
 
-def dots(name: str, rows: Sequence[Row], panel: Panel, message: str) -> Picture:
-    """A row a case, on a logarithmic axis; the asked case is in colour."""
-    figure, (axes,) = _canvas(min(HEIGHT_IN, 1.15 + 0.17 * max(len(rows), 5)))
+def dots(name: str, rows: Sequence[Row], panels: Sequence[Panel], message: str) -> Picture:
+    """A row a case, a panel a quantity; the asked case is in colour."""
+    figure, every = _canvas(min(HEIGHT_IN, 1.15 + 0.17 * max(len(rows), 5)), len(panels), True)
     marks = [*dict.fromkeys(mark for row in rows for mark in row.marks)]
-    axes.grid(axis="y", color=FAINT, lw=0.8)
-    axes.set_xscale("log")
-    axes.set_xlabel(panel.title, color=MUTED)
-    for y, row in enumerate(rows):
-        colour, marker = (VERMILLION, "D") if row.asked else (GREY, "o")
-        ends = _ends(row.value)
-        axes.plot(ends, (y, y), color=colour, lw=3, alpha=0.4, solid_capstyle="butt")
-        axes.plot(row.value.value, y, marker, color=colour, ms=5)
-        said, at = panel.text(row.value.value), axes.get_yaxis_transform()
-        axes.text(1.01, y, said, transform=at, va="center", **SMALL)
-        for mark, x in row.marks.items():
-            axes.plot(x, y, MARKS[marks.index(mark)], ms=6, mew=1.3, color=INK, mfc="none")
-    sides = ("right", "left") if len(panel.lines) > 1 else ("center",)
-    for (text, x), side in zip(panel.lines.items(), sides, strict=True):
-        axes.axvline(x, color=INK, lw=1, ls=(0, (4, 3)), zorder=0)
-        axes.text(x, 1.01, text, transform=axes.get_xaxis_transform(), ha=side, **SMALL)
-    _log_ticks(axes.xaxis, axes.get_xlim())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: panel.text(x)))
+    for i, (axes, panel) in enumerate(zip(every, panels, strict=True)):
+        axes.grid(axis="y", color=FAINT, lw=0.8)
+        axes.set_xscale("log" if panel.log else "linear")
+        axes.set_xlabel(panel.title, color=MUTED)
+        for y, row in enumerate(rows):
+            _dot(axes, y, row, row.values[i])
+            said, at = panel.text(row.values[i].value), axes.get_yaxis_transform()
+            axes.text(1.01, y, said, transform=at, va="center", **SMALL)
+            for mark, x in row.marks.items() if i == 0 else ():
+                axes.plot(x, y, MARKS[marks.index(mark)], ms=6, mew=1.3, color=INK, mfc="none")
+        sides = ("right", "left") if len(panel.lines) > 1 else ("center",)
+        for (text, x), side in zip(panel.lines.items(), sides, strict=True):
+            axes.axvline(x, color=INK, lw=1, ls=(0, (4, 3)), zorder=0)
+            axes.text(x, 1.01, text, transform=axes.get_xaxis_transform(), ha=side, **SMALL)
+        if panel.log:
+            _log_ticks(axes.xaxis, axes.get_xlim())
+        else:
+            axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _, panel=panel: panel.text(x)))
     names = [clipped(row.name, LONG_ROW + 14) for row in rows]
-    _name_rows(axes, names, [row.asked for row in rows])
+    _name_rows(every[0], names, [row.asked for row in rows])
     if marks:
         handles = [Line2D([], [], color=INK, marker=m, mfc="none", ls="") for m in MARKS]
         _legend(figure, handles[: len(marks)], marks, 3)
@@ -206,12 +208,13 @@ def dots(name: str, rows: Sequence[Row], panel: Panel, message: str) -> Picture:
 
 
 class Line(NamedTuple):
-    """A run over its steps: each value, and their running mean."""
+    """A run over its steps: each value, their running mean, and what happened."""
 
     name: str
     steps: Sequence[int]
     values: Sequence[float]
     mean: Sequence[float]
+    events: Mapping[int, str]
 
 
 Curves = tuple[str, str, Sequence[Line]]
@@ -219,7 +222,7 @@ Curves = tuple[str, str, Sequence[Line]]
 
 
 def over_steps(panels: Sequence[Curves]) -> Picture:
-    """A panel a quantity."""
+    """A panel a question."""
     figure, every = _canvas(HEIGHT_IN * 0.85, len(panels))
     letters = int(WIDTH_IN / len(panels) / TITLE_IN)
     for axes, (message, unit, lines) in zip(every, panels, strict=True):
@@ -230,11 +233,21 @@ def over_steps(panels: Sequence[Curves]) -> Picture:
         for line, (colour, _), dash in zip(lines, LINES, DASHES, strict=False):
             axes.plot(line.steps, line.values, color=colour, lw=0.8, alpha=0.25)
             axes.plot(line.steps, line.mean, color=colour, lw=1.6, ls=dash, label=line.name)
+            for step, text in line.events.items():
+                side, gap = ("right", " ") if step > line.steps[-1] / 2 else ("left", "")
+                axes.axvline(step, color=INK, lw=0.8, ls=":")
+                at: dict[str, Any] = {
+                    "xycoords": ("data", "axes fraction"),
+                    "ha": side,
+                    "va": "top",
+                }
+                axes.annotate(f" {text}{gap}", (step, 0.98), **at, **SMALL)
         shown = [v for line in lines for v in line.mean]
         room = max(0.5 * (max(shown) - min(shown)), 0.1 * max(map(abs, shown)))
-        axes.set_ylim(max(min(shown) - room, 0), max(shown) + room)
+        low = min(shown) - room
+        axes.set_ylim(max(low, 0) if min(shown) > 0 else low, max(shown) + room)
         if lines[1:]:
-            axes.legend(loc="upper right", frameon=False, fontsize=8)
+            axes.legend(loc="lower right", frameon=False, fontsize=8)
     figure.supxlabel("step (light: each step, dark: running mean)", fontsize=8, color=MUTED)
     said = (message for message, *_ in panels)
     return Picture(name="over-steps", alt="; ".join(said), figure=figure)
@@ -263,6 +276,13 @@ def _name_rows(axes: Axes, names: Sequence[str], asked: Sequence[bool]) -> None:
     axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
     for label, is_asked in zip(axes.set_yticklabels(names, fontsize=8), asked, strict=True):
         label.set_color(VERMILLION if is_asked else INK)
+
+
+def _dot(axes: Axes, y: int, row: Row, value: Estimate) -> None:
+    """A value with its interval, or the range of two processes."""
+    colour, marker = (VERMILLION, "D") if row.asked else (GREY, "o")
+    axes.plot(_ends(value), (y, y), color=colour, lw=3, alpha=0.4, solid_capstyle="butt")
+    axes.plot(value.value, y, marker, color=colour, ms=5)
 
 
 def _ends(e: Estimate) -> tuple[float, float]:
@@ -303,9 +323,9 @@ def _folded(names: Iterable[str]) -> list[str]:
     return [textwrap.fill(name, LONG_ROW, break_on_hyphens=False) for name in names]
 
 
-def _canvas(height_in: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+def _canvas(height_in: float, panels: int = 1, sharey: bool = False) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    every = [*figure.subplots(1, panels, squeeze=False)[0]]
+    every = [*figure.subplots(1, panels, squeeze=False, sharey=sharey)[0]]
     for axes in every:
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color("#BBBBBB")

@@ -1,11 +1,11 @@
 """Which figures a page has: each has one message, which is its title, or it is not drawn."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis import over_steps
 from harness.analysis.effects import versus
-from harness.analysis.roofline import Stack
+from harness.analysis.roofline import HOST_BELOW, Stack, waiting
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     METRICS,
@@ -21,12 +21,12 @@ from harness.records import (
 from harness.report import figures, remedies, text
 from harness.report.figures import MAX_DOTS, Line, Panel, Picture, Row
 
-MIN_CURVE, MAX_LINES = 20, 3
-"""Fewest steps of a curve; most runs in a panel."""
+MIN_CURVE, MAX_LINES, MAX_SLOW = 20, 3, 3
+"""Fewest steps of a curve; most runs and slow steps in a panel."""
 
 
 Rows = Callable[..., Row]
-"""Makes a row of a case, its estimate and its marks."""
+"""Makes a row of a case, its estimates and its marks."""
 
 
 def draw(
@@ -39,14 +39,15 @@ def draw(
     """The figures of a run, in the order of the page."""
     names, asked = text.case_names(run.suite), _asked(run.suite, verdict)
 
-    def row(s: CaseSummary, value: Estimate, **marks: float) -> Row:
-        return Row(names[s.case.case_id], value, s.case.case_id in asked, marks)
+    def row(s: CaseSummary, *values: Estimate, **marks: float) -> Row:
+        return Row(names[s.case.case_id], values, s.case.case_id in asked, marks)
 
     drawn = [
         figures.where(parts, names, asked),
         _speeds(run.suite, summaries, row) or _versus(run, summaries, row),
         *_scalings(run.suite, fits, names),
         _over_steps(run, names),
+        _utilisation(judged(run, summaries), waiting(run, summaries), row),
     ]
     return tuple(p for p in drawn if p is not None)
 
@@ -70,6 +71,19 @@ def _asked(suite: Suite, verdict: Verdict) -> tuple[str, ...]:
 
 
 # --- dots ------------------------------------------------------------------------------------
+
+
+def _utilisation(of: Sequence[CaseSummary], by_host: Collection[str], row: Rows) -> Picture | None:
+    """Where the GPU waits for the host."""
+    both = [s for s in of if {"gpu_utilisation", "cpu_utilisation"} <= s.metrics.keys()]
+    rows = [row(s, s.metrics["gpu_utilisation"], s.metrics["cpu_utilisation"]) for s in both]
+    waits = sum(s.case.case_id in by_host for s in both)
+    panels = (
+        Panel("GPU busy", units.percent, {f"waits under {units.percent(HOST_BELOW)}": HOST_BELOW}),
+        Panel("CPU cores", lambda x: f"{x:.2f}", {"one core": 1.0}),
+    )
+    said = f"GPU waits for the host in {waits} of {units.plural('case', len(rows))}"
+    return _dots("utilisation", sorted(rows, key=_first), panels, said if waits else "")
 
 
 def _speeds(suite: Suite, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
@@ -98,8 +112,8 @@ def _speeds(suite: Suite, of: Sequence[CaseSummary], row: Rows) -> Picture | Non
         count = f"{len(below)} of {units.plural('case', len(rows))}"
         said = f"{count} below the {expected} expected: {text.listed(below)}"
     lines = {f"{gap.seen:g} seen": gap.seen, f"{gap.expected:g} expected": gap.expected}
-    panel = Panel(METRICS[metric].title, lambda v: units.plain(metric, v, 3), lines)
-    return _dots(rows, panel, said)
+    panel = Panel(METRICS[metric].title, lambda v: units.plain(metric, v, 3), lines, log=True)
+    return _dots("speed", rows, [panel], said)
 
 
 def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
@@ -134,16 +148,18 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     for mark in dict.fromkeys(mark for r in rows for mark in r.marks):
         reached = [_first(r) >= r.marks[mark] for r in rows if mark in r.marks]
         said += [f"“{mark}” met in {sum(reached)} of {len(reached)}"] if reached[1:] else []
-    panel = Panel(f"times as fast as {theirs}", units.factor, {"equal": 1.0})
-    return _dots(rows, panel, "; ".join(said))
+    panel = Panel(f"times as fast as {theirs}", units.factor, {"equal": 1.0}, log=True)
+    known = [*dict.fromkeys(mark for r in rows for mark in r.marks)][: len(figures.MARKS)]
+    rows = [r._replace(marks={m: x for m, x in r.marks.items() if m in known}) for r in rows]
+    return _dots("speed", rows, [panel], "; ".join(said))
 
 
-def _dots(rows: Sequence[Row], panel: Panel, said: str) -> Picture | None:
-    return figures.dots("speed", rows, panel, said) if 1 < len(rows) <= MAX_DOTS else None
+def _dots(name: str, rows: Sequence[Row], panels: Sequence[Panel], said: str) -> Picture | None:
+    return figures.dots(name, rows, panels, said) if said and 1 < len(rows) <= MAX_DOTS else None
 
 
 def _first(row: Row) -> float:
-    return row.value.value
+    return row.values[0].value
 
 
 # --- curves ----------------------------------------------------------------------------------
@@ -200,21 +216,8 @@ def _over_steps(run: Run, names: Mapping[str, str]) -> Picture | None:
     drifts = [r.match for r in run.suite.rules if r.metric == "tokens_per_s_drift"]
     shown = [g[:MAX_LINES] for g in groups.values()]
     steady = [g for g in shown if any(match.accepts(c) for match in drifts for c in g)]
-    panels: list[figures.Curves] = []
-    for group in shown[:2]:
-        losses = {names[c.case_id]: over_steps.mean_loss(run.of(c.case_id)) for c in group}
-        if losses := {name: values for name, values in losses.items() if values}:
-            title, lines = _curves("loss", losses, "{:.3f}".format, 0)
-            panels.append((title, "loss, nats, mean over processes", lines))
-    for group in (steady or shown)[:1]:
-        first = {names[c.case_id]: _series(run, c)[0] for c in group}
-        start = over_steps.START
-        ms = {
-            name: {n: 1e3 * t for n, t in zip(s.step[start:], s.step_s[start:], strict=True)}
-            for name, s in first.items()
-        }  # the first steps compile
-        title, lines = _curves("step time", ms, lambda x: units.duration(x / 1e3), MIN_CURVE // 2)
-        panels.append((title, "ms, first process", lines))
+    panels = [p for g in shown[:2] if (p := _losses(run, g, names))[2]]
+    panels += [_step_times(run, g, names) for g in (steady or shown)[:1]]
     return figures.over_steps(panels) if panels else None
 
 
@@ -224,14 +227,53 @@ def _series(run: Run, case: Case) -> list[OverSteps]:
     return [s for s in found if s and len(s.step) >= MIN_CURVE]
 
 
-def _curves(
-    what: str, group: Mapping[str, Mapping[int, float]], shown: Callable[[float], str], after: int
-) -> tuple[str, Sequence[Line]]:
-    """The title, from the value after so many steps to the last, and the lines of runs by name."""
-    shared, lines, said = text.shared_name([*group]), [], []
-    for name, values in group.items():
-        mean = over_steps.running_mean([*values.values()], 10)
-        ends = dict.fromkeys(map(shown, (mean[after], mean[-1])))
-        said.append(f"{text.own_name(name, shared)}: {' to '.join(ends)}")
-        lines.append(Line(text.own_name(name, shared), [*values], [*values.values()], mean))
-    return f"{what} of {', '.join(said)}", lines
+def _losses(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> figures.Curves:
+    """The loss of each run, or how far it is from that of the one that a rule names."""
+    rules = [r for r in run.suite.rules if r.metric == "loss_last" and r.against]
+    base = next((b for r in rules for _, b in r.pairs(group)), None)
+    shared, lines, said = text.shared_name([names[c.case_id] for c in group]), [], []
+    theirs = over_steps.mean_loss(run.of(base.case_id)) if base else {}
+    for case in (c for c in group if c is not base):
+        of = over_steps.mean_loss(run.of(case.case_id))
+        if not (steps := [s for s in of if not base or s in theirs]):
+            continue
+        values = [of[s] - theirs.get(s, 0.0) for s in steps]
+        mean = over_steps.running_mean(values, 4 if base else 10)
+        name = text.own_name(names[case.case_id], shared)
+        change = f": {values[0]:.3f} to {mean[-1]:.3f}"
+        if base:
+            last = over_steps.running_mean([theirs[s] for s in steps], 4)[-1]
+            change = f" {units.change(1 + mean[-1] / last)}"
+        said.append(name + change)
+        events = {}
+        for what, at in (one for s in _series(run, case) for one in s.not_finite.items()):
+            dropped = what == "grad_norm" and case.axes.get("precision") == "fp16"
+            cause = "fp16 overflow, update dropped" if dropped else f"{what} is NaN or Inf"
+            events[at[0]] = f"step {at[0]}: {cause}"
+        lines.append(Line(name, steps, values, mean, events))
+    unit = "nats, mean over processes"
+    if base is None:
+        return f"loss of {', '.join(said)}", f"loss, {unit}", lines
+    other = text.own_name(names[base.case_id], shared)
+    return f"{shared}: loss against {other}: {', '.join(said)}", f"difference, {unit}", lines
+
+
+def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> figures.Curves:
+    """The step times of the first process, without the first steps, which compile."""
+    shared, lines, said = text.shared_name([names[c.case_id] for c in group]), [], []
+    for case in group:
+        s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
+        steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
+        cut = over_steps.jump(ms)
+        mean = [*over_steps.running_mean(ms[:cut], 10), *over_steps.running_mean(ms[cut:], 10)]
+        start = mean[cut // 2 if cut else len(mean) // 10]
+        change = " to ".join(dict.fromkeys(units.duration(t / 1e3) for t in (start, mean[-1])))
+        late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
+        events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
+        if cut:
+            change += f" at step {steps[cut]}"
+            events[steps[cut]] = change
+        said.append(f"{name}: {change}")
+        lines.append(Line(name, steps, ms, mean, events))
+    whose = f"{shared}: " if group[1:] else ""
+    return f"{whose}step time of {', '.join(said)}", "ms, first process", lines

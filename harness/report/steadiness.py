@@ -132,7 +132,8 @@ def trust(
         ("clock limited", {i for c in found if c.kind in clocks for i in c.cases}),
     ):
         if ids:
-            yield f"{what}: {units.plural('case', len(ids))} ({len(ids & judged)} judged)"
+            some = f", {len(ids & judged) or 'none'} of them judged" if judged else ""
+            yield f"{what}: {units.plural('case', len(ids))}{some}"
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 

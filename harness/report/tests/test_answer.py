@@ -11,6 +11,7 @@ from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
     Case,
+    CostPlan,
     Decision,
     Estimate,
     Expectation,
@@ -378,3 +379,11 @@ def test_the_power_limit_stands_with_its_share_of_the_default() -> None:
     assert "power limit 85.7 % of its default" in said(replace(H200, power_limit_w=600.0))
     assert "power limit" not in said(replace(H200, default_power_limit_w=None))
     assert "power limit" not in said(H200)
+
+
+def test_a_suite_with_a_cost_says_what_is_ready() -> None:
+    fast, faster = PARTS.values()
+    missed = measured(dense_s=1.5, cost=CostPlan(steps=10, match=FLOOR.match))
+
+    assert values(missed)["readiness"] == [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
+    assert values(measured())["readiness"] == []

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness import records
-from harness.analysis.over_steps import course, mean_loss
+from harness.analysis.over_steps import course, jump, mean_loss, running_mean
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
 from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
@@ -38,9 +38,9 @@ def titles(picture: Picture) -> str:
     return re.sub(r"\s", " ", picture.figure.get_suptitle() or "; ".join(panels))
 
 
-def values(picture: Picture, marker: str = "oD") -> list[float]:
-    """Where the dots are, from the first row down."""
-    lines = [one for one in picture.figure.axes[0].lines if str(one.get_marker()) in [*marker]]
+def values(picture: Picture, panel: int = 0, marker: str = "oD") -> list[float]:
+    """Where the dots of a panel are, from the first row down."""
+    lines = [one for one in picture.figure.axes[panel].lines if str(one.get_marker()) in [*marker]]
     return [x for one in lines for x in numbers(one.get_xdata())]
 
 
@@ -51,12 +51,13 @@ def numbers(data: Any) -> list[float]:
 def test_a_figure_fits_on_a_screen_and_its_curves_have_names_of_their_own() -> None:
     grid: dict[str, Any] = {"shape": ["a", "b", "c"], "seq_len": [8192, 32768, 65536]}
     cases = [c for p in ("nsa", "dense") for c in sweep(provider=p, **grid)]
+    seen = {"gpu_utilisation": 0.6, "cpu_utilisation": 1.0}
     growth = asks("scaling_exponent", 1.5, axis="seq_len")
-    made = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"])))
+    made = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"]), telemetry=seen))
     labels = tuple((f"{axis} {x}", to(**{axis: x})) for axis in grid for x in grid[axis])
 
     for shown in (pictures(made, rules=growth), pictures(made, rules=growth, labels=labels)):
-        assert "scaling-train-seq-len" in shown
+        assert {"scaling-train-seq-len", "utilisation"} <= shown.keys()
         assert all(
             a <= b for p in shown.values() for a, b in zip(size(p), (1300, 660), strict=True)
         )
@@ -64,6 +65,25 @@ def test_a_figure_fits_on_a_screen_and_its_curves_have_names_of_their_own() -> N
         names = [text.get_text() for text in legend.get_texts()]
         assert len({*names}) == len(names) == 4, "the asked one and those that differ least"
     assert "scaling-train-seq-len" not in pictures(made), "no rule asks for a growth"
+
+
+def test_the_gpu_waits_in_as_many_cases_as_are_drawn_so() -> None:
+    def measure(c: Case) -> list[Measurement]:
+        busy = {512: 0.3, 1024: 0.74, 2048: 0.86, 4096: 0.5}[int(c.axes["seq_len"])]
+        seen = {"gpu_utilisation": busy, "cpu_utilisation": 0.5 if busy == 0.5 else 1}
+        return timed(c, 1e-3 * float(c.axes["seq_len"]), telemetry=seen)
+
+    made = run(sweep(seq_len=[512, 1024, 2048, 4096]), measure)
+
+    drawn = pictures(made, rules=asks("tokens_per_s"))["utilisation"]
+
+    assert values(drawn) == pytest.approx([0.3, 0.5, 0.74, 0.86], rel=0.02)
+    assert values(drawn, 1) == pytest.approx([1, 0.5, 1, 1], rel=0.02)
+    assert titles(drawn) == drawn.alt == "GPU waits for the host in 3 of 4 cases"
+    colours = [name.get_color() for name in drawn.figure.axes[0].get_yticklabels()]
+    assert colours.count(figures.VERMILLION) == 1, "the case that decides the first rule"
+    busy = run(made.suite.cases, lambda c: timed(c, 1, telemetry={"gpu_utilisation": 0.9}))
+    assert "utilisation" not in pictures(busy, rules=asks("tokens_per_s"))
 
 
 def test_speeds_stand_beside_what_was_seen_and_expected() -> None:
@@ -108,27 +128,50 @@ def test_a_provider_is_compared_with_the_faster_of_its_rivals() -> None:
     assert values(drawn, marker="s") == pytest.approx([1.6, 4, 8], rel=0.02)
 
 
-def test_losses_and_step_times_are_running_means_over_the_steps() -> None:
-    cases = sweep(precision=["bf16", "fp16"])
+def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> None:
+    found = zip(("bf16", "fp16"), sweep(precision=["bf16", "fp16"]), strict=True)
+    cases = [replace(c, axes={"precision": p}) for p, c in found]
 
     def measure(c: Case, steps: int = 200) -> list[Measurement]:
-        how: dict[str, Any] = {"loss": lambda n: 5.5 - n / 100 + 0.2 * (c is cases[1])}
+        fp16 = c.axes["precision"] == "fp16"
+        how: dict[str, Any] = {"not_finite": {"grad_norm": (4,)}} if fp16 else {}
+        how["loss"] = lambda n: 5.5 - n / 100 + 0.2 * fp16
         how["pace"] = lambda n: 1.0 if n < 120 else 0.8
         return [trained(m, steps=steps, **how) for m in timed(c, 0.05)]
 
-    drawn = pictures(run(cases, measure))["over-steps"]
+    apart = asks("loss_last", match=to(precision="fp16"), against=to(precision="bf16"))
+
+    drawn = pictures(run(cases, measure), rules=apart)["over-steps"]
 
     losses, times = drawn.figure.axes
-    curve, first = mean_loss(measure(cases[0])), numbers(losses.lines[1].get_ydata())
-    assert numbers(losses.lines[0].get_ydata()) == pytest.approx([*curve.values()])
-    assert first[-1] == pytest.approx(course(measure(cases[0])).last["loss"])  # type: ignore[union-attr]
-    assert f"{first[0]:.3f} to {first[-1]:.3f}" in titles(drawn)
-    assert numbers(times.lines[0].get_xdata()) == [*range(3, 201)], "the first steps compile"
+    bf16, fp16 = ([*mean_loss(measure(c)).values()][150:] for c in cases)
+    assert numbers(losses.lines[1].get_ydata())[-1] == pytest.approx((sum(fp16) - sum(bf16)) / 50)
+    assert "loss against precision=bf16: precision=fp16 +5.3 %" in titles(drawn)
+    assert [t.get_text().strip() for t in losses.texts] == ["step 4: fp16 overflow, update dropped"]
+    (text,) = {t.get_text().strip() for t in times.texts}
+    assert text.endswith(" at step 120")
+    assert text in titles(drawn)
     mean = numbers(times.lines[1].get_ydata())
-    ends = numbers(re.findall(r"([\d.]+) ms", titles(drawn))[:2])
-    assert ends == pytest.approx([mean[10], mean[-1]], abs=0.06)
+    assert numbers(times.lines[0].get_xdata()) == [*range(3, 201)], "the first steps compile"
+    ends = numbers(re.findall(r"([\d.]+) ms", text))
+    assert ends == pytest.approx([mean[58], mean[-1]], abs=0.06)
+
+    single = pictures(run(cases[:1], measure))["over-steps"]
+    said = numbers(re.findall(r"\d\.\d{3}", single.alt)[:2])
+    curve = numbers(single.figure.axes[0].lines[1].get_ydata())
+    assert said == pytest.approx([curve[0], curve[-1]], abs=6e-4)
+    assert curve[-1] == pytest.approx(course(measure(cases[0])).last["loss"])  # type: ignore[union-attr]
     assert "over-steps" not in pictures(run(cases, lambda c: measure(c, 15)))
     assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
+
+
+def test_a_jump_is_found_where_it_is_and_not_in_noise() -> None:
+    noise = [1 + 0.01 * ((7 * i) % 5) for i in range(100)]
+
+    assert jump([*noise, *(0.9 * x for x in noise)]) == 100
+    assert jump(noise) == jump([x * (1 + i / 500) for i, x in enumerate(noise)]) == 0
+    assert jump(noise[:10]) == 0
+    assert running_mean([1, 2, 3, 6], 2) == [1, 1.5, 2.5, 4.5]
 
 
 def where(*found: Stack, asked: tuple[str, ...] = ()) -> Picture:
@@ -180,9 +223,9 @@ def test_labels_of_parts_lie_inside_their_bars() -> None:
 def test_a_dot_has_its_interval_or_the_range_of_two_processes() -> None:
     three = Estimate(value=2, low=1.7, high=2.4, processes=3, samples=9, each=(1.9, 2, 2.1))
     both = three, replace(three, processes=2, each=(2.1, 1.9))
-    rows = [Row("a", e, False, {}) for e in both]
+    rows = [Row("a", (e,), False, {}) for e in both]
 
-    (axes,) = figures.dots("x", rows, figures.Panel("x", str, {"needed": 3}), "").figure.axes
+    (axes,) = figures.dots("x", rows, [figures.Panel("x", str, {"needed": 3})], "").figure.axes
 
     bars = [of for one in axes.lines if len(of := numbers(one.get_xdata())) == 2]
     assert bars == [[1.7, 2.4], [1.9, 2.1], [3, 3]]

@@ -88,7 +88,7 @@ def test_every_picture_it_shows_exists_and_has_words(full: Path) -> None:
     shown = re.findall(r"^!\[([^\]]+)\]\((\S+)\)$", text, re.MULTILINE)
 
     assert {full.parent / link for _, link in shown} == {*full.parent.glob("figures/*.png")}
-    assert len(shown) == 1
+    assert len(shown) == 2
     for _, link in shown:
         assert (full.parent / link).read_bytes().startswith(b"\x89PNG")
 
