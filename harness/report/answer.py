@@ -35,6 +35,7 @@ from harness.report.verdict_text import (
 
 LONG = 140
 """Letters of a number in the first lines."""
+MET = "met"
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
@@ -226,11 +227,16 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         (one,) = asked
         limit = needed_text(one)
         return Part(question=question, word=f"{worst}{note}", said=_number(one), limit=limit)
-    met = [r for r in asked if word(r) == YES]
-    unmet = [r for r in asked if r not in met]
-    said = [f"{r.rule}: {_number(r)}; {needed_text(r)} needed" for r in unmet]
-    if met:
-        said.append(f"{'met: ' if unmet else ''}{listed([r.rule for r in met])}")
+    of: dict[str, list[RuleResult]] = {}
+    for r in sorted(asked, key=lambda r: WORDS.index(word(r))):
+        of.setdefault(word(r), []).append(r)
+    deciding = of.pop(worst)
+    said = [f"{r.rule}: {_number(r)}; {needed_text(r)} needed" for r in deciding]
+    if worst == YES:
+        said = [listed([r.rule for r in deciding]) if deciding[1:] else _number(deciding[0])]
+    said += [
+        f"{MET if w == YES else w}: {listed([r.rule for r in some])}" for w, some in of.items()
+    ]
     return Part(question=question, word=f"{worst}{note}", said="; ".join(said))
 
 

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness import units
+from harness.analysis.effects import longest
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit, groups_along
 from harness.analysis.statistics import settle, times_better
@@ -44,7 +45,7 @@ _TITLES = {m.name: m.title for m in METRICS.values()} | {
 }
 
 
-MAX_RATIOS = 3
+MAX_RATIOS = 2
 """Providers that the first one is compared with in a table."""
 _SPEEDS = ("tokens_per_s", "step_s")
 
@@ -126,6 +127,13 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     metric = next(asked, _SPEEDS[0])
     if not any(metric in s.metrics for s in summaries):
         metric = "step_s"
+    remark = (
+        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the appendix."
+    )
+    if len(others) > MAX_RATIOS:
+        return replace(
+            _by_provider(summaries, run, metric), remarks=(f"The fastest is bold. {remark}",)
+        )
     axes = [a for a in varying([s.case for s in summaries]) if a != "provider"]
     groups = [{s.case.provider: s for s in g} for g in groups_along(summaries, "provider")]
     labels = [run.suite.label(g[ours].case) if ours in g else "" for g in groups]
@@ -136,17 +144,44 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
         first = (rest or label,) if all(labels) else axis_cells(case, axes)
         cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
-        ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others[:MAX_RATIOS])
+        ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others)
         rows.append((*first, *cells, *ratios))
     columns = (
         *(("case",) if all(labels) else map(run.suite.axis, axes)),
         *(f">{name}" for name in named.values()),
-        *(f">{named[ours]} against {named[p]}" for p in others[:MAX_RATIOS]),
-    )
-    remark = (
-        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the appendix."
+        *(f">{named[ours]} against {named[p]}" for p in others),
     )
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
+
+
+def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Table:
+    """One row a provider in each configuration, one column a value of the longest numeric axis."""
+    axis = longest(summaries) or "seq_len"
+    values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
+    heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
+    rows = []
+    for group in groups_along(summaries, axis, "provider"):
+        best = {id(_fastest(group, axis, value, metric)) for value in values}
+        cases = [s.case for s in group]
+        names = {c.provider: run.suite.provider(c.workload, c.provider) for c in cases}
+        parts = (run.suite.label(cases[0]) or cases[0].case_id).split(", ")
+        name = ", ".join(part for part in parts if part not in (*heads, *names.values()))
+        for provider, shown in names.items():
+            cells = [NONE] * len(values)
+            for s in (s for s in group if s.case.provider == provider):
+                text = metric_cell(s, metric, False)
+                cells[values.index(s.case.get(axis))] = f"**{text}**" if id(s) in best else text
+            rows.append((name, shown, *cells))
+    return Table(columns=("case", "provider", *(f">{head}" for head in heads)), rows=tuple(rows))
+
+
+def _fastest(
+    group: Sequence[CaseSummary], axis: str, value: Scalar | None, metric: str
+) -> CaseSummary | None:
+    """Of two cases or more at a value of an axis."""
+    timed = [s for s in group if s.case.get(axis) == value and metric in s.metrics]
+    best = min if metric == "step_s" else max
+    return best(timed, key=lambda s: s.metrics[metric].value) if timed[1:] else None
 
 
 def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
