@@ -83,7 +83,8 @@ def differences(baseline: Environment, candidate: Environment) -> Iterator[Diffe
     settings = (e.torch_settings for e in sides)
     yield from _mapped(facts.SETTINGS, "torch behaves differently", *settings)
     variables = {*baseline.variables, *candidate.variables}
-    for name in sorted(v for v in variables if all(v.startswith(e.prefixes) for e in sides)):
+    known = (v for v in variables if all(v.startswith(e.prefixes) for e in sides))
+    for name in sorted(v for v in known if not v.endswith("_CACHE_DIR")):  # a place, no switch
         whys = (why for begin, why in facts.VARIABLES.items() if name.startswith(begin))
         how = next(whys, "a switch is set")
         yield from _one(name, how, *(e.variables.get(name) for e in sides))

@@ -116,6 +116,7 @@ def here(**changes: object) -> Environment:
         (here(git=replace(GIT, dirty_sha256="cd" * 32)), ["uncommitted changes"]),
         (here(git=None), ["commit"]),
         (here(variables={}), ["NSA_PREFILL_BATCHED"]),
+        (here(variables={"NSA_PREFILL_BATCHED": "1", "TRITON_CACHE_DIR": "/elsewhere"}), []),
         (here(interpreter="/b/bin/python"), ["interpreter"]),
         (BASELINE, []),
     ],
