@@ -121,7 +121,7 @@ class Trace:
 
     def operators(self) -> tuple[Use, ...]:
         """Operators by name and range, most time of their own first, per step."""
-        timed = _own_times(self._inside(EventKind.OPERATOR))
+        timed = _own_times([*self._inside(EventKind.OPERATOR)])
         return self._uses((e, own) for e, own in timed if not e.name.startswith(_BACKWARD))
 
     def hidden(self) -> tuple[str, ...]:
@@ -268,26 +268,18 @@ def _covered_ns(events: Iterable[Event]) -> int:
     return covered
 
 
-def _own_times(events: Iterable[Event]) -> Iterator[tuple[Event, int]]:
+def _own_times(events: Sequence[Event]) -> list[tuple[Event, int]]:
     """Each operator with its time without that of the operators it called; ranges likewise."""
-    open_: dict[int, list[tuple[Event, int]]] = defaultdict(list)
-    for event in events:
+    own_ns = [event.end_ns - event.start_ns for event in events]
+    open_: dict[int, list[int]] = defaultdict(list)
+    for i, event in enumerate(events):
         stack = open_[event.thread]
-        while stack and stack[-1][0].end_ns <= event.start_ns:
-            yield _closed(stack)
-        stack.append((event, event.end_ns - event.start_ns))
-    for stack in open_.values():
-        while stack:
-            yield _closed(stack)
-
-
-def _closed(stack: list[tuple[Event, int]]) -> tuple[Event, int]:
-    """Pop the innermost operator and subtract its time from the one around it."""
-    event, own_ns = stack.pop()
-    if stack:
-        outer, outer_ns = stack[-1]
-        stack[-1] = outer, outer_ns - (event.end_ns - event.start_ns)
-    return event, max(0, own_ns)
+        while stack and events[stack[-1]].end_ns <= event.start_ns:
+            stack.pop()
+        if stack:
+            own_ns[stack[-1]] -= event.end_ns - event.start_ns
+        stack.append(i)
+    return [(event, max(0, ns)) for event, ns in zip(events, own_ns, strict=True)]
 
 
 def _shares(amounts: Mapping[str, int]) -> Mapping[str, float]:

@@ -54,6 +54,8 @@ _COUNTS = {
     "host_device_copies": "host-device copies",
 }
 """Counts per step -> what they count."""
+COUNTERS = tuple(_COUNTS)
+"""The counts of Counters, by name; each is a metric too."""
 _SIGNED = ("tokens_per_s_drift", "memory_growth_bytes_per_step")
 OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
 """Metrics that only a training run has."""

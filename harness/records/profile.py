@@ -60,17 +60,6 @@ class Counters:
         return self.steps >= 2 and not self.differing
 
 
-COUNTERS = (
-    "dispatched_ops",
-    "host_syncs",
-    "allocations",
-    "kernel_launches",
-    "device_waits",
-    "host_device_copies",
-)
-"""The counts of Counters, by name; each is a metric too."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
     """A kernel or operator that ran within one range."""
