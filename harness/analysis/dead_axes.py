@@ -151,7 +151,8 @@ def _compare(run: Run, a: CaseSummary, b: CaseSummary) -> _ComparedPair | None:
 def _other_steps(of: CaseSummary, *cases: Sequence[Measurement]) -> bool:
     """Whether no two processes ended at the same step, or a step is slow in all processes of one
     case and in none of the other. If the harness ended them, both are chance."""
-    ended = of.case.program and of.case.program.steps and of.case.program.steps.until_sampled
+    steps = of.case.program.steps if of.case.program else None
+    ended = steps is not None and steps.until == "sampled"
     seen = [[m.over_steps for m in case if m.over_steps] for case in cases]
     if ended or not all(seen) or any(m.until_sampled for case in cases for m in case):
         return False

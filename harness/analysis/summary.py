@@ -363,8 +363,9 @@ def _reported(
         values = [m.readings.get(name, ()) for m in measurements]
         if name in MEASURED_HERE or not values or not all(values):
             continue
-        each = [float(v[-1] if reading.last else np.median(v)) for v in values]
-        yield name, each, len(each) if reading.last else sum(map(len, values))
+        last = reading.take == "last"
+        each = [float(v[-1] if last else np.median(v)) for v in values]
+        yield name, each, len(each) if last else sum(map(len, values))
 
 
 def _is_rate(name: str, values: Sequence[float]) -> bool:

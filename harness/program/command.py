@@ -177,7 +177,7 @@ class _Session:
 
     def _may_end(self, now: float) -> bool:
         steps = self.program.steps
-        if steps is not None and steps.until_sampled:
+        if steps is not None and steps.until == "sampled":
             if self.series.enough:
                 self.ended = "sampled"
             elif self.series.must_end(now, self.deadline):

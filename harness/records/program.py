@@ -11,35 +11,36 @@ INTERPRETER = "{python}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSource:
-    """Where a metric is read: lines (`line`) or JSON lines (`json`) of the output."""
+    """Where a metric of a program is read: `line` or `json`."""
 
-    metric: str
-    unit: str = ""
-    """For a metric that the harness does not define."""
-    higher_is_better: bool = False
-    """Likewise."""
+    metric: str = ""
     line: str = ""
-    """Regular expression with a group `value`, searched for in every line of output."""
+    """Regular expression with a group `value`, searched in every line of output."""
     json: str = ""
-    """Keys separated by dots, into the JSON object in a line of output."""
+    """Key of a JSON object in a line of output: `train.loss`."""
     prefix: str = ""
     """Text before the object in a JSON line."""
     scale: float = 1.0
-    """Factor from the number that is read to the metric's unit."""
-    last: bool = False
-    """Use the last value; otherwise the median of all."""
+    """Factor from the number to the value: 0.001 for milliseconds."""
+    take: str = "all"
+    """`last`: the last value counts; `all`: the median. Default all."""
+    unit: str = ""
+    """Only for a metric that the harness does not know."""
+    better: str = ""
+    """Likewise: which direction is good, `higher` or `lower`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Lines of output that report the progress of a program."""
+    """Lines of output that show the progress of a program."""
 
     step: str
-    """Regular expression of the line after each step, with groups as the suite's form says."""
+    """Regular expression of the line after each step, with optional groups `step`, the number of
+    finished steps, and `step_s` or `step_ms`, the duration of this one."""
     setup_steps: int = 1
-    """Steps that compile or fill caches; they are neither warm-up nor samples."""
-    until_sampled: bool = False
-    """Stop the program when there are enough samples; otherwise it runs to its end."""
+    """Steps that compile or fill caches; neither warm-up nor samples."""
+    until: str = "exit"
+    """`sampled`: end the program after enough samples. `exit`: let it run to its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -179,7 +180,8 @@ def form_of(record: type[Any], leave: Sequence[str] = (), **kinds: Any) -> Any:
         if isinstance(field.default, bool | int | float):
             about = f"{about} Default {show(field.default).removesuffix('.0')}."
         info = Field(alias=field.name.rstrip("_"), description=about, **default)
-        fields[field.name] = (types[field.name], info)
+        name = f"its_{field.name}" if hasattr(Form, field.name) else field.name
+        fields[name] = (types[field.name], info)
     return create_model(record.__name__, __base__=Form, __doc__=record.__doc__, **fields)
 
 
@@ -196,14 +198,14 @@ def _descriptions(record: type[Any]) -> Mapping[str, str]:
     }
 
 
-def reads(record: type[Any], **kinds: Any) -> GetPydanticSchema:
+def reads(record: type[Any], leave: Sequence[str] = (), **kinds: Any) -> GetPydanticSchema:
     """In `Annotated[record, reads(record)]`: a file has the form of the record there."""
 
     def made(form: Form) -> Any:
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in form}
+        given = {k.removeprefix("its_"): tuple(v) if isinstance(v, list) else v for k, v in form}
         return record(**given)
 
-    return read_as(Annotated[form_of(record, **kinds), AfterValidator(made)])
+    return read_as(Annotated[form_of(record, leave, **kinds), AfterValidator(made)])
 
 
 AnyForm = TypeVar("AnyForm", bound=Form)
@@ -261,12 +263,10 @@ def _place(steps: Sequence[str | int], data: Any) -> tuple[tuple[str | int, ...]
     """The part of pydantic's location that exists in the file, and the value there."""
     loc: list[str | int] = []
     for step in steps:
-        inside = (isinstance(data, dict) and step in data) or (
-            isinstance(data, list) and isinstance(step, int) and step < len(data)
-        )
-        if inside:
-            data = data[step]
-            loc.append(step)
+        if not isinstance(data, Scalar):
+            with suppress(LookupError, TypeError):
+                data = data[step]
+                loc.append(step)
     return tuple(loc), data
 
 

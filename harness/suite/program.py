@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -11,14 +12,12 @@ from harness.records import (
     REPORTED,
     Case,
     Metric,
-    MetricSource,
     Program,
     Scalar,
-    Steps,
     as_text,
 )
 from harness.suite.positions import Loc, Problem, nearest, show
-from harness.suite.schema import Product, ReadingModel, SuiteModel, WorkloadModel
+from harness.suite.schema import Product, SuiteModel, WorkloadModel
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}:]*)(?::([^{}]*))?\}|[{}]")
 """Double braces, a field (also `{axis:text if true}`), or a single brace."""
@@ -59,7 +58,12 @@ def check_settings(cases: Sequence[Case], loc: Loc) -> Iterator[Problem]:
 def free_metrics(model: SuiteModel) -> Mapping[str, Metric]:
     """The metrics that only programs of the suite report."""
     return {
-        name: _metric(name, reading)
+        name: Metric(
+            name=name,
+            title=name,
+            unit=reading.unit,
+            higher_is_better=reading.better == "higher",
+        )
         for workload in model.workloads
         for name, reading in workload.metrics.items()
         if name not in METRICS
@@ -82,8 +86,8 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     return Program(
         argv=tuple(argv),
         cwd=_filled(workload.cwd, case),
-        steps=_steps(workload),
-        readings=tuple(_source(name, reading) for name, reading in workload.metrics.items()),
+        steps=workload.progress,
+        readings=tuple(replace(read, metric=name) for name, read in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
         flops=_product(workload.flops, case),
         gpus=_product(workload.gpus, case) or 0,
@@ -153,25 +157,6 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
     if "tokens_per_s" in workload.metrics and workload.tokens:
         text, remedy = "tokens already gives tokens_per_s", "Remove this metric, or tokens."
         yield Problem((*loc, "tokens_per_s"), text, remedy, at_key=True)
-
-
-def _steps(workload: WorkloadModel) -> Steps | None:
-    progress = workload.progress
-    if progress is None:
-        return None
-    given = progress.model_dump(exclude={"until"})
-    return Steps(**given, until_sampled=progress.until == "sampled")
-
-
-def _metric(name: str, reading: ReadingModel) -> Metric:
-    higher = reading.better == "higher"
-    return Metric(name=name, title=name, unit=reading.unit or "", higher_is_better=higher)
-
-
-def _source(name: str, reading: ReadingModel) -> MetricSource:
-    given = reading.model_dump(by_alias=True, exclude_none=True, exclude={"better", "take"})
-    higher, last = reading.better == "higher", reading.take == "last"
-    return MetricSource(metric=name, **given, higher_is_better=higher, last=last)
 
 
 def _product(product: Product, case: Case) -> int | None:

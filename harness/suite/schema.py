@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from harness.records import Match, MeasureSettings
+from harness.records import Match, MeasureSettings, MetricSource, Steps
 from harness.suite.decisions import Cost, Diagnosis, LabelModel, StatedExpectation, StatedRule
 from harness.suite.fields import (
     FACTORY,
@@ -40,6 +40,7 @@ from harness.suite.fields import (
     form_of,
     one_or_list,
     problem,
+    reads,
     schema_of,
     text_as,
     wrong,
@@ -185,44 +186,36 @@ def _words(command: Any) -> Any:
 as_words = BeforeValidator(_words, json_schema_input_type=Text | Some[Value])
 
 
-class ProgressModel(Form):
-    """Lines of output that show the progress of a program."""
-
-    step: Pattern
-    """Regular expression of the line after each step, with optional groups `step`, the number of
-    finished steps, and `step_s` or `step_ms`, the duration of this one."""
-    setup_steps: Annotated[int, Field(ge=0)] = 1
-    """Steps that compile or fill caches; neither warm-up nor samples. Default 1."""
-    until: Literal["exit", "sampled"] = "exit"
-    """`sampled`: end the program after enough samples. `exit`: let it run to its end."""
+def _one_place(source: MetricSource) -> MetricSource:
+    if bool(source.line) == bool(source.json):
+        given = "has line and json, but " if source.line else ""
+        raise wrong(f"{given}needs one of line or json")
+    if source.prefix and not source.json:
+        raise wrong("needs json", key="prefix")
+    return source
 
 
-class ReadingModel(Form):
-    """Where a metric of a program is read: `line` or `json`."""
-
-    line: Annotated[Text, AfterValidator(_with_value)] | None = None
-    """Regular expression with a group `value`, searched in every line of output."""
-    json_: Text | None = Field(default=None, alias="json")
-    """Key of a JSON object in a line of output: `train.loss`."""
-    prefix: Text | None = None
-    """Text before the object in a JSON line."""
-    scale: Positive = 1.0
-    """Factor from the number to the value: 0.001 for milliseconds. Default 1."""
-    take: Literal["all", "last"] = "all"
-    """`last`: the last value counts; `all`: the median. Default all."""
-    unit: Text | None = None
-    """Only for a metric that the harness does not know."""
-    better: Literal["higher", "lower"] | None = None
-    """Likewise: which direction is good."""
-
-    @model_validator(mode="after")
-    def _one_place(self) -> "ReadingModel":
-        if bool(self.line) == bool(self.json_):
-            given = "has line and json, but " if self.line else ""
-            raise wrong(f"{given}needs one of line or json")
-        if self.prefix and not self.json_:
-            raise wrong("needs json", key="prefix")
-        return self
+Progress = Annotated[
+    Steps,
+    reads(
+        Steps,
+        step=Pattern,
+        setup_steps=Annotated[int, Field(ge=0)],
+        until=Literal["exit", "sampled"],
+    ),
+]
+Reading = Annotated[
+    MetricSource,
+    reads(
+        MetricSource,
+        leave=("metric",),
+        line=Annotated[Text, AfterValidator(_with_value)],
+        scale=Positive,
+        take=Literal["all", "last"],
+        better=Literal["higher", "lower"],
+    ),
+    AfterValidator(_one_place),
+]
 
 
 _PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops", "gpus", "world_size")
@@ -240,9 +233,9 @@ class WorkloadModel(Form):
     first word for the interpreter of the harness, and `{axis:--flag}` for an axis that is true."""
     cwd: Text = "."
     """Folder of the program, relative to that of the command, or to the root of a commit's tree."""
-    progress: Annotated[ProgressModel, text_as("step", ProgressModel)] | None = None
+    progress: Annotated[Progress, text_as("step", Progress)] | None = None
     """Lines of a program's output that mark a step: a regular expression, or a mapping."""
-    metrics: dict[Name, ReadingModel] = {}
+    metrics: dict[Name, Reading] = {}
     """Metrics that a program reports: `step_s`, `mfu`, or any other with unit and direction."""
     tokens: Product = []
     """Tokens of one step of a program: a number, an axis, or a list of both to multiply."""

@@ -147,7 +147,9 @@ def test_an_axis_of_which_one_value_changes_anything_is_not_dead(
 def test_runs_of_other_steps_do_not_do_the_same(
     is_program: bool, until_sampled: bool, changed: Callable[[int], dict[str, Any]], dead: bool
 ) -> None:
-    program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
+    program = Program(
+        argv=("x",), steps=Steps(step="s", until="sampled" if until_sampled else "exit")
+    )
     cases = [replace(c, program=program) for c in FLAGS] if is_program else FLAGS
     ended = None if is_program else until_sampled
 

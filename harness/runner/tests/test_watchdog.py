@@ -89,10 +89,10 @@ def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None
     assert m.evidence.frame == ""
 
 
-@pytest.mark.parametrize(("until_sampled", "first"), [(False, "add until: sampled"), (True, "set")])
-def test_a_slow_program_may_end_once_it_is_sampled(until_sampled: bool, first: str) -> None:
+@pytest.mark.parametrize(("until", "first"), [("exit", "add until: sampled"), ("sampled", "set")])
+def test_a_slow_program_may_end_once_it_is_sampled(until: str, first: str) -> None:
     story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
-    program = Program(argv=("x",), steps=Steps(step="s", until_sampled=until_sampled))
+    program = Program(argv=("x",), steps=Steps(step="s", until=until))
     story._case = replace(story._case, program=program)
 
     m = recorded(story, after(story, 2.5))
