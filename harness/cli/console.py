@@ -1,11 +1,14 @@
 """Rich renderables of a run, a plan, verdicts, the doctor. This module prints nothing."""
 
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -38,13 +41,17 @@ from harness.report.series.gate_text import (
     undecided_text,
     worst_first,
 )
+from harness.report.tables import NONE
 from harness.report.text import command_text
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
 WHOLE = ("case", "run", "suite", "outcome")
 """Columns that are never broken: ids are copied from them."""
-LEAST_WIDTH = 160
+LOG_WIDTH = 160
+"""Columns of a file or a pipe, such as a CI log."""
+HEADING = 16
+"""Columns that a broken column keeps at least."""
 
 DECISION_STYLE = {
     Decision.GO: "bold green",
@@ -77,24 +84,57 @@ class _InertConsole(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Standard output has LEAST_WIDTH columns or more: in a narrow terminal, whose own wrapping
-    does not change what is copied, a table keeps its numbers whole.
+    """A terminal has its own width or COLUMNS; a file or a pipe has LOG_WIDTH.
 
     It highlights nothing by itself: Rich's search for numbers and paths takes minutes in a long
     word, and most text here comes from code under test.
     """
     here = _InertConsole(stderr=stderr, highlight=False)
-    if not stderr or not here.is_terminal:
-        here.width = max(here.width, LEAST_WIDTH)
+    if not here.is_terminal and "COLUMNS" not in os.environ:
+        here.width = LOG_WIDTH
     return here
+
+
+class _Table(Table):
+    """A plain table; where its columns do not fit, each row is an id with a list below it.
+
+    A broken id cannot be copied, and a cut number is another number.
+    """
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            column.overflow = "fold"
+        cells = [[*map(_text, (c.header, *c.cells))] for c in self.columns]
+        widths = [max(Measurement.get(console, options, t).maximum for t in c) for c in cells]
+        least = [
+            width if column.no_wrap else min(width, HEADING)
+            for column, width in zip(self.columns, widths, strict=True)
+        ]
+        if not self.show_header or sum(least) + 2 * len(least) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        (_, *names), *columns = cells
+        titles = [heading.plain.replace("\n", "") for heading, *_ in columns]
+        for name, *row in zip(names, *(rest for _, *rest in columns), strict=True):
+            parts = zip(titles, row, strict=True)
+            facts = Text(", ").join(
+                Text.assemble(t, " ", cell) for t, cell in parts if cell.plain not in ("", NONE)
+            )
+            yield name
+            yield Padding(facts, (0, 0, 0, 2))
+
+
+def _text(cell: RenderableType) -> Text:
+    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def table(*columns: str, right: Collection[str] = ()) -> Table:
     """A plain table; without columns it has no header. Those in `right` hold numbers."""
-    made = Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
+    made = _Table(box=None, header_style="bold", padding=(0, 1), show_header=bool(columns))
     for name in columns:
-        justify: JustifyMethod = "right" if name in right else "left"
-        made.add_column(name, justify=justify, no_wrap=name in WHOLE, overflow="fold")
+        number = name in right
+        whole = number or name in WHOLE
+        made.add_column(name, justify="right" if number else "left", no_wrap=whole)
     return made
 
 

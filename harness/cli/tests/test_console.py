@@ -15,7 +15,7 @@ from harness.cli import console
 from harness.cli.main import app
 from harness.records import CaseSummary, Estimate, Outcome
 from harness.store import reader
-from harness.tests.fake_runs import case, run, timed
+from harness.tests.fake_runs import case, run, timed, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
@@ -64,7 +64,7 @@ def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
     shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show"]).stdout
 
     notes = [line for line in shown.splitlines() if line.startswith("note: ")]
-    assert [note.rpartition(": ")[2] for note in notes] == ["NSA_X.", "--seq-len."]
+    assert [note.rpartition(": ")[2] for note in notes] == ["--seq-len, NSA_X."]
 
 
 def shown() -> str:
@@ -80,3 +80,14 @@ def test_a_stored_run_is_shown_as_reviewed(monkeypatch: pytest.MonkeyPatch) -> N
 if __name__ == "__main__":
     os.chdir(ROOT)
     SHOWN.write_text(shown(), encoding="utf-8")
+
+
+def test_a_narrow_terminal_breaks_no_id_and_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = variables()
+    monkeypatch.setattr(reader, "load", lambda *_: recorded)
+
+    shown = CliRunner(env={"COLUMNS": "44"}).invoke(app, ["show"]).stdout
+
+    for c in recorded.suite.cases:
+        assert c.case_id in shown
+    assert "539 [537 … 541]" in shown

@@ -7,7 +7,7 @@ import pytest
 from harness.analysis import verdict as gate
 from harness.records import Case, Evidence, Match, Measurement, Outcome, Rule
 from harness.report.endings import next_lines, number_lines, verdict_lines
-from harness.tests.fake_runs import ended, run, sweep, timed
+from harness.tests.fake_runs import ended, run, sweep, timed, variables
 
 CASES = [*sweep(seq_len=[512, 1024, 2048]), *sweep(provider="dense", seq_len=[512, 1024, 2048])]
 FAST = Rule(name="fast enough", metric="tokens_per_s", go=100)
@@ -84,3 +84,13 @@ def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> N
     assert "every case ran" not in said
     assert f"--filter {CASES[0].case_id} --set measure.processes=1" in last
     assert ("let init find it: h init --command" in last) is unread
+
+
+def test_what_two_axes_do_only_together_is_said_first() -> None:
+    recorded = variables()
+    cases, verdict = gate.of_run(recorded)
+
+    label, said = next(iter(number_lines(recorded.suite, cases, verdict)))
+
+    assert label == "Together"
+    assert said == "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
