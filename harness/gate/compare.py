@@ -14,7 +14,6 @@ from harness.analysis import summary
 from harness.errors import HarnessError
 from harness.gate import counters as counting
 from harness.gate import decide
-from harness.gate.noise import CARD_CV, DAY_CV
 from harness.gate.policy import Policy, PolicyForm
 from harness.gate.records import (
     GateCase,
@@ -24,7 +23,7 @@ from harness.gate.records import (
     VerdictSubject,
     side_of,
 )
-from harness.gate.unpaired import compare_stored, processes, too_few
+from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, processes, too_few
 from harness.machine import drift, facts
 from harness.records import (
     Case,

@@ -28,7 +28,7 @@ from harness import units
 from harness.analysis import comparison
 from harness.analysis.comparison import student_bounds
 from harness.analysis.statistics import Floats, exact_bounds, hodges_lehmann
-from harness.gate.noise import NOISY_CV, by_scatter
+from harness.gate.policy import NOISY_CV, by_scatter
 from harness.records import Change, Thresholds
 from harness.store import reader
 from reports.studies.noise import (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.gate.noise import by_scatter
+from harness.gate.policy import by_scatter
 from harness.gate.unpaired import compare_stored
 from harness.records import Change, Measurement, Outcome, Phase, Telemetry, Thresholds
 
