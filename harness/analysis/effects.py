@@ -15,7 +15,7 @@ from typing import Any
 from harness import units
 from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import by_workload, groups_along, positive
-from harness.analysis.statistics import half_width, times_better, times_beyond
+from harness.analysis.statistics import half_width, mapped, times_better, times_beyond
 from harness.records import CaseSummary, Estimate, Outcome, Scalar
 
 LARGE = 1.2
@@ -224,11 +224,8 @@ def has_a_speed(summary: CaseSummary) -> bool:
 
 def per_token(summary: CaseSummary) -> Estimate:
     """Step time per token, or per step if the workload does not count tokens."""
-    step = summary.metrics["step_s"]
     tokens = summary.tokens or 1
-    low, high = (None if end is None else end / tokens for end in (step.low, step.high))
-    each = tuple(one / tokens for one in step.each)
-    return replace(step, value=step.value / tokens, low=low, high=high, each=each)
+    return mapped(summary.metrics["step_s"], lambda step_s: step_s / tokens)
 
 
 def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:

@@ -90,10 +90,7 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
             quarters.append((np.mean(y[:QUARTER]), np.mean(y[-QUARTER:])))
             changes.append(_change(y))
     samples = sum(len(steps) for _, steps in whole)
-    if drift := _over_processes(changes, samples):
-        value, low, high = (math.expm1(e or 0.0) for e in (drift.value, drift.low, drift.high))
-        each = tuple(map(math.expm1, drift.each))
-        drift = replace(drift, value=value, low=low, high=high, each=each)
+    drift = _over_processes(changes, samples)
     speed = [float(v) for v in np.exp(np.mean(quarters, axis=0))] if quarters else []
     ends = {n: v for n in LOSSES if (v := _ends(measurements, n))}
     return Course(
@@ -101,7 +98,7 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
         first={n: _first(measurements, n) for n in ends},
         last={n: float(np.mean(v)) for n, v in ends.items()},
         speed=(speed[0], speed[1]) if speed else None,
-        drift=drift,
+        drift=drift and statistics.mapped(drift, math.expm1),
         growth=_over_processes([g for one in memory if (g := _growth(*one))], samples),
         leaked=min((leaked(of) for _, of in memory), default=0.0),
         slow=dict(sorted(slow.items(), key=lambda one: -one[1])),

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.analysis.statistics import Floats, t_factor, times_better
+from harness.analysis.statistics import Floats, mapped, t_factor, times_better
 from harness.records import Case, CaseSummary, Estimate, Outcome, as_text
 
 MIN_POINTS = 3
@@ -221,15 +221,8 @@ def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
         return None
     ratio = times_better(end.step_s, before.step_s, higher_is_better=True)
     octave = math.log(end.x / before.x)
-    low, high = (None if e is None else math.log(e) / octave for e in (ratio.low, ratio.high))
-    return replace(
-        ratio,
-        value=math.log(ratio.value) / octave,
-        low=low,
-        high=high,
-        each=tuple(math.log(one) / octave for one in ratio.each),
-        usual=ratio.usual and ratio.usual / octave,
-    )
+    exponent = mapped(ratio, lambda times: math.log(times) / octave)
+    return replace(exponent, usual=ratio.usual and ratio.usual / octave)
 
 
 def _agree(a: Estimate, b: Estimate) -> bool:

@@ -136,8 +136,7 @@ def geometric(
     if not values or not all(math.isfinite(v) and v > 0 for v in values):
         raise ValueError(f"values must be positive and finite, one per process: {list(values)}")
     logs = _with_t([math.log(v) for v in values], samples, prior)
-    low, high = (None if b is None else math.exp(b) for b in (logs.low, logs.high))
-    return replace(logs, value=math.exp(logs.value), low=low, high=high, each=tuple(values))
+    return replace(mapped(logs, math.exp), each=tuple(values))
 
 
 def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
@@ -149,6 +148,13 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"values must be finite, one per process: {list(values)}")
     return replace(_with_t(values, samples), each=tuple(values))
+
+
+def mapped(estimate: Estimate, rising: Callable[[float], float]) -> Estimate:
+    """The estimate of an increasing function of the value."""
+    low, high = (None if e is None else rising(e) for e in (estimate.low, estimate.high))
+    each = tuple(map(rising, estimate.each))
+    return replace(estimate, value=rising(estimate.value), low=low, high=high, each=each)
 
 
 def usual_scatter(cases: Iterable[Estimate]) -> float | None:

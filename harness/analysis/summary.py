@@ -78,14 +78,7 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
                 alike[kind, name].append(values)
     priors = {key: statistics.variance_prior(cases) for key, cases in alike.items()}
     found = [
-        _summarise(
-            case,
-            run.of(case.case_id),
-            run.environment,
-            run.self_test,
-            own,
-            {name: priors.get((kind, name)) for name in own},
-        )
+        _summarise(run, case, of, own, {name: priors.get((kind, name)) for name in own})
         for case, of, own, kind in zip(run.suite.cases, evidence, rates, kinds, strict=True)
     ]
     inert = inert_work(run, found)
@@ -152,18 +145,17 @@ def spreads(run: Run) -> tuple[Spread, ...]:
 
 
 def _summarise(
+    run: Run,
     case: Case,
-    measurements: Sequence[Measurement],
-    environment: Environment,
-    proof: SelfTest | None,
+    evidence: Sequence[Measurement],
     rates: Mapping[str, Sequence[float]],
     priors: Mapping[str, statistics.VariancePrior | None],
 ) -> CaseSummary:
+    measurements, environment, proof = run.of(case.case_id), run.environment, run.self_test
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
-    evidence = _evidence(case, measurements)
     outcome, detail = _outcome(bad, ok, evidence, proof)
     limit = _roofline_bound(case, evidence, observed, environment, proof)
     gpu = environment.gpu is not None
@@ -193,7 +185,7 @@ def _summarise(
         roofline_s=limit.seconds if limit else None,
         roofline_by=limit.by if limit else "",
         notes=(
-            *_weaknesses(measurements, ok, evidence, asked=case.settings.processes),
+            *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),
             *recorded.disagreements(ok),
             *_faster_than_possible(case, metrics.get("roofline_share"), limit),
         ),
@@ -382,14 +374,14 @@ def _discards(m: Measurement) -> str:
 
 
 def _weaknesses(
+    case: Case,
     measurements: Sequence[Measurement],
     ok: Sequence[Measurement],
     evidence: Sequence[Measurement],
-    *,
-    asked: int,
+    steps: Sequence[float],
 ) -> Iterator[str]:
-    """What a reader must know before trusting the numbers of a case, for which the suite asks for
-    `asked` processes."""
+    """What a reader must know before trusting the numbers of a case."""
+    asked = case.settings.processes
     if ok and len(ok) < len(measurements):
         yield f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok"
     elif ok and len(ok) < asked:
@@ -400,11 +392,10 @@ def _weaknesses(
             yield f"process {m.process}: {_discards(m)}{left_out}"
     if not evidence:
         return
-    medians = [float(np.median(m.kept_s)) for m in evidence]
-    if _apart(medians):
-        what = f"{not_repeatable(medians)}, so it has no speed"
+    if _apart(steps):
+        what = f"{not_repeatable(steps)}, so it has no speed"
         yield f"{what}: look for other load, then run it again"
-    elif (gap := max(medians) / min(medians) - 1) > LARGE_DISAGREEMENT:
+    elif (gap := max(steps) / min(steps) - 1) > LARGE_DISAGREEMENT:
         yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"
     yield from _disturbances(evidence)
     if len({m.tokens for m in evidence}) > 1 or len({m.flops for m in evidence}) > 1:

@@ -219,13 +219,8 @@ def _expected(
             if gpu_matches(e.gpu, environment.device_name):
                 asked += [_counted(e.counts, f) for f in found]
     for part, asked in parts.items():
-        decision, decisive = _settle(asked, WORST_FIRST)
-        result = RuleResult(
-            rule=EXPECTED, decision=decision, findings=tuple(decisive), judged=len(asked)
-        )
-        if not asked:
-            result = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=environment.device_name)
-        yield replace(result, asks=part)
+        elsewhere = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=environment.device_name)
+        yield replace(_built_in(EXPECTED, asked) if asked else elsewhere, asks=part)
 
 
 def _counted(counts: Weight, finding: Finding) -> Finding:
@@ -235,7 +230,7 @@ def _counted(counts: Weight, finding: Finding) -> Finding:
     return replace(finding, decision=Decision.CONDITIONAL)
 
 
-def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact) -> RuleResult:
+def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact | None = None) -> RuleResult:
     decision, decisive = _settle(findings, WORST_FIRST)
     kept = tuple(f for f in decisive if f.fact is not passed)
     return RuleResult(rule=name, decision=decision, findings=kept, judged=len(findings))

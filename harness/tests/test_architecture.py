@@ -48,11 +48,11 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_590,
+    "harness/analysis": 4_570,
     "harness/bisect": 1_750,
     "harness/cli": 1_950,
     "harness/executor": 360,
-    "harness/gate": 1_950,
+    "harness/gate": 1_940,
     "harness/git": 480,
     "harness/integrations": 740,
     "harness/machine": 1_300,
