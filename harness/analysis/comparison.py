@@ -20,7 +20,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TypeVar
 
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
@@ -43,7 +42,6 @@ from harness.records import (
     least_pairs,
 )
 
-Key = TypeVar("Key")
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
 BOUNDLESS = math.log(100)
@@ -219,10 +217,10 @@ def judge(
     }
 
 
-def holm(p_values: Mapping[Key, float], beside: int = 0) -> Mapping[Key, float]:
+def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
     """Adjusted p-values: rejecting those below alpha has a joint error of alpha, together with
     `beside` others that are adjusted apart."""
-    adjusted: dict[Key, float] = {}
+    adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, (key, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         largest = max(largest, min(1.0, (len(p_values) + beside - rank) * p))

@@ -246,8 +246,6 @@ class ExactCounters:
     """Counters with different values in two steps or two processes."""
     processes: int
     """Number of processes that counted."""
-    steps: int
-    """Number of steps that they counted."""
 
 
 def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
@@ -269,7 +267,6 @@ def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
             if any(name in c.differing for c in counted) or len(_values(counted, name)) > 1
         ),
         processes=len(counted),
-        steps=sum(c.steps for c in counted),
     )
 
 

@@ -86,10 +86,8 @@ def runs(
         every = dict.fromkeys(both, f"{foreign[0]} differs") if foreign else {}
         spoilt = every | (changed if one_suite else {})
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
-    new = [c for i, c in after.items() if i not in before]
-    gone = [c for i, c in before.items() if i not in after]
-    cases += [_lacking(candidate, c, State.NEW) for c in new]
-    cases += [_lacking(candidate, c, State.MISSING) for c in gone]
+    cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
+    cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
     suites = drift.configuration(
         replace(baseline.suite, cases=tuple(before[c] for c in both)),
         replace(candidate.suite, cases=tuple(after[c] for c in both)),
@@ -99,8 +97,8 @@ def runs(
         decision=decision,
         reason=reason,
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
-        baseline=side_of(baseline, baseline.run_id),
-        candidate=side_of(candidate, candidate.run_id),
+        baseline=side_of(baseline),
+        candidate=side_of(candidate),
         differences=(*around, *suites),
         cases=tuple(cases),
         remedies=tuple(_remedies(baseline, candidate, cases)),
@@ -234,11 +232,10 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
     )
 
 
-def _lacking(run: Run, case: Case, state: State) -> GateCase:
+def _lacking(run: Run, case_id: str, state: State) -> GateCase:
     """A case that one side lacks."""
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
-    finding = Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
-    return decide.settled(run.suite.path, case.case_id, state, [finding])
+    return decide.settled(run.suite.path, case_id, state, [decide.not_measured(reason)])
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:

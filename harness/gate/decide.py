@@ -73,7 +73,7 @@ class CaseEvidence:
 def judge_case(evidence: CaseEvidence) -> GateCase:
     case_id = evidence.case.case_id
     if evidence.summary is None:
-        state, found = State.UNCOMPARED, [_not_measured(evidence.no_comparison)]
+        state, found = State.UNCOMPARED, [not_measured(evidence.no_comparison)]
     else:
         found = _ran(evidence, evidence.summary)
         state = State.FAILED
@@ -99,11 +99,11 @@ def judge_gone(
     suite: str, case_id: str, reason: str, policy: Policy, today: datetime.date
 ) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found, excuse = _excused([_not_measured(reason)], case_id, State.MISSING, policy, today)
+    found, excuse = _excused([not_measured(reason)], case_id, State.MISSING, policy, today)
     return replace(settled(suite, case_id, State.MISSING, found), exemption=excuse)
 
 
-def _not_measured(reason: str) -> Finding:
+def not_measured(reason: str) -> Finding:
     return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
 
 

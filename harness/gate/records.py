@@ -117,11 +117,11 @@ class GateSide:
         return UNCOMMITTED if self.uncommitted else ""
 
 
-def side_of(run: Run, ref: str) -> GateSide:
+def side_of(run: Run) -> GateSide:
     """A stored run as a side."""
     git = run.environment.git
     return GateSide(
-        ref=ref,
+        ref=run.run_id,
         commit=git.commit if git else "",
         folders=(run.folder,),
         uncommitted=run.environment.uncommitted,

@@ -48,7 +48,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_570,
+    "harness/analysis": 4_560,
     "harness/bisect": 1_750,
     "harness/cli": 1_950,
     "harness/executor": 360,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_050, "nsa": 8_860, "suites": 2_150}
+MOST_TEST_LINES = {"harness": 21_000, "nsa": 8_860, "suites": 2_150}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -155,13 +155,12 @@ def test_a_case_without_evidence_is_an_invalid_environment() -> None:
     bad = [replace(m, discarded={"shared": tuple(range(20))}) for m in timed(CASE, 0.05)]
     made = run([CASE], lambda _: bad, rules=[Rule(name="floor", metric="step_s", go=1.0)])
 
-    summaries = summarise(made)
+    summaries, verdict = gate.of_run(made)
 
     assert summaries[0].outcome is Outcome.INVALID_ENVIRONMENT
     assert "process 2: 20 of 20 samples discarded (20 shared)" in summaries[0].detail
     assert summaries[0].metrics == {}
-    decision = gate.judge(made.suite, made.environment, summaries, ()).decision
-    assert decision is Decision.INCONCLUSIVE
+    assert verdict.decision is Decision.INCONCLUSIVE
 
 
 def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:

@@ -5,13 +5,10 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.scaling import fit
-from harness.analysis.summary import summarise
 from harness.analysis.tests.test_verdict import CONDITIONAL, GO, INCONCLUSIVE, NO_GO
-from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, judge
+from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, of_run
 from harness.records import (
     Case,
-    CaseSummary,
     Decision,
     Expectation,
     Fact,
@@ -24,7 +21,7 @@ from harness.records import (
     Weight,
 )
 from harness.report.verdict_text import rule_sentence
-from harness.tests.fake_runs import ended, environment, run, sweep, timed, to
+from harness.tests.fake_runs import ended, run, sweep, timed, to
 
 LENGTHS = (512, 1024, 2048)
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=LENGTHS)]
@@ -59,9 +56,7 @@ def judged(
         replace(c, settings=replace(c.settings, processes=settings[c.provider])) for c in CASES
     ]
     made = run(cases, measure, rules=rules)
-    made = replace(made, suite=replace(made.suite, **suite))
-    summaries = summarise(made)
-    return judge(made.suite, environment(), summaries, fit(summaries))
+    return of_run(replace(made, suite=replace(made.suite, **suite)))[1]
 
 
 def of(verdict: Verdict, name: str = RATIO.name) -> RuleResult:
@@ -154,8 +149,7 @@ def test_the_bound_of_a_timeout_decides_a_ratio(
             return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
         return timed(c, 1.0, processes=processes, cv=0.005)
 
-    made = run(cases, measure, rules=(replace(RATIO, metric=metric),))
-    verdict = judge(made.suite, environment(), summarise(made), ())
+    _, verdict = of_run(run(cases, measure, rules=(replace(RATIO, metric=metric),)))
 
     assert (of(verdict).decision, said in rule_sentence(of(verdict))) == (decision, True)
 
@@ -253,9 +247,9 @@ def stopped(*left: str, stop: Stop, rules: tuple[Rule, ...], **times: float) -> 
         return [] if any(part in c.case_id for part in left) else timed(c, times[c.provider])
 
     made = replace(run(CASES, measure, rules=rules), stopped=stop)
-    summaries = summarise(made)
+    summaries, verdict = of_run(made)
     assert {s.stop for s in summaries if s.outcome is None} == {stop}
-    return judge(made.suite, environment(), summaries, fit(summaries))
+    return verdict
 
 
 BUDGET = Stop(budget_s=600.0)
@@ -312,8 +306,7 @@ def test_expectations_of_cases_that_were_not_run_are_not_asked() -> None:
     far = Expectation(metric="step_s", match=to(provider="dense"), high=1.0, counts=Weight.FAIL)
     made = run(CASES, lambda c: timed(c, 1.0) if c.provider == "nsa" else [], expectations=[far])
     for stop, decision in ((BUDGET, GO), (None, INCONCLUSIVE)):
-        summaries = summarise(replace(made, stopped=stop))
-        assert judge(made.suite, environment(), summaries, ()).decision is decision
+        assert of_run(replace(made, stopped=stop))[1].decision is decision
 
 
 def test_a_run_without_rules_is_measured() -> None:
@@ -336,8 +329,7 @@ def growth(last: float, over: str) -> RuleResult:
         name="growth", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.6, over=over
     )
     made = run(cases, lambda c: timed(c, steps[c.axes["seq_len"]], cv=0.001), rules=[rule])
-    summaries: tuple[CaseSummary, ...] = summarise(made)
-    return of(judge(made.suite, environment(), summaries, fit(summaries)), "growth")
+    return of(of_run(made)[1], "growth")
 
 
 @pytest.mark.parametrize("over", ["all", "last_octave"])
@@ -356,10 +348,9 @@ def test_a_curve_that_steepens_is_judged_by_its_last_octave(
 def test_a_growth_that_a_fixed_cost_hides_says_so() -> None:
     cases = sweep(seq_len=[512, 1024, 2048, 4096])
     rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=1.3)
-    made = run(cases, lambda c: timed(c, 1.0, cv=0.001), rules=[rule])
-    summaries = summarise(made)
 
-    found = of(judge(made.suite, environment(), summaries, fit(summaries)), "growth")
+    _, verdict = of_run(run(cases, lambda c: timed(c, 1.0, cv=0.001), rules=[rule]))
+    found = of(verdict, "growth")
 
     assert found.decision is GO
     assert "hardly depends on seq_len" in found.findings[0].detail

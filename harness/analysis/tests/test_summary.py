@@ -12,7 +12,7 @@ from scipy.special import polygamma
 from harness import units
 from harness.analysis import statistics
 from harness.analysis.summary import summarise
-from harness.analysis.verdict import judge
+from harness.analysis.verdict import of_run
 from harness.records import (
     Breakdown,
     Case,
@@ -179,7 +179,7 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
         return [replace(m, process=i) for i, m in enumerate(pairs)]
 
     made = run(SIX, measure, rules=[Rule(name="floor", metric="tokens_per_s", go=100.0)])
-    first, *others = summarise(made)
+    (first, *others), verdict = of_run(made)
 
     assert first.outcome is Outcome.OK
     assert first.apart["step_s"].ends == pytest.approx((0.016, 1.6), rel=0.01)
@@ -187,7 +187,6 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
     assert "peak_memory_bytes" in first.metrics
     assert "not repeatable" in first.notes[-1]
     assert all(s.metrics["step_s"].freedom is None for s in others), "five cases are left"
-    verdict = judge(made.suite, made.environment, [first, *others], ())
     (floor,) = (r for r in verdict.rules if r.stated)
     assert floor.decision is Decision.INCONCLUSIVE
     assert floor.evidence == (SIX[0].case_id,)

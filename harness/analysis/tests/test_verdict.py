@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.analysis.scaling import ScalingFit, ScalingPoint, fit
+from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.summary import summarise
-from harness.analysis.verdict import EVERY_CASE_RAN, judge
+from harness.analysis.verdict import EVERY_CASE_RAN, judge, of_run
 from harness.records import (
     FAILURES,
     METRICS,
@@ -417,9 +417,7 @@ def scattered(rule: Rule, steps: Mapping[str, Sequence[float]]) -> RuleResult:
         return [replace(m, process=i) for i, m in enumerate(made)]
 
     asked = [c for c in cases if names[c.case_id] in steps]
-    made = run(asked, measure, rules=[rule])
-    summaries = summarise(made)
-    result = judge(made.suite, HERE, summaries, fit(summaries))
+    _, result = of_run(run(asked, measure, rules=[rule]))
     return next(r for r in result.rules if r.stated)
 
 
