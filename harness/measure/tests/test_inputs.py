@@ -1,7 +1,6 @@
 """The function that is timed: the plain run, or a graph replay."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -9,30 +8,23 @@ import torch
 from harness.measure import inputs
 from harness.records import MeasureSettings
 from harness.tests.fake_workloads import good
-from harness.workload import Unsupported, Workload
+from harness.workload import Unsupported
 
 GOOD = good("fake", {})
+GRAPH = MeasureSettings(graph=True)
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
-def prepared(workload: Workload, **settings: Any) -> inputs.Run:
-    return inputs.prepare(workload, MeasureSettings(**settings))
-
-
 @pytest.mark.parametrize(
-    ("workload", "settings", "reason"),
-    [
-        (GOOD, {"graph": True}, "not marked capturable"),
-        (replace(GOOD, capturable=True), {"graph": True}, "needs a CUDA device"),
-    ],
+    ("capturable", "reason"), [(False, "not marked capturable"), (True, "needs a CUDA device")]
 )
-def test_settings_that_a_workload_does_not_allow_are_unsupported(
-    workload: Workload, settings: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_graph_that_cannot_be_made_is_unsupported(
+    capturable: bool, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     with pytest.raises(Unsupported, match=reason):
-        prepared(workload, **settings)
+        inputs.prepare(replace(GOOD, capturable=capturable), GRAPH)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
@@ -60,7 +52,7 @@ def test_a_run_that_waits_for_the_device_cannot_be_captured() -> None:
     workload = replace(GOOD, run=lambda: x * x.sum().item(), capturable=True)
 
     with pytest.raises(Unsupported, match="cannot be captured"):
-        prepared(workload, graph=True)
+        inputs.prepare(workload, GRAPH)
 
 
 @pytest.mark.gpu
@@ -68,7 +60,7 @@ def test_a_run_that_waits_for_the_device_cannot_be_captured() -> None:
 def test_replays_compute_the_same_as_the_run() -> None:
     given = torch.full((4,), 1.0, device="cuda")
 
-    found = prepared(replace(GOOD, run=lambda: given + 1, capturable=True), graph=True)
+    found = inputs.prepare(replace(GOOD, run=lambda: given + 1, capturable=True), GRAPH)
     first = float(found()[0])
     given.mul_(2)
 

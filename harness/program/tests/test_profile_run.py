@@ -18,14 +18,7 @@ from harness.program import process, profile_run
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import HookOrder
-from harness.records import (
-    LINES,
-    Case,
-    Counters,
-    Measurement,
-    Outcome,
-    Program,
-)
+from harness.records import LINES, Case, Counters, Measurement, Outcome, Program
 from harness.tests.commands import STEPS, suite_of
 from harness.tests.gate_repositories import write
 

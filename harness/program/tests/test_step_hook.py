@@ -12,10 +12,7 @@ import torch
 from torch import nn
 
 from harness.program.step_hook import ANSWER, HookOrder, StepHook
-from harness.records import (
-    LINES,
-    OPTIMIZER,
-)
+from harness.records import LINES, OPTIMIZER
 
 
 class HookedSteps:

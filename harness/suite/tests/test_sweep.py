@@ -56,9 +56,6 @@ def test_a_sweep_has_every_combination_once_except_the_excluded(
     assert order == sorted(order)
 
 
-# --- wrong sweeps ------------------------------------------------------------------------
-
-
 # --- overrides ---------------------------------------------------------------------------
 
 
