@@ -6,16 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from harness.records import (
-    INTERPRETER,
-    METRICS,
-    REPORTED,
-    Case,
-    Metric,
-    Program,
-    Scalar,
-    as_text,
-)
+from harness.records import INTERPRETER, METRICS, REPORTED, Case, Metric, Program, Scalar, as_text
 from harness.suite.positions import Loc, Problem, nearest, show
 from harness.suite.schema import Product, SuiteModel, WorkloadModel
 
@@ -59,13 +50,10 @@ def free_metrics(model: SuiteModel) -> Mapping[str, Metric]:
     """The metrics that only programs of the suite report."""
     return {
         name: Metric(
-            name=name,
-            title=name,
-            unit=reading.unit,
-            higher_is_better=reading.better == "higher",
+            name=name, title=name, unit=read.unit, higher_is_better=read.better == "higher"
         )
         for workload in model.workloads
-        for name, reading in workload.metrics.items()
+        for name, read in workload.metrics.items()
         if name not in METRICS
     }
 

@@ -10,16 +10,7 @@ from time import monotonic
 import torch
 
 from harness.git import origin
-from harness.measure import (
-    accuracy,
-    attestation,
-    digest,
-    inputs,
-    memory,
-    profile,
-    steady,
-    timing,
-)
+from harness.measure import accuracy, attestation, digest, inputs, memory, profile, steady, timing
 from harness.measure.profile import PROFILE_S, ProfileRequest
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, MeasureSettings, Outcome
