@@ -225,9 +225,7 @@ def _apart(values: Sequence[float]) -> bool:
 
 
 def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
-    """The rates that have a scatter of their own."""
-    if not evidence:
-        return {}
+    """The rates that have a scatter of their own; none without evidence."""
     hertz = [recorded.median_clock_hz(m.telemetry, m.phases) for m in evidence]
     steps = [float(np.median(m.kept_s)) for m in evidence]
     rates = {
@@ -235,7 +233,7 @@ def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence
         "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],
         **{name: v for name, v, _ in _reported(case, evidence) if _is_rate(name, v)},
     }
-    return {n: v for n, v in rates.items() if len(v) == len(evidence)}
+    return {n: v for n, v in rates.items() if v and len(v) == len(evidence)}
 
 
 def _outcome(

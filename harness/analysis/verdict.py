@@ -306,8 +306,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     if bounded := _pair_by_bound(rule, ours, theirs):
         return bounded
     if ours.outcome is not Outcome.OK:
-        ended = Decision.NO_GO if _is_no_go(ours.outcome) else Decision.INCONCLUSIVE
-        return replace(_ended(ours, ended), partner=partner)
+        return replace(_no_value(ours), partner=partner)
     a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
     found = replace(_of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=name)
     if a is None or a.value <= 0:
@@ -388,33 +387,25 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
 
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     """What one case says about a rule for one of its metrics."""
-    case, outcome = summary.case, summary.outcome
-    if outcome is None:
+    case, name = summary.case, rule.metric
+    if summary.outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN, detail=summary.detail)
-    if _is_no_go(outcome):
-        return _ended(summary, Decision.NO_GO)
-    if outcome is Outcome.TIMEOUT:
-        return _by_bound(rule, summary)
-    if outcome is not Outcome.OK:
-        return _ended(summary, Decision.INCONCLUSIVE)
-    found = replace(_of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=rule.metric)
-    estimate = summary.known(rule.metric)
-    return found if estimate is None else _decide(rule, found, estimate)
+    if summary.outcome is Outcome.OK:
+        found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
+        estimate = summary.known(name)
+        return found if estimate is None else _decide(rule, found, estimate)
+    # A timeout can show that a rule is broken, but not that it is met.
+    bound, higher = timeout_bound(summary, name), rule.quantity.higher_is_better
+    if bound is not None and (bound < rule.no_go if higher else bound > rule.no_go):
+        fact = Fact.AT_MOST if higher else Fact.AT_LEAST
+        return _of(case, Decision.NO_GO, fact, metric=name, bound=bound)
+    return _no_value(summary)
 
 
-def _is_no_go(outcome: Outcome | None) -> bool:
-    """Whether an outcome breaks a rule without statistics."""
-    return outcome in FAILURES or outcome is Outcome.OUT_OF_MEMORY
-
-
-def _by_bound(rule: Rule, summary: CaseSummary) -> Finding:
-    """A timeout can show that a rule is broken, but not that it is met."""
-    bound = timeout_bound(summary, rule.metric)
-    higher = rule.quantity.higher_is_better
-    if bound is None or (bound >= rule.no_go if higher else bound <= rule.no_go):
-        return _ended(summary, Decision.INCONCLUSIVE)
-    fact = Fact.AT_MOST if higher else Fact.AT_LEAST
-    return _of(summary.case, Decision.NO_GO, fact, metric=rule.metric, bound=bound)
+def _no_value(summary: CaseSummary) -> Finding:
+    """Wrong code, and code that is out of memory, breaks a rule without statistics."""
+    broken = summary.outcome in FAILURES or summary.outcome is Outcome.OUT_OF_MEMORY
+    return _ended(summary, Decision.NO_GO if broken else Decision.INCONCLUSIVE)
 
 
 def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
