@@ -33,9 +33,9 @@ from harness.report.verdict_text import (
     word,
 )
 
-LONG = 140
+LONG = 240
 """Letters of a number in the first lines."""
-MET = "met"
+MET, NOTED = "met", " (for information)"
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
@@ -127,20 +127,25 @@ def first_lines(
     *,
     cost: str,
     why: tuple[str, str],
-    step: str,
+    steps: Sequence[str],
+    node: str,
     trust: str,
 ) -> tuple[tuple[str, str], ...]:
     """Label and text of five lines, each understood alone: what was asked, the answer, why, what to
     do next, how far to trust it. Without a text for it, a line is left out.
-    `v` has the names to show; `why` is a label and a text.
+    `v` has the names to show; `why` is a label and a text; `node` says how slow the host is.
     """
-    said = f"{_answer(found, v)}{cost}"
+    missed = any(p.word in (NO, "likely not", OPEN) for p in found)
+    doubt = " The host was slow, and may be the reason: see Trust." if node and missed else ""
+    said = f"{_answer(found, v)}{doubt}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
     lines = {"Asked": asked, "Answer": said, why[0]: why[1]}
     if not run.ended_at:
-        lines["Answer"] = "Not yet: the run is unfinished."
-    lines |= {"Next": step or "Nothing: no limit is missed.", "Trust": f"{trust}."}
+        lines["Answer"] = f"The run is unfinished. So far: {said}"
+    step, *more = steps or ["Nothing: no limit is missed."]
+    lines["Next"] = f"{step} ({len(more)} more below)" if more else step
+    lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)
 
 
@@ -167,7 +172,8 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     for part in found:
         if part not in shown and part.word != SEE_WHY:
             rest.setdefault(part.word, []).append(part.question)
-    said += [f"{' '.join(of)} {name.capitalize()}." for name, of in rest.items()]
+    also = {main.word: f"Also {main.word}"}
+    said += [f"{also.get(name, name.capitalize())}: {' '.join(of)}" for name, of in rest.items()]
     return " ".join(said)
 
 
@@ -199,7 +205,7 @@ def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
-        parts = [p.question for p in found if p.word.removesuffix(" (noted)") in words]
+        parts = [p.question for p in found if p.word.removesuffix(NOTED) in words]
         if parts:
             yield f"**{state}**: {' '.join(parts)}"
 
@@ -222,7 +228,7 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(map(word, counting or asked), key=WORDS.index)
-    note = "" if counting else " (noted)"
+    note = "" if counting else NOTED
     if not asked[1:]:
         (one,) = asked
         limit = needed_text(one)

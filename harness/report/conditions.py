@@ -142,7 +142,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
-    """` 50,000 steps would take 8 min ($0.28): NSA.`, by the fastest case of the suite's `cost`."""
+    """` 50,000 steps like those of NSA would take 8 min ($0.28).`: the fastest case of `cost`."""
     plan = run.suite.cost
     steps = [
         (e.value, names[s.case.case_id])
@@ -152,7 +152,7 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, name = min(steps)
-    return f" {plan.steps:,} steps would take {_time_and_money(step_s, plan)}: {name}."
+    return f" {plan.steps:,} steps like those of {name} would take {_time_and_money(step_s, plan)}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

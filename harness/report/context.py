@@ -105,7 +105,6 @@ def _screen(of: Study) -> dict[str, object]:
         ]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    node = [changed.node] if changed and changed.node else []
     trust = steadiness.trust(run, of.summaries, v, of.spreads, of.causes)
     lines = answer.first_lines(
         of.parts,
@@ -113,8 +112,9 @@ def _screen(of: Study) -> dict[str, object]:
         run,
         cost=conditions.cost_sentence(of.summaries, run, of.names),
         why=_why(of) or ("Why", next(iter(causes_said), "")),
-        step=next(iter(steps), ""),
-        trust="; ".join((*node, *trust)),
+        steps=steps[: remedies.MAX_STEPS],
+        node=changed.node if changed else "",
+        trust="; ".join(trust),
     )
     return {
         "outcome": answer.outcome(of.parts, of.shown),

@@ -33,7 +33,7 @@ def line(
         return f"not reproduced: {_again(again, suite)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
-        return f"not explained: everything tested was off in the run that made {seen}"
+        return f"not explained: nothing that was tested was on in the run that made {seen}"
     elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not confirmed on an {gap.gpu}"
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         nearest = min(enough, key=lambda d: (d.then != "on", _distance(d, gap.seen)))

@@ -10,7 +10,7 @@ from harness.analysis.recorded import largest_error
 from harness.analysis.scaling import by_workload
 from harness.analysis.summary import Spread
 from harness.machine import requirements
-from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict
+from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict, Weight
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
 
@@ -105,12 +105,12 @@ def trust(
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
-    yield f"{len(ok)} of {units.plural('case', len(summaries))} ok"
+    yield f"{len(ok)} of {units.plural('case', len(summaries))} ran"
     if (cards := len({t.device for t in run.self_tests})) > 1:
-        yield f"on {cards} cards"
+        yield f"measured on {cards} cards"
     required = requirements.checks(run.suite, run.environment)
-    if lacking := sum(c.grade is not Grade.OK for c in required):
-        yield f"{lacking} of {units.plural('requirement', len(required))} not met"
+    if lacking := [c.name for c in required if c.grade is not Grade.OK]:
+        yield f"of the suite's requirements not met: {listed(lacking, 3)}"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     asked = [r for r in v.rules if r.stated and r.applies]
     behind = {i for r in asked if r.asks or not run.suite.parts for i in r.evidence}
@@ -123,6 +123,8 @@ def trust(
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
+    expected = [e for e in run.suite.expectations if e.asks or e.counts is not Weight.NOTE]
+    judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (

@@ -113,10 +113,11 @@ def _farthest(result: RuleResult) -> str:
     """`8 of 8 missed, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
     missed = [f for f in result.findings if f.fact is Fact.DECIDED]
     worst = max(missed or result.findings, key=lambda f: distance(f, None))
-    count = f"{len(missed or result.findings)} of {result.judged}"
-    what = "missed" if missed else "not decided"
-    which = f", farthest: {worst.subject}" if missed[1:] else f": {worst.subject}"
-    return f"{count} {what}{which}: {finding_sentence(worst)}"
+    which = f"{worst.subject}: {finding_sentence(worst)}"
+    if result.judged == 1:
+        return which
+    what = "missed, farthest" if missed[1:] else "missed" if missed else "not decided"
+    return f"{len(missed or result.findings)} of {result.judged} {what}: {which}"
 
 
 def word(r: RuleResult) -> str:

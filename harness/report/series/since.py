@@ -93,7 +93,7 @@ def since(
     if host:
         where = "where the GPU waits for the host, " if len(pace) < len(both) else ""
         least, most = (units.factor(of(host.values())) for of in (min, max))
-        low = f"{where}speeds here are low by {least} to {most}"
+        low = f"{where}speeds here are {least} to {most} lower than on {_day(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
         kept = "losses, counters and memory are not affected"
