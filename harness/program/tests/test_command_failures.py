@@ -184,6 +184,7 @@ def asked(*rows: str) -> Suite:
         (("command: x", "metrics: {tokens_per_sec: {json: a}}"), "'tokens_per_s'"),
         (("command: x", "metrics: {step_cycles: {json: a}}"), "a program cannot report it"),
         (("command: x", "metrics: {mfu: {}}"), "needs one of line or json"),
+        (("command: x", "metrics: {mfu: {line: '(?P<value>.)', prefix: R}}"), "prefix needs json"),
         (("command: x", "tokens: [batch]"), "'batch' is not an axis here"),
         (("command: x", "gpus: batch"), ":11:11: 'batch' is not an axis here"),
         (("command: x", "gpus: 0"), "gpus must be greater than or equal to 1, not 0$"),
