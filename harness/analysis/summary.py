@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -40,26 +40,6 @@ APART = 2.0
 DRIFT = "tokens_per_s_drift"
 OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
 """Metrics that need the tokens or FLOPs of a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Scatter of one case's samples, over its processes that ended ok and are evidence."""
-
-    case_id: str
-    processes: int
-    samples: int
-    """Kept samples of all processes."""
-    between: float | None
-    """Coefficient of variation of the processes' medians; None with one process."""
-    within: float
-    """Interquartile range over median within a process: the median process."""
-    widest: float
-    """The same for the process with the largest one."""
-    unsteady: int
-    """Processes without a steady state."""
-    discarded: int
-    """Discarded samples of all processes that ended ok."""
 
 
 _Kind = tuple[Clock | None, bool]
@@ -119,31 +99,6 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
     return replace(s, tokens=None, flops=None, withdrawn=axis)
 
 
-def spreads(run: Run) -> tuple[Spread, ...]:
-    """One spread per case that has a step time, in the order of the suite."""
-    found = []
-    for case in run.suite.cases:
-        ok = [m for m in run.of(case.case_id) if m.outcome is Outcome.OK]
-        evidence = _evidence(case, ok)
-        if not evidence:
-            continue
-        quartiles = [np.quantile(m.kept_s, (0.25, 0.5, 0.75)) for m in evidence]
-        low, medians, high = np.transpose(quartiles)
-        within = (high - low) / medians
-        spread = Spread(
-            case_id=case.case_id,
-            processes=len(evidence),
-            samples=sum(len(m.kept_s) for m in evidence),
-            between=float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else None,
-            within=float(np.median(within)),
-            widest=float(within.max()),
-            unsteady=sum(m.steady is False for m in evidence),
-            discarded=sum(len(m.samples_s) - len(m.kept_s) for m in ok),
-        )
-        found.append(spread)
-    return tuple(found)
-
-
 def _summarise(
     run: Run,
     case: Case,
@@ -182,7 +137,6 @@ def _summarise(
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
-        roofline_s=limit.seconds if limit else None,
         roofline_by=limit.by if limit else "",
         notes=(
             *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),

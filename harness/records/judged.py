@@ -59,10 +59,8 @@ class CaseSummary:
     flops: int | None = None
     """Floating-point operations of one step."""
     effective: Mapping[str, Scalar] = field(default_factory=dict)
-    roofline_s: float | None = None
-    """Roofline bound of one step by the machine's measured peaks; None if unknown."""
     roofline_by: str = ""
-    """The term that sets it: compute, bandwidth or launches."""
+    """The term that sets the roofline bound: compute, bandwidth or launches."""
     withdrawn: str = ""
     """An axis without effect that its work follows: tokens and FLOPs are left out."""
     notes: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from harness.analysis.effects import Effect, effects, longest, versus
 from harness.analysis.expectation import assessed
 from harness.analysis.overhead import time_use
 from harness.analysis.roofline import stacks
-from harness.analysis.summary import spreads, summarise
+from harness.analysis.summary import summarise
 from harness.analysis.suspects import (
     diagnose,
     fingerprint,
@@ -67,7 +67,6 @@ class Study:
         self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]
         self.changed = since(before, run, self.summaries, self.names) if before else None
-        self.spreads = spreads(run)
 
 
 def build(
@@ -105,7 +104,7 @@ def _screen(of: Study) -> dict[str, object]:
         ]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    trust = steadiness.trust(run, of.summaries, v, of.spreads, of.causes)
+    trust = steadiness.trust(run, of.summaries, v, of.causes)
     lines = answer.first_lines(
         of.parts,
         of.shown,

@@ -8,9 +8,18 @@ from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.over_steps import LEAKS_BYTES, Course, course
 from harness.analysis.recorded import largest_error
 from harness.analysis.scaling import by_workload
-from harness.analysis.summary import Spread
 from harness.machine import requirements
-from harness.records import CaseSummary, Grade, Measurement, Outcome, Peaks, Run, Verdict, Weight
+from harness.records import (
+    Case,
+    CaseSummary,
+    Grade,
+    Measurement,
+    Outcome,
+    Peaks,
+    Run,
+    Verdict,
+    Weight,
+)
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
 
@@ -96,7 +105,6 @@ def trust(
     run: Run,
     summaries: Sequence[CaseSummary],
     v: Verdict,
-    spread: Sequence[Spread],
     found: Sequence[Cause] = (),
 ) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
@@ -130,7 +138,7 @@ def trust(
     for what, ids in (
         ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
         (f"processes {LOOSE:g}x or more apart", loose),
-        ("no steady state", {x.case_id for x in spread if x.unsteady}),
+        ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
         ("clock limited", {i for c in found if c.kind in clocks for i in c.cases}),
     ):
         if ids:
@@ -138,6 +146,12 @@ def trust(
             yield f"{what}: {units.plural('case', len(ids))}{some}"
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
+
+
+def _unsteady(run: Run, case: Case) -> bool:
+    """Whether a process that counts reached no steady state."""
+    few = case.settings.min_samples
+    return any(m.steady is False and m.is_evidence(few) for m in run.of(case.case_id))
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

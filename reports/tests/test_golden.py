@@ -28,7 +28,6 @@ from harness.analysis.expectation import assessed
 from harness.analysis.overhead import by_phase, time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
-from harness.analysis.summary import spreads
 from harness.analysis.verdict import judge
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
@@ -107,12 +106,6 @@ def of_one(run: Run) -> dict[str, Values]:
             for _, found in assessed(run.suite, summaries)
             for f in found
         ],
-        "spreads": {
-            s.case_id: [
-                *(s.processes, s.samples, s.between, s.within, s.widest, s.unsteady, s.discarded),
-            ]
-            for s in spreads(run)
-        },
         "stored": {
             case.case_id: [
                 [median(m.kept_s), clock(m), m.wall_s or None]
@@ -144,7 +137,7 @@ def _summary(s: CaseSummary) -> list[Values]:
         s.outcome,
         {name: _estimate(e) for name, e in s.metrics.items()},
         [s.lower_bound_s, s.tokens, s.flops],
-        [s.roofline_s, s.roofline_by],
+        s.roofline_by,
         [s.attested, bool(s.unattested), s.kernels_invisible],
         bool(s.detail),
         {k: v for k, v in s.effective.items() if not isinstance(v, str)},
