@@ -136,14 +136,18 @@ def first_lines(
     `v` has the names to show; `why` is a label and a text; `node` says how slow the host is.
     """
     missed = any(p.word in (NO, "likely not", OPEN) for p in found)
-    doubt = " The host was slow, and may be the reason: see Trust." if node and missed else ""
+    doubt = (
+        " Where the GPU waits for the host, a slow host may be the reason: see Trust."
+        if node and missed
+        else ""
+    )
     said = f"{_answer(found, v)}{doubt}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
     lines = {"Asked": asked, "Answer": said, why[0]: why[1]}
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
-    step, *more = steps or ["Nothing: no limit is missed."]
+    step, *more = steps or ["Nothing: no limit that decides is missed."]
     lines["Next"] = f"{step} ({len(more)} more below)" if more else step
     lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)

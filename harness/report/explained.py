@@ -122,6 +122,8 @@ def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
     least = found.candidates[0].against
     best = [c for c in found.candidates if c.against == least]
     only = "Only " if len(best) < len(found.candidates) else ""
+    if not any(any(c.agrees) for c in found.candidates):
+        return f"None agrees with any of {units.plural('observation', len(found.seen))}."
     names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
     of = units.plural("observation", len(found.seen))

@@ -1,6 +1,7 @@
 """Which figures a page has: each has one message, which is its title, or it is not drawn."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from statistics import median
 
 from harness import units
 from harness.analysis import over_steps
@@ -139,8 +140,9 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
                 limit = ratio.value * s.metrics["step_s"].value / e.high
                 marks[e.source.partition(", ")[0]] = limit
         rows.append(row(s, ratio, **marks))
-    named = [run.suite.provider(v.workload, p) for v in found[:1] for p in (v.ours, *others)]
-    theirs = f"the faster of {text.listed(named[1:])}" if others[1:] else "".join(named[1:])
+    beside = [p for p in others if any(v.theirs == p for v in found)]
+    named = [run.suite.provider(v.workload, p) for v in found[:1] for p in (v.ours, *beside)]
+    theirs = f"the faster of {text.listed(named[1:])}" if beside[1:] else "".join(named[1:])
     ends = " to ".join(units.factor(end(map(_first, rows), default=1)) for end in (min, max))
     ahead = sum(_first(r) > 1 for r in rows)
     how = f"ahead in {ahead} of {len(rows)} cases"
@@ -148,7 +150,7 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     for mark in dict.fromkeys(mark for r in rows for mark in r.marks):
         reached = [_first(r) >= r.marks[mark] for r in rows if mark in r.marks]
         said += [f"“{mark}” met in {sum(reached)} of {len(reached)}"] if reached[1:] else []
-    panel = Panel(f"times as fast as {theirs}", units.factor, {"equal": 1.0}, log=True)
+    panel = Panel("times as fast", units.factor, {"equal": 1.0}, log=True)
     known = [*dict.fromkeys(mark for r in rows for mark in r.marks)][: len(figures.MARKS)]
     rows = [r._replace(marks={m: x for m, x in r.marks.items() if m in known}) for r in rows]
     return _dots("speed", rows, [panel], "; ".join(said))
@@ -266,8 +268,10 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
         steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
         cut = over_steps.jump(ms)
         mean = [*over_steps.running_mean(ms[:cut], 10), *over_steps.running_mean(ms[cut:], 10)]
-        start = mean[cut // 2 if cut else len(mean) // 10]
-        change = " to ".join(dict.fromkeys(units.duration(t / 1e3) for t in (start, mean[-1])))
+        quarter = len(ms) // 4
+        ends = (ms[:cut], ms[cut:]) if cut else (ms[:quarter], ms[-quarter:])
+        times = (units.duration(median(of) / 1e3) for of in ends)
+        change = " to ".join(dict.fromkeys(times))
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         if cut:

@@ -19,6 +19,7 @@ from harness.records import (
     Run,
     Verdict,
     Weight,
+    gpu_matches,
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
@@ -131,7 +132,8 @@ def trust(
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
-    expected = [e for e in run.suite.expectations if e.asks or e.counts is not Weight.NOTE]
+    here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
+    expected = [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
     clocks = (CauseKind.POWER, CauseKind.THERMAL)
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}

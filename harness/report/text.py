@@ -185,6 +185,8 @@ def crossovers(found: Sequence[Versus], suite: Suite) -> Iterator[str]:
         between = f"{min(low for low, _ in ends):.10g} and {max(high for _, high in ends):.10g}"
         many = f"{len(ends)} of {units.plural('configuration', len(group))}"
         many += f"; {ahead} already ahead" if ahead else ""
+        left = len(group) - len(ends) - ahead
+        many += f"; {left} not decided" if left else ""
         yield f"{ours} overtakes {theirs} between {suite.axis(group[0].axis)} {between} ({many})."
 
 

@@ -86,7 +86,12 @@ def since(
     moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
     host, pace = _pace(before, now, both, summaries) if node else ({}, {})
-    shown = [g for g in moved if not 1 < _ratio(g) <= pace.get(g.case_id, 1.0)]
+
+    def by_host(g: GateCase) -> bool:
+        alike = bool(host) and _as_before(before, now, g.case_id) > 0
+        return _ratio(g) > 1 and (alike or _ratio(g) <= pace.get(g.case_id, 1.0))
+
+    shown = [g for g in moved if not by_host(g)]
     slower = [g for g in shown if g.change is Change.SLOWER]
     failed = _failed(before, now, both, name)
     bullets, low = [], ""
@@ -238,10 +243,14 @@ def _pace(
     """If every provider is slower alike, in all cases or where the GPU waits for the host: by how
     much each is, and by how much at most that explains of each of these cases."""
     provider = {c.case_id: c.provider for c in now.suite.cases}
-    waiting = roofline.waiting(before, summarise(before)) & roofline.waiting(now, summaries)
-    for some in (cases, [g for g in cases if g.case_id in waiting]):
-        if moved := _moved_alike(some, provider):
-            return moved, {g.case_id: moved[provider[g.case_id]] ** ALIKE for g in some}
+    waits = roofline.waiting(now, summaries)
+    both = roofline.waiting(before, summarise(before)) & waits
+    unknown = {i for i in waits if not _busy_s(before, i)}
+    for known, ids in (({*provider}, {*provider}), (both, both | unknown)):
+        if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
+            least = min(moved.values())
+            some = [g.case_id for g in cases if g.case_id in ids]
+            return moved, {i: moved.get(provider[i], least) ** ALIKE for i in some}
     return {}, {}
 
 

@@ -101,7 +101,11 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
 @pytest.mark.parametrize(
     ("changes", "said", "step"),
     [
-        ({}, "Is it fast enough? Yes: lowest of 2 cases: ", "Nothing: no limit is missed."),
+        (
+            {},
+            "Is it fast enough? Yes: lowest of 2 cases: ",
+            "Nothing: no limit that decides is missed.",
+        ),
         (
             {"left_out": 4},
             "Is it fast enough? Yes: lowest of 2 cases: ",
