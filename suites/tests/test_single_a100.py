@@ -137,8 +137,8 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
 
     assert (first.word, first.limit, "missed by 13x" in first.said) == ("no", "≥ 500", True)
     trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
-    lacking = "of the suite's requirements not met: gpu, "
-    assert any(said.startswith(lacking) and said.endswith(" and 4 more") for said in trusted)
+    lacking = "deterministic, gpu_free_bytes, flash-attn and 4 more"
+    assert f"of the suite's requirements not met: {lacking}" in trusted
 
 
 def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
