@@ -28,13 +28,12 @@ from harness.report.verdict_text import (
     YES,
     margin_text,
     needed_text,
+    number,
     rule_sentence,
     verdict_sentence,
     word,
 )
 
-LONG = 240
-"""Letters of a number in the first lines."""
 MET, NOTED = "met", " (for information)"
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
@@ -115,7 +114,9 @@ class Part:
     word: str
     """One of WORDS, or SEE_WHY."""
     said: str
-    """The number that decides."""
+    """The number that decides, and of which case it is."""
+    number: str = ""
+    """The number alone."""
     limit: str = ""
     """The number that is needed."""
 
@@ -136,11 +137,7 @@ def first_lines(
     `v` has the names to show; `why` is a label and a text; `node` says how slow the host is.
     """
     missed = any(p.word in (NO, "likely not", OPEN) for p in found)
-    doubt = (
-        " Where the GPU waits for the host, a slow host may be the reason: see Trust."
-        if node and missed
-        else ""
-    )
+    doubt = " The slow host may be why: see Trust." if node and missed else ""
     said = f"{_answer(found, v)}{doubt}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
@@ -148,7 +145,7 @@ def first_lines(
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
     step, *more = steps or ["Nothing: no limit that decides is missed."]
-    lines["Next"] = f"{step} ({len(more)} more below)" if more else step
+    lines["Next"] = f"{step} (+{len(more)} below)" if more else step
     lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)
 
@@ -171,7 +168,7 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
     shown = [main, *(p for p in found if p is not main and p.word in (NO, "likely not", OPEN))]
-    said = [_with_number(p) for p in shown]
+    said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[str, list[str]] = {}
     for part in found:
         if part not in shown and part.word != SEE_WHY:
@@ -181,11 +178,10 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     return " ".join(said)
 
 
-def _with_number(part: Part) -> str:
-    """`50,000 steps in 24 hours? Yes: 10.0 ms; ≤ 1.73 s needed.`, without what is too long."""
-    needed = f"; {part.limit} needed" if part.limit else ""
-    number = f"{part.said}{needed}"
-    return f"{part.question} {part.word.capitalize()}{f': {number}' if len(number) < LONG else ''}."
+def _with_number(part: Part, said: str) -> str:
+    """`50,000 steps in 24 hours? Yes: 10.0 ms; ≤ 1.73 s needed.`."""
+    needed = f"; {part.limit} needed" if part.limit and said else ""
+    return f"{part.question} {part.word.capitalize()}{f': {said}' if said else ''}{needed}."
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
@@ -236,7 +232,8 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     if not asked[1:]:
         (one,) = asked
         limit = needed_text(one)
-        return Part(question=question, word=f"{worst}{note}", said=_number(one), limit=limit)
+        said_ = {"said": _number(one), "number": number(one), "limit": limit}
+        return Part(question=question, word=f"{worst}{note}", **said_)
     of: dict[str, list[RuleResult]] = {}
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):
         of.setdefault(word(r), []).append(r)
@@ -247,7 +244,13 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     said += [
         f"{MET if w == YES else w}: {listed([r.rule for r in some])}" for w, some in of.items()
     ]
-    return Part(question=question, word=f"{worst}{note}", said="; ".join(said))
+    least = deciding[0]
+    return Part(
+        question=question,
+        word=f"{worst}{note}",
+        said="; ".join(said),
+        number=f"{number(least)}; {needed_text(least)} needed",
+    )
 
 
 def _number(r: RuleResult) -> str:

@@ -9,6 +9,9 @@ from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outc
 from harness.report.tables import Table, settings_text, unknown
 from harness.report.text import quoted
 
+SHORT_NAME = 40
+"""Letters of a name that fits into the first lines."""
+
 
 def environment_line(e: Environment) -> str:
     """`NVIDIA H200 (GPU-9ba9c8ba), driver 580.1, CUDA 13.0; torch 2.11, flash-attn absent; ...`."""
@@ -152,7 +155,8 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, name = min(steps)
-    return f" {plan.steps:,} steps like those of {name} would take {_time_and_money(step_s, plan)}."
+    whose = f" like those of {name}" if len(name) < SHORT_NAME else ""
+    return f" {plan.steps:,} steps{whose} would take {_time_and_money(step_s, plan)}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

@@ -119,7 +119,7 @@ def trust(
         yield f"measured on {cards} cards"
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
-        yield f"of the suite's requirements not met: {listed(lacking, 3)}"
+        yield f"{units.plural('requirement', len(lacking))} not met: {listed(lacking, 2)}"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     asked = [r for r in v.rules if r.stated and r.applies]
     behind = {i for r in asked if r.asks or not run.suite.parts for i in r.evidence}
@@ -139,12 +139,12 @@ def trust(
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (
         ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
-        (f"processes {LOOSE:g}x or more apart", loose),
+        (f"processes {LOOSE:g}x apart", loose),
         ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
         ("clock limited", {i for c in found if c.kind in clocks for i in c.cases}),
     ):
         if ids:
-            some = f", {len(ids & judged) or 'none'} of them judged" if judged else ""
+            some = f" ({len(ids & judged) or 'none'} judged)" if judged else ""
             yield f"{what}: {units.plural('case', len(ids))}{some}"
     if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"

@@ -109,10 +109,23 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     return text
 
 
+def number(result: RuleResult) -> str:
+    """The number of the finding that decides, without its case."""
+    if result.rule == EXPECTED and any(f.estimate for f in result.findings):
+        return finding_sentence(_missed_most(result)[1])
+    worst = result.stated and _worst(result, result.stated)
+    return finding_sentence(worst or result.findings[0]) if result.findings else ""
+
+
+def _missed_most(result: RuleResult) -> tuple[list[Finding], Finding]:
+    """The expectations that are missed, and of them, or of those left open, the farthest."""
+    missed = [f for f in result.findings if f.fact is Fact.DECIDED]
+    return missed, max(missed or result.findings, key=lambda f: distance(f, None))
+
+
 def _farthest(result: RuleResult) -> str:
     """`8 of 8 missed, farthest: training: 6,090 tokens/s; expected ≥ 10,500`."""
-    missed = [f for f in result.findings if f.fact is Fact.DECIDED]
-    worst = max(missed or result.findings, key=lambda f: distance(f, None))
+    missed, worst = _missed_most(result)
     which = f"{worst.subject}: {finding_sentence(worst)}"
     if result.judged == 1:
         return which
