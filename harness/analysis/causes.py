@@ -271,8 +271,8 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
                 kind=CauseKind.POWER, case_id=case_id, evidence=str(limit), share=limit.lost
             )
         elif limit is not None or lost > MANY * samples:
-            text = f"{lost} of {samples} samples were taken while the GPU was throttled"
-            text = str(limit) if limit else text
+            throttled = f"{lost} of {samples} samples were taken while the GPU was throttled"
+            text = str(limit) if limit else throttled
             yield Symptom(kind=CauseKind.THERMAL, case_id=case_id, evidence=text)
 
 

@@ -324,8 +324,6 @@ class Versus:
     ours: str
     theirs: str
     axis: str
-    first: CaseSummary
-    """Ours at the first point: it names the group."""
     points: tuple[tuple[float, Estimate], ...]
     """Value of the axis, ascending, and the ratio."""
     cases: tuple[str, ...]
@@ -363,7 +361,6 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                         ours=ours,
                         theirs=theirs,
                         axis=axis,
-                        first=ascending[0],
                         points=tuple(points),
                         cases=tuple(s.case.case_id for s in ascending),
                     )

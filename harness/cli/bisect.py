@@ -91,7 +91,7 @@ def bisect(
     """
     criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
     asked = suite or overrides or good or bad or any(criterion.values()) or build or root
-    if (resume and (case or asked)) or (runs and asked):
+    if (resume and (case or runs or asked)) or (runs and asked):
         raise HarnessError(
             "--resume continues a search as it is; --runs needs --case alone",
             "Remove the other options.",

@@ -47,14 +47,14 @@ def list_(
     rows = console.table("run", "commit", "processes")
 
     def wanted(run: Run) -> bool:
-        return suite in ("", run.suite.name) and _commit(run).startswith(commit)
+        named = suite in ("", run.suite.name) and _commit(run).startswith(commit)
+        return named and _is_on(run, gpu)
 
     for run in reader.stored(store_root, say, wanted):
-        if _is_on(run, gpu):
-            ended = Counter(units.outcome_name(m.outcome) for m in run.measurements)
-            said = ", ".join(f"{count} {name}" for name, count in ended.most_common())
-            unfinished = "" if run.ended_at else "unfinished: "
-            rows.add_row(run.run_id, _commit(run)[:10], f"{unfinished}{said}")
+        ended = Counter(units.outcome_name(m.outcome) for m in run.measurements)
+        said = ", ".join(f"{count} {name}" for name, count in ended.most_common())
+        unfinished = "" if run.ended_at else "unfinished: "
+        rows.add_row(run.run_id, _commit(run)[:10], f"{unfinished}{said}")
     out.print(rows if rows.row_count else f"no matching runs in {store_root}")
 
 
@@ -74,13 +74,13 @@ def history(
 
     A change is against the previous run on the same GPU model. For a verdict: harness compare.
     """
-    with_case = reader.stored(
-        store_root, say, lambda run: any(fits(c.case_id, case) for c in run.suite.cases)
-    )
+
+    def wanted(run: Run) -> bool:
+        return _is_on(run, gpu) and any(fits(c.case_id, case) for c in run.suite.cases)
+
     found = [
         (run, s)
-        for run in with_case
-        if _is_on(run, gpu)
+        for run in reader.stored(store_root, say, wanted)
         for s in summarise(run)
         if fits(s.case.case_id, case)
     ]
@@ -91,15 +91,15 @@ def history(
         )
     pivots.require_metric(metric, {"step_s", *(name for _, s in found for name in s.metrics)})
     rows = console.table("case", "run", "commit", metric, "change", right=(metric, "change"))
-    before: dict[tuple[str, str], tuple[float, str]] = {}
+    before: dict[tuple[str, str], tuple[float | None, str]] = {}
     for run, s in sorted(found, key=lambda point: point[1].case.case_id):
         here = run.environment
-        last, card = before.get((s.case.case_id, here.device_name), (0.0, here.card))
+        last, card = before.get((s.case.case_id, here.device_name), (None, here.card))
         change = ""
         if estimate := s.metrics.get(metric):
             before[s.case.case_id, here.device_name] = estimate.value, here.card
-            if last:
-                change = units.change(estimate.value / last)
+            if last is not None:
+                change = units.change(estimate.value / last) if last else f"{last:g} before"
                 change += ", other card" if card != here.card else ""
         commit = _commit(run)[:10] + ("+" if here.uncommitted else "")
         value = escape(metric_cell(s, metric, True))

@@ -87,7 +87,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "compare": compare.compare,
         "bisect": bisect.bisect,
     },
-    "Stored runs": {
+    "Records and forms": {
         "list": history.list_,
         "history": history.history,
         "export": exchange.export,

@@ -133,9 +133,7 @@ def run(
     if how:
         if budget_min:
             raise HarnessError("--budget does not apply to a run with --executor", "Remove it.")
-        given = {"--trace": trace, "--no-self-test": not self_test}
-        given[f"--wait-for-gpu={wait_for_gpu}"] = wait_for_gpu > 0
-        words = tuple(word for word, is_given in given.items() if is_given)
+        words = _words(trace=trace, self_test=self_test, wait_s=wait_for_gpu)
         how = replace(how, options=(*how.options, *words))
         if before:
             writing, _ = store_writer.resume(store_root, before.folder)
@@ -157,6 +155,12 @@ def run(
             self_test=self_test,
         )
     _finish(folder, stop, store_root, reports if report else None)
+
+
+def _words(*, trace: bool, self_test: bool, wait_s: float) -> tuple[str, ...]:
+    """The options of this command that a unit of a run on several GPUs has, too."""
+    given = {"--trace": trace, "--no-self-test": not self_test, f"--wait-for-gpu={wait_s}": wait_s}
+    return tuple(word for word, is_given in given.items() if is_given)
 
 
 def _unfinished(store_root: Path, name: str, abort: bool) -> Run:

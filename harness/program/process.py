@@ -76,8 +76,8 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
 
 
 def _outside(program: Program, tree: Path) -> str:
-    """A file named in the command that lies in the user's own working tree, whose present state is
-    not the commit under test, and also in `tree`; data that only lies there is allowed."""
+    """A file that the command names in the user's working tree, though the commit under test has
+    it, too, in `tree`. Data that the commit does not have is allowed."""
     git = Path(try_git(tree, "rev-parse", "--git-common-dir") or "")
     home = (tree / git).resolve().parent
     if git.name != ".git" or home == tree:

@@ -23,6 +23,7 @@ from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
     NO,
     NOT_MEASURED,
+    NOTED,
     OPEN,
     WORDS,
     YES,
@@ -34,7 +35,7 @@ from harness.report.verdict_text import (
     word,
 )
 
-MET, NOTED = "met", " (for information)"
+MET = "met"
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
@@ -231,16 +232,20 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     note = "" if counting else NOTED
     if not asked[1:]:
         (one,) = asked
-        limit = needed_text(one)
-        said_ = {"said": _number(one), "number": number(one), "limit": limit}
-        return Part(question=question, word=f"{worst}{note}", **said_)
+        return Part(
+            question=question,
+            word=f"{worst}{note}",
+            said=_said(one),
+            number=number(one),
+            limit=needed_text(one),
+        )
     of: dict[str, list[RuleResult]] = {}
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):
         of.setdefault(word(r), []).append(r)
     deciding = of.pop(worst)
-    said = [f"{r.rule}: {_number(r)}; {needed_text(r)} needed" for r in deciding]
+    said = [f"{r.rule}: {_said(r)}; {needed_text(r)} needed" for r in deciding]
     if worst == YES:
-        said = [listed([r.rule for r in deciding]) if deciding[1:] else _number(deciding[0])]
+        said = [listed([r.rule for r in deciding]) if deciding[1:] else _said(deciding[0])]
     said += [
         f"{MET if w == YES else w}: {listed([r.rule for r in some])}" for w, some in of.items()
     ]
@@ -253,5 +258,5 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     )
 
 
-def _number(r: RuleResult) -> str:
+def _said(r: RuleResult) -> str:
     return f"{rule_sentence(r, 1)}{margin_text(r)}"

@@ -91,8 +91,8 @@ def _screen(of: Study) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
     run, v, suite, changed = of.run, of.verdict, of.run.suite, of.changed
     needed = remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks)
-    steps = [*dict.fromkeys(needed)][: remedies.MAX_STEPS]
-    steps += [changed.step] if changed and changed.step else []
+    search = [changed.step] if changed and changed.step else []
+    steps = [*[*dict.fromkeys(needed)][: remedies.MAX_STEPS - len(search)], *search]
     relevant = remedies.relevant(of.causes, v)
     if suite.suspects:  # how the step of that day goes explains what somebody saw
         then = of.again.case_id if of.again else ""
@@ -111,7 +111,7 @@ def _screen(of: Study) -> dict[str, object]:
         run,
         cost=conditions.cost_sentence(of.summaries, run, of.names),
         why=_why(of) or ("Why", next(iter(causes_said), "")),
-        steps=steps[: remedies.MAX_STEPS],
+        steps=steps,
         node=changed.node if changed else "",
         trust="; ".join(trust),
     )
@@ -130,7 +130,7 @@ def _screen(of: Study) -> dict[str, object]:
         "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
-        "next_steps": tuple(steps[: remedies.MAX_STEPS]),
+        "next_steps": tuple(steps),
         "readiness": [*answer.readiness(of.parts, suite)],
         "cost": conditions.cost(of.summaries, run, of.names),
     }

@@ -32,7 +32,14 @@ from harness.report.text import (
     own_name,
     shared_name,
 )
-from harness.report.verdict_text import distance, margin_text, requirement_text, rule_sentence, word
+from harness.report.verdict_text import (
+    NOTED,
+    distance,
+    margin_text,
+    requirement_text,
+    rule_sentence,
+    word,
+)
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
@@ -77,7 +84,7 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
     else:
         heads = axes or ("provider",)
     free = dict.fromkeys(r.metric for c in cases if c.program for r in c.program.readings)
-    timed = (name for name, metric in METRICS.items() if not metric.counted)  # see report.ran
+    timed = (name for name, metric in METRICS.items() if not metric.counted)
     known = [*timed, *(name for name in free if name not in METRICS)]
     metrics = [m for m in known if any(m in s.metrics or timeout_bound(s, m) for s in summaries)]
     if not intervals:
@@ -206,7 +213,7 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
         (
             parts.get(r.asks, r.rule) + (f" ({r.rule})" if r.asks and count[r.asks] > 1 else ""),
             requirement_text(r),
-            f"{word(r)}{'' if r.counts else ' (note)'}" if r.applies else r.said,
+            f"{word(r)}{'' if r.counts else NOTED}" if r.applies else r.said,
             f"{rule_sentence(r)}{margin_text(r)}",
         )
         for r in ranked

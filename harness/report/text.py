@@ -1,4 +1,4 @@
-"""Sentences about what a run measured: its summary, its programs, its axes, its variables.
+"""Sentences about what a run measured: its cases, its programs, its axes.
 
 Beside it: verdict_text (findings, rules, verdicts), explained (suspects), conditions, endings,
 profile and steadiness (their sections), series/gate_text and series/bisection.
@@ -190,7 +190,7 @@ def crossovers(found: Sequence[Versus], suite: Suite) -> Iterator[str]:
         yield f"{ours} overtakes {theirs} between {suite.axis(group[0].axis)} {between} ({many})."
 
 
-# --- axes without effect, variables ------------------------------------------------------
+# --- axes without effect -----------------------------------------------------------------
 
 
 def dead_axis_sentence(d: DeadAxis, word: Word = str) -> str:

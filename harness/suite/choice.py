@@ -26,12 +26,14 @@ def overridden(model: SuiteModel, texts: Sequence[str]) -> tuple[SuiteModel, Map
     known = [*dict.fromkeys(name for w in model.workloads for name in w.axes)]
     axes: dict[str, list[Scalar]] = {}
     settings: dict[str, Any] = {}
+    given = set[str]()
     for text in texts:
         name, _, value = text.partition("=")
         if not value:
             raise set_error(text, "no value", "Write axis=value[,value...].")
-        if name in axes:
+        if name in given:
             raise set_error(text, f"{name} is set twice")
+        given.add(name)
         try:
             if name.startswith(_SETTING):
                 stated = read(value, "--set").data if value[0] == "{" else scalar(value)

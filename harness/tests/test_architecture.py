@@ -48,7 +48,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
-    "harness/analysis": 4_510,
+    "harness/analysis": 4_500,
     "harness/bisect": 1_750,
     "harness/cli": 1_950,
     "harness/executor": 360,
@@ -59,11 +59,11 @@ MOST_LINES = {
     "harness/measure": 2_180,
     "harness/program": 1_670,
     "harness/records": 1_730,
-    "harness/report": 4_200,
+    "harness/report": 4_220,
     "harness/runner": 2_260,
     "harness/store": 770,
     "harness/suite": 1_950,
-    "harness/worker": 670,
+    "harness/worker": 680,
     "nsa": 13_290,
     "suites": 2_960,
 }

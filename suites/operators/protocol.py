@@ -136,7 +136,7 @@ class Operator:
         """What the operator itself refuses, as Unsupported in its own words."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # of any package; what is no refusal goes on
             if not _REFUSALS & {kind.__name__ for kind in type(error).__mro__}:
                 raise
             words = str(error) or traceback.extract_tb(error.__traceback__)[-1].line

@@ -107,6 +107,7 @@ OVERRIDES = [
     "seq_len=.inf",
     "seq_len=1,1",
     "seq_len=128 seq_len=256",
+    "measure.processes=1 measure.processes=2",
     "seq_len=a/b",
     "measure.proceses=1",
     "measure.processes=0",
