@@ -10,7 +10,7 @@ from urllib.parse import quote
 from harness import units
 from harness.analysis import scaling
 from harness.analysis import verdict as gate
-from harness.analysis.causes import Cause, CauseKind, causes
+from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects, longest, versus
 from harness.analysis.expectation import assessed
@@ -96,12 +96,8 @@ def _screen(of: Study) -> dict[str, object]:
     relevant = remedies.relevant(of.causes, v)
     if suite.suspects:  # how the step of that day goes explains what somebody saw
         then = of.again.case_id if of.again else ""
-        how = [
-            Cause((one,))
-            for c in of.causes
-            for one in c.seen
-            if c.kind is CauseKind.DISPATCH and one.case_id == then
-        ]
+        dispatch = [c for c in of.causes if c.kind is CauseKind.DISPATCH]
+        how = [own for c in dispatch if (own := c.within({(then, "")}))]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
     trust = steadiness.trust(run, of.summaries, v, of.causes)

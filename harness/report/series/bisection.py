@@ -12,10 +12,9 @@ from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.search import change
 from harness.bisect.session import BisectResult
+from harness.records import METRICS
 from harness.report.markdown import cell, clipped, code, fenced, plain
 from harness.report.series import render
-
-TITLES = {"step_s": "step time", "peak_memory_bytes": "peak memory"}
 
 
 def sentence(result: BisectResult) -> str:
@@ -69,7 +68,9 @@ def _because(result: BisectResult) -> str:
     history, criterion = result.request.history, result.request.criterion
     if conclusion.confirmed and found is not None and conclusion.good is not None:
         good = history[conclusion.good].short
-        title = TITLES.get(criterion.name, str(criterion))
+        title = str(criterion)
+        if criterion.kind is CriterionKind.METRIC:
+            title = units.title(criterion.name)
         moved = f"{title} {units.change(*change(found))} against {good} before it"
         return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
@@ -107,11 +108,7 @@ def _median(criterion: Criterion, values: Sequence[float]) -> str:
     if not values:
         return ""
     value = statistics.median(values)
-    match criterion.kind, criterion.name:
-        case CriterionKind.METRIC, "step_s":
-            return units.duration(value)
-        case CriterionKind.METRIC, "peak_memory_bytes":
-            return units.size(value)
-        case ((CriterionKind.OUTCOME | CriterionKind.KERNEL), _):
-            return "yes" if value else "no"
-    return f"{value:.6g}"
+    if criterion.kind in (CriterionKind.OUTCOME, CriterionKind.KERNEL):
+        return "yes" if value else "no"
+    known = criterion.kind is CriterionKind.METRIC and criterion.name in METRICS
+    return units.plain(criterion.name, value, 3) if known else f"{value:.6g}"
