@@ -126,7 +126,7 @@ def _training(config: TrainConfig, flags: Flags) -> tuple[Trainer, Workload]:
         flops=trainer.flops_per_step,
         effective=lambda: {
             **trainer.effective(),
-            "preset": _preset_of(model),
+            **_sizes(model),
             "checked_tokens": length,
         },
         flags=flags.asked_for,
@@ -407,11 +407,22 @@ def _exact(routes: Routes) -> Routes:
     return Routes.reference(routes.running())
 
 
-def _preset_of(model: ByteLM) -> str:
-    """The preset whose sizes the parameters have."""
+def _sizes(model: ByteLM) -> dict[str, Scalar]:
+    """The preset whose sizes the parameters have, and the sizes in words for a page."""
     sizes = (len(model.blocks), *model.embedding.weight.shape)
     presets = {(c.n_layers, c.vocab_size, c.dim): name for name, c in PRESETS.items()}
-    return presets.get(sizes, f"{sizes[0]} layers of {sizes[2]}")
+    preset = presets.get(sizes, f"{sizes[0]} layers of {sizes[2]}")
+    of, sparse = model.config, model.config.nsa
+    words = (
+        f"{preset}: {sizes[0]} layers of {sizes[2]}, {of.n_heads} query and {of.n_kv_heads} key "
+        f"heads of {of.head_dim_qk}, feed forward {of.ffn_dim}"
+    )
+    if of.attention == "nsa":
+        words += (
+            f"; NSA l={sparse.compress_block_size}, d={sparse.compress_stride}, "
+            f"l'={sparse.select_block_size}, n={sparse.num_blocks}, w={sparse.window_size}"
+        )
+    return {"preset": preset, "model": f"{words}; {model.num_parameters / 1e6:.1f} M parameters"}
 
 
 def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
@@ -460,7 +471,7 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
     attention = model.blocks[-1].get_submodule("attention")
     return {
         "attention": model.config.attention,
-        "preset": _preset_of(model),
+        **_sizes(model),
         "batch": out.shape[0],
         "precision": word_of(next(model.parameters()).dtype),
         "dtype": str(out.dtype).removeprefix("torch."),

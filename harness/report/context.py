@@ -196,6 +196,9 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "machine": conditions.environment_line(env),
+        "models": sorted(
+            {str(s.effective["model"]) for s in of.summaries if "model" in s.effective}
+        ),
         "environment": conditions.environment(run),
         "doctor": (*conditions.requirement_bullets(run), *conditions.doctor_bullets(env)),
         "flags": tuple(conditions.flag_sentences(run)),

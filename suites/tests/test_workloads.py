@@ -51,6 +51,9 @@ def test_the_language_model_agrees_with_its_definition(
     seen = workload.effective()
     assert seen["batch"] == 2
     assert seen["attention"] == provider
+    sizes = "tiny: 2 layers of 32, 4 query and 2 key heads of 16, feed forward 128"
+    sparse = "; NSA l=8, d=4, l'=8, n=4, w=16" if provider == "nsa" else ""
+    assert str(seen["model"]).startswith(f"{sizes}{sparse}; 0.0")
 
 
 def test_a_reference_draws_no_weights() -> None:
