@@ -53,7 +53,7 @@ def test_the_language_model_agrees_with_its_definition(
     assert seen["attention"] == provider
     sizes = "tiny: 2 layers of 32, 4 query and 2 key heads of 16, feed forward 128"
     sparse = "; NSA l=8, d=4, l'=8, n=4, w=16" if provider == "nsa" else ""
-    assert str(seen["model"]).startswith(f"{sizes}{sparse}; 0.0")
+    assert seen["model"] == f"{sizes}{sparse}; 0.1 M parameters"
 
 
 def test_a_reference_draws_no_weights() -> None:
