@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from harness import __version__
-from harness.cli import bisect, compare, doctor, exchange, gate, history, report, run
+from harness.cli import bisect, compare, doctor, exchange, gate, report, run, stored
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.init import init
 from harness.cli.options import say
@@ -77,7 +77,7 @@ app = typer.Typer(
 _PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {
         "run": run.run,
-        "show": history.show_,
+        "show": stored.show_,
         "report": report.report_,
         "doctor": doctor.doctor_,
     },
@@ -88,8 +88,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "bisect": bisect.bisect,
     },
     "Records and forms": {
-        "list": history.list_,
-        "history": history.history,
+        "list": stored.list_,
         "export": exchange.export,
         "schema": doctor.schema,
     },

@@ -81,11 +81,6 @@ SelfTestOption = Annotated[
     bool, typer.Option("--self-test/--no-self-test", help="Self-test timers and probes first.")
 ]
 
-OnGpu = Annotated[
-    str,
-    typer.Option("--gpu", metavar="PATTERN", help="Only runs on a matching GPU; cpu for no GPU."),
-]
-
 
 def command() -> tuple[str, ...]:
     """The command line of this process, as records keep it."""

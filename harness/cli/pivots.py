@@ -1,6 +1,6 @@
 """A pivot table of stored cases over any axes, made by pandas."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness import units
 from harness.analysis.summary import summarise
@@ -58,7 +58,8 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
     """A case's axes, its run, and its metric with the interval, or how it ended."""
     summaries = {run.run_id: summarise(run) for run in runs}
     measured = {m for found in summaries.values() for s in found for m in s.metrics}
-    require_metric(metric, {"step_s", *measured})
+    if metric not in (known := {"step_s", *measured}):
+        raise HarnessError(f"no metric {metric!r}", nearest(metric, sorted(known)))
     for run in runs:
         git = run.environment.git
         commit = git.commit[:10] + "+" * run.environment.uncommitted if git else NONE
@@ -74,9 +75,3 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
                     **dict(zip(_OF_RUN, of_run, strict=True)),
                     _CELL: units.outcome_name(s.outcome) if ended else text,
                 }
-
-
-def require_metric(metric: str, measured: Collection[str]) -> None:
-    """Raise HarnessError if there is no such metric among those measured."""
-    if metric not in measured:
-        raise HarnessError(f"no metric {metric!r}", nearest(metric, sorted(measured)))

@@ -11,7 +11,6 @@ from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
 
 A100 = replace(H200, name="NVIDIA A100-SXM4-80GB", uuid="GPU-a100")
 CASES = sweep(seq_len=[512, 1024])
-CASE = CASES[0].case_id
 
 
 def record(
