@@ -1,12 +1,10 @@
 """Two runs, or two commits, compared: how their environments differ, then case by case.
 
-Commits are measured now, in interleaved processes. Runs are compared as stored, and every interval
-includes the variation between days, or between cards if the card is another of the same model.
-Both are judged by the gate's rules without a policy. A case of one side only, or one measured in
-another environment, is undecided.
+Commits are measured now, in interleaved processes; runs are compared as stored. Both are judged by
+the gate's rules without a policy. A case of one side only, or one measured in another environment,
+is undecided.
 """
 
-import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -196,7 +194,6 @@ def _judged(
             counted=counted[case_id] if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
             policy=PLAIN,
-            today=datetime.date.today(),
         )
         case, (changes, finding) = decide.judge_case(evidence), counted[case_id]
         if not counters and changes:  # exact, so shown beside the times
@@ -222,14 +219,8 @@ def _across(case: GateCase, differs: str) -> GateCase:
 
 def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
     finding = Finding(check=check, decision=Decision.INCONCLUSIVE, reason=reason)
-    compared = case.comparison  # more pairs would not decide
-    return replace(
-        case,
-        decision=finding.decision,
-        reason=reason,
-        findings=(*case.findings, finding),
-        comparison=compared and replace(compared, pairs_needed=None, minutes_needed=None),
-    )
+    findings = (*case.findings, finding)
+    return replace(case, decision=finding.decision, reason=reason, findings=findings)
 
 
 def _lacking(run: Run, case_id: str, state: State) -> GateCase:

@@ -36,8 +36,6 @@ SAMPLES = 3
 """Steps before the counted ones: the first is cold, and its length says nothing about theirs."""
 
 Counts = Mapping[str, int]
-Steps = Sequence[Sequence[int]]
-"""A counter of each step of each process."""
 Compared = tuple[tuple[CounterChange, ...], Finding]
 """The counters that differ, and what that means."""
 
@@ -53,9 +51,6 @@ class CounterBaseline:
     """Version without its build: 2.13.0."""
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
-
-    def counts(self, suite: str, case_id: str) -> Counts | None:
-        return self.cases.get(suite, {}).get(case_id)
 
 
 def without_times(case: Case) -> Case:
@@ -156,7 +151,11 @@ def compare(
         return judge(before, after, source="the baseline", why=why, accepted=recorded)
     kept = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
     answer = judge(kept[0], kept[1], source="the baseline")
-    other = {name: steps for name, steps in varying.items() if not _alike(*steps)}
+    other = {
+        name: (before, after)
+        for name, (before, after) in varying.items()
+        if len({tuple(process) for process in (*before, *after)}) > 1
+    }
     if answer[1].decision is Decision.NO_GO or not other:
         return answer
     texts = []
@@ -165,11 +164,6 @@ def compare(
         ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in counts]
         texts.append(f"{name} varies by step: {' → '.join(ranges)}")
     return answer[0], _finding(Decision.INCONCLUSIVE, "; ".join(texts))
-
-
-def _alike(before: Steps, after: Steps) -> bool:
-    """Whether every process counted the same, step by step."""
-    return len({tuple(process) for process in (*before, *after)}) == 1
 
 
 def judge(

@@ -52,7 +52,6 @@ class CaseEvidence:
 
     mode: Mode
     policy: Policy
-    today: datetime.date
     suite: str
     case: Case
     summary: CaseSummary | None
@@ -80,7 +79,7 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         if evidence.summary.outcome is Outcome.OK:
             state, compared = _compared(evidence)
             found += compared
-    found, excuse = _excused(found, case_id, state, evidence.policy, evidence.today)
+    found, excuse = _excused(found, case_id, state, evidence.policy)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
     return replace(
         settled(evidence.suite, case_id, state, found),
@@ -95,11 +94,9 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
     )
 
 
-def judge_gone(
-    suite: str, case_id: str, reason: str, policy: Policy, today: datetime.date
-) -> GateCase:
+def judge_gone(suite: str, case_id: str, reason: str, policy: Policy) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found, excuse = _excused([not_measured(reason)], case_id, State.MISSING, policy, today)
+    found, excuse = _excused([not_measured(reason)], case_id, State.MISSING, policy)
     return replace(settled(suite, case_id, State.MISSING, found), exemption=excuse)
 
 
@@ -180,13 +177,14 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
 
 
 def _excused(
-    found: list[Finding], case_id: str, state: State, policy: Policy, today: datetime.date
+    found: list[Finding], case_id: str, state: State, policy: Policy
 ) -> tuple[list[Finding], str]:
     """The findings with the exemption of the case applied, and what that says.
 
     It excuses a comparison that is not GO, and a case that is missing; never a case that failed, or
     that could not be compared.
     """
+    today = datetime.date.today()
     entries = (e for e in policy.form.exempt if e.covers(case_id) and today <= e.expires)
     entry = next(entries, None)
     if entry is None or state not in (State.COMPARED, State.MISSING):

@@ -3,10 +3,9 @@
 A machine that is not fit is a finding of the whole gate, and then nothing is measured.
 """
 
-import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import CaseRefused, HarnessError, SuiteError
@@ -43,7 +42,6 @@ class Request:
     wait_for_gpu_s: float = 0.0
     self_test: bool = True
     """Self-test timers and probes first."""
-    today: datetime.date = field(default_factory=datetime.date.today)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

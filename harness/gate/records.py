@@ -2,8 +2,6 @@
 
 `encode` writes it as JSON and `decode` reads it. Times are SI; ratios are candidate over baseline,
 so above one is slower.
-
-Schema 3: since then a side has the folders of its runs.
 """
 
 import json
@@ -18,7 +16,6 @@ from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding, Run
 
 Record = TypeVar("Record")
-UNCOMMITTED = " with uncommitted changes"
 
 
 class Mode(StrEnum):
@@ -114,7 +111,7 @@ class GateSide:
     @property
     def beyond(self) -> str:
         """Text to print after the commit."""
-        return UNCOMMITTED if self.uncommitted else ""
+        return " with uncommitted changes" if self.uncommitted else ""
 
 
 def side_of(run: Run) -> GateSide:

@@ -50,10 +50,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         why = "not measured: the machine is not fit"
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
     cases = _cases(request, plan, answers)
-    cases += [
-        decide.judge_gone(*key, reason, plan.policy, request.today)
-        for key, reason in plan.gone.items()
-    ]
+    cases += [decide.judge_gone(*key, reason, plan.policy) for key, reason in plan.gone.items()]
     findings = (*plan.findings, *answers.findings)
     decision, reason = decide.overall(cases, findings)
     baseline = plan.trees.baseline
@@ -209,7 +206,8 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     kept = None if useless else plan.recorded
     answers = {}
     for task in plan.tasks:
-        recorded = kept.counts(*task.key) if kept else None
+        of_suite = kept.cases.get(task.suite, {}) if kept else {}
+        recorded = of_suite.get(task.case.case_id)
         if plan.trees.baseline is None:
             after, why = counters.counts_of(candidate.of(task))
             missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
@@ -250,7 +248,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 folder=runs[task.suite].folder if task.suite in runs else "",
                 mode=request.mode,
                 policy=plan.policy,
-                today=request.today,
             )
         )
         for task in plan.tasks

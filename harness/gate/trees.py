@@ -12,8 +12,6 @@ from harness.records import Decision, Finding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trees:
-    """The worktrees of the sides, and what differs between them."""
-
     repository: Repository
     candidate: GateSide
     baseline: GateSide | None = None

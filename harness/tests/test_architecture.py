@@ -50,9 +50,9 @@ MOST_LINES = {
     "harness": 950,  # the modules beside the rooms
     "harness/analysis": 4_500,
     "harness/bisect": 1_750,
-    "harness/cli": 1_950,
+    "harness/cli": 1_880,
     "harness/executor": 360,
-    "harness/gate": 1_940,
+    "harness/gate": 1_890,
     "harness/git": 480,
     "harness/integrations": 740,
     "harness/machine": 1_300,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 21_000, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 20_950, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:
