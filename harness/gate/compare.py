@@ -86,10 +86,7 @@ def runs(
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
     cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
-    suites = drift.configuration(
-        replace(baseline.suite, cases=tuple(before[c] for c in both)),
-        replace(candidate.suite, cases=tuple(after[c] for c in both)),
-    )
+    suites = drift.configuration([(before[case_id], after[case_id]) for case_id in both])
     decision, reason = decide.overall(cases, ())
     return GateVerdict(
         decision=decision,

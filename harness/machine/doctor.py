@@ -69,8 +69,7 @@ def exit_status(found: Sequence[Check]) -> int:
 def checks(
     environment: Environment, use: GpuUse | str, *, load: float, disk_free_bytes: int
 ) -> Iterator[Check]:
-    """All checks, those of the GPU first; `use` of it, or why that is unknown. `load` is the
-    average of the last minute: processes that run or wait."""
+    """All checks, those of the GPU first; `use` of it, or why that is unknown."""
     yield _device(environment)
     yield from _settings(environment)
     if environment.gpu:

@@ -5,13 +5,13 @@ last. Each difference says how it could move a number; only a measurement shows 
 Pure: records in, records out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from harness.errors import StoreError
 from harness.machine import facts
-from harness.records import Case, Environment, Git, Run, Suite
+from harness.records import Case, Environment, Git, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,47 +30,33 @@ class Difference:
         return f"{self.name}: {self.baseline} before, {self.candidate} now"
 
 
-_SUITE = "the suite changed"
+DIRTY = "uncommitted changes"
 _KIND = frozenset({"measure.flush_l2", "measure.graph"})
 """Settings that change what is measured; others change how often, or for how long."""
 
 
 def require_alike(before: Run, here: Environment) -> None:
     """Raise a StoreError if a run would be resumed on another device, driver or code."""
-    baseline, git = before.environment, before.environment.git
-    compared = [
-        ("device", baseline.device_name, here.device_name),
-        ("driver", _driver(baseline), _driver(here)),
-    ]
-    if git is not None and here.git is not None:  # else unknown: a note of the run names it
-        compared += [
-            ("commit", git.commit, here.git.commit),
-            ("uncommitted changes", git.dirty_sha256 or "none", here.git.dirty_sha256 or "none"),
-        ]
-    for what, started, found in compared:
-        if started != found:
+    fixed = {"GPU", "driver"}
+    if before.environment.git and here.git:  # else unknown: a note of the run names it
+        fixed |= {"commit", DIRTY}
+    for found in differences(before.environment, here):
+        if found.name in fixed:
             seen = ": see git status; what the run writes counts, too, unless git ignores it"
-            why = seen if what == "uncommitted changes" else ""
             raise StoreError(
-                f"run {before.run_id} started with {what} {started[:40]}, "
-                f"but here it is {found[:40]}{why}",
-                f"Resume it with the same {what}, or start a new one: "
+                f"run {before.run_id} started with {found.name} {found.baseline}, "
+                f"but here it is {found.candidate}{seen if found.name == DIRTY else ''}",
+                f"Resume it with the same {found.name}, or start a new one: "
                 f"harness run {before.suite.path}",
             )
-
-
-def _driver(environment: Environment) -> str:
-    return environment.gpu.driver if environment.gpu else "none"
 
 
 # --- two environments --------------------------------------------------------------------
 
 
 def differences(baseline: Environment, candidate: Environment) -> Iterator[Difference]:
-    """The differences of two environments that could move a number, most suspect first.
-
-    If neither is in a git repository, the commit is among them: it is unknown.
-    """
+    """The differences of two environments that could move a number, most suspect first. If neither
+    is in a git repository, the commit is among them: it is unknown."""
     sides = (baseline, candidate)
     gpus = [e.gpu for e in sides]
     yield from _one("GPU", "the chip has other limits", *(g and g.name for g in gpus))
@@ -108,7 +94,7 @@ def _commits(*gits: Git | None) -> Iterator[Difference]:
     yield from _one("commit", "the code under test differs", *commits)
     changes = [(g and g.dirty_sha256[:10]) or None for g in gits]
     how = "the code under test differs from its commit"
-    yield from _one("uncommitted changes", how, *changes)
+    yield from _one(DIRTY, how, *changes)
 
 
 def _mapped(
@@ -146,21 +132,16 @@ def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     }
 
 
-def configuration(baseline: Suite, candidate: Suite) -> Iterator[Difference]:
-    """What differs between the cases of two expansions of a suite; equal changes are one."""
-    before = {c.case_id: c for c in baseline.cases}
-    after = {c.case_id: c for c in candidate.cases}
-    if gone := [i for i in before if i not in after]:
-        yield Difference(name="cases", baseline=_few(gone), candidate="none", how=_SUITE)
-    if new := [i for i in after if i not in before]:
-        yield Difference(name="cases", baseline="none", candidate=_few(new), how=_SUITE)
+def configuration(pairs: Sequence[tuple[Case, Case]]) -> Iterator[Difference]:
+    """What differs between two expansions of the same cases; equal changes are one."""
     alike: dict[tuple[str, str, str], list[str]] = {}
-    for case_id in before.keys() & after.keys():
-        for name, (a, b) in changed(before[case_id], after[case_id]).items():
-            alike.setdefault((name, _word(a), _word(b)), []).append(case_id)
+    for before, after in pairs:
+        for name, (a, b) in changed(before, after).items():
+            alike.setdefault((name, _word(a), _word(b)), []).append(before.case_id)
     for (name, one, other), case_ids in sorted(alike.items()):
-        where = _few(sorted(case_ids)) if len(case_ids) < len(before) else "all cases"
-        yield Difference(name=f"{name} of {where}", baseline=one, candidate=other, how=_SUITE)
+        where = _few(sorted(case_ids)) if len(case_ids) < len(pairs) else "all cases"
+        how = "the suite changed"
+        yield Difference(name=f"{name} of {where}", baseline=one, candidate=other, how=how)
 
 
 def _flat(case: Case) -> dict[str, Any]:

@@ -31,11 +31,8 @@ def capture(
     repository: Path | None,
     required: Collection[str] = (),
 ) -> Environment:
-    """Describe this machine, as the parent and a worker, by its `facts`, see it.
-
-    `repository` is a folder of the repository under test, see `home_of`. The `required` keys of a
-    suite name packages and variables.
-    """
+    """Describe this machine, as the parent and a worker, by its `facts`, see it. `repository` is a
+    folder of the repository under test; the `required` keys name packages and variables."""
     gpu, problem = _gpu(facts)
     return Environment(
         captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -47,7 +44,7 @@ def capture(
         gpu=gpu,
         gpu_unavailable=problem,
         gpu_count=len(facts["gpu_uuids"]),
-        gpu_free_bytes=nvml.free_bytes(gpu.uuid) if gpu else None,
+        gpu_free_bytes=nvml.optional(lambda: nvml.free_bytes(gpu.uuid)) if gpu else None,
         versions={
             **{
                 name: next((d.version for d in metadata.distributions(name=name)), None)
@@ -113,11 +110,8 @@ def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:
 
 
 def home_of(factory: str, roots: Sequence[Path] = ()) -> Path:
-    """The folder of a factory's module, without importing it; the current folder if unknown.
-
-    The repository of a run is the one with this folder, wherever the run is started. `roots` are
-    the folders that workers search first.
-    """
+    """The folder of a factory's module, in the repository of the run, without importing it; the
+    current folder if unknown. Workers search `roots` first."""
     name = factory.partition(":")[0].partition(".")[0]
     here = Path.cwd()
     if not name:  # a program, which runs here

@@ -8,26 +8,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pynvml
 
+from harness.analysis.recorded import POWER_CAP, THROTTLE
 from harness.errors import ProbeError
 from harness.processes import family
 from harness.records import Gpu, of_rank
 
 Value = TypeVar("Value")
-
-CHANNELS = (
-    "gpu_utilisation",
-    "gpu_memory_bytes",
-    "gpu_power_w",
-    "gpu_sm_clock_hz",
-    "gpu_temperature_c",
-    "gpu_throttle_reasons",
-    "gpu_foreign_processes",
-)
 
 FOREIGN_EVERY_S = 1.0
 """Interval between counts of foreign processes; readings in between repeat the last count."""
@@ -35,21 +25,15 @@ FOREIGN_EVERY_S = 1.0
 PID_NAMESPACE = Path("/proc/self/ns/pid")
 HOST_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, <linux/proc_ns.h>
 
-THROTTLE_REASONS: Mapping[int, str] = MappingProxyType(
-    {
-        0x001: "GPU idle",
-        0x002: "application clocks set",
-        0x004: "power cap",
-        0x008: "hardware slowdown",
-        0x010: "sync boost",
-        0x020: "software thermal slowdown",
-        0x040: "hardware thermal slowdown",
-        0x080: "power brake",
-        0x100: "display clocks set",
-        0x200: "board limit",
-        0x400: "reliability",
-    }
-)
+THROTTLE_REASONS: Mapping[int, str] = {
+    0x001: "GPU idle",
+    0x002: "application clocks set",
+    **POWER_CAP,
+    **THROTTLE,
+    0x100: "display clocks set",
+    0x200: "board limit",
+    0x400: "reliability",
+}
 """Bits of nvmlDeviceGetCurrentClocksEventReasons, called throttle reasons by older drivers."""
 
 IDLE = 0x001
@@ -82,13 +66,10 @@ def find(uuid: str) -> Gpu:
         return _describe(handle(uuid))
 
 
-def free_bytes(uuid: str) -> int | None:
-    """Free memory of the GPU with this UUID; None if NVML cannot read it."""
-    try:
-        with session():
-            return int(pynvml.nvmlDeviceGetMemoryInfo(handle(uuid)).free)
-    except ProbeError:
-        return None
+def free_bytes(uuid: str) -> int:
+    """Free memory of the GPU with this UUID."""
+    with session():
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle(uuid)).free)
 
 
 @contextmanager
@@ -163,14 +144,15 @@ class NvmlProbe:
         self._foreign_due_s = 0.0
         self._opened = ExitStack()
         if uuid is None:
-            self._give_up(why)
+            self._unavailable = dict.fromkeys(self._all_readers(None), why)
             return
         try:
             pynvml.nvmlInit()
             self._opened.callback(pynvml.nvmlShutdown)
             device = handle(uuid)
         except (pynvml.NVMLError, ProbeError) as error:
-            self._give_up(str(error) if isinstance(error, ProbeError) else f"NVML: {error}")
+            why = str(error) if isinstance(error, ProbeError) else f"NVML: {error}"
+            self._unavailable = dict.fromkeys(self._all_readers(None), why)
             return
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():
@@ -183,7 +165,7 @@ class NvmlProbe:
 
     @property
     def unavailable(self) -> Mapping[str, str]:
-        return MappingProxyType({of_rank(c, self.rank): w for c, w in self._unavailable.items()})
+        return {of_rank(channel, self.rank): why for channel, why in self._unavailable.items()}
 
     def attach(self, pid: int) -> None:
         self._foreign_due_s = 0.0
@@ -202,9 +184,6 @@ class NvmlProbe:
     def close(self) -> None:
         self._readers = {}  # NVML would fail from now on
         self._opened.close()
-
-    def _give_up(self, why: str) -> None:
-        self._unavailable = dict.fromkeys(CHANNELS, why)
 
     def _all_readers(self, device: object) -> dict[str, Callable[[], float | None]]:
         core, clock = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM

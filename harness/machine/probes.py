@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from contextlib import suppress
 from typing import Protocol
 
 import psutil
@@ -49,7 +49,7 @@ class CpuProbe:
     memory counts once per process.
     """
 
-    unavailable: Mapping[str, str] = MappingProxyType({})
+    unavailable: Mapping[str, str] = {}
 
     def __init__(self) -> None:
         self._worker: psutil.Process | None = None
@@ -94,15 +94,10 @@ class CpuProbe:
             self._refresh_due_s = now_s + REFRESH_S
             self._find_children()
         cpu_s, rss_bytes = 0.0, 0
-        for pid, process in list(self._tree.items()):
-            try:
-                with process.oneshot():
-                    times = process.cpu_times()
-                    rss_bytes += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                del self._tree[pid]
-                continue
-            cpu_s += times.user + times.system + times.children_user + times.children_system
+        for process in self._tree.values():
+            with suppress(psutil.NoSuchProcess), process.oneshot():
+                cpu_s += sum(process.cpu_times()[:4])  # with children that ended
+                rss_bytes += process.memory_info().rss
         return cpu_s, rss_bytes
 
     def _find_children(self) -> None:

@@ -57,11 +57,8 @@ def _seen(kind: str, name: str, wanted: Scalar, here: Environment) -> tuple[str,
             return _variable(name, str(wanted), here)
         case "torch" if here.gpu or name in here.torch_settings:
             value = here.torch_settings.get(name, _UNKNOWN)
-            return (
-                units.scalar(value),
-                value == wanted,
-                REMEDIES.get(name, "Set it before the run."),
-            )
+            remedy = REMEDIES.get(name, "Set it before the run.")
+            return units.scalar(value), value == wanted, remedy
     if here.gpu is None:
         return f"no GPU{f': {here.gpu_unavailable}' * (kind == 'gpu')}", False, GPU_NODE
     if kind == "gpu":

@@ -52,10 +52,10 @@ MOST_LINES = {
     "harness/bisect": 1_750,
     "harness/cli": 1_880,
     "harness/executor": 360,
-    "harness/gate": 1_890,
+    "harness/gate": 1_880,
     "harness/git": 480,
     "harness/integrations": 740,
-    "harness/machine": 1_300,
+    "harness/machine": 1_250,
     "harness/measure": 2_180,
     "harness/program": 1_670,
     "harness/records": 1_730,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 20_950, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 20_850, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -1,20 +1,13 @@
 """Differences between two environments or two expansions of a suite."""
 
-from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from harness.errors import StoreError
 from harness.machine import drift
-from harness.records import (
-    VARIABLE_PREFIXES,
-    Case,
-    Environment,
-    Git,
-    MeasureSettings,
-    Program,
-)
+from harness.records import VARIABLE_PREFIXES, Environment, Git, MeasureSettings, Program
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
 from harness.tests.fake_runs import run as fake_run
@@ -25,8 +18,8 @@ BASELINE = fake_environment(git=GIT)
 RUN = fake_run([], lambda _: [], env=BASELINE)
 
 
-def names(now: Environment) -> list[str]:
-    return [d.name for d in drift.differences(BASELINE, now)]
+def names(now: Environment, before: Environment = BASELINE) -> list[str]:
+    return [d.name for d in drift.differences(before, now)]
 
 
 def gpu(**changes: object) -> Environment:
@@ -45,7 +38,7 @@ def test_code_outside_git_is_a_difference() -> None:
 @pytest.mark.parametrize(
     ("now", "named"),
     [
-        (replace(BASELINE, gpu=None), ("NVIDIA H200", "cpu")),
+        (replace(BASELINE, gpu=None), ("NVIDIA H200", "none")),
         (gpu(driver="1"), ("570.124.06", "1")),
         (replace(BASELINE, git=replace(GIT, commit="f" * 40)), ("406312f800", "ffffffffff")),
         (replace(BASELINE, git=replace(GIT, dirty_sha256="a")), ("uncommitted", "git status")),
@@ -101,10 +94,7 @@ def test_the_most_suspect_difference_comes_first() -> None:
 
 
 HERE = replace(BASELINE, interpreter="/a/bin/python")
-
-
-def here(**changes: object) -> Environment:
-    return replace(HERE, **changes)  # type: ignore[arg-type]
+here = partial(replace, HERE)
 
 
 @pytest.mark.parametrize(
@@ -124,59 +114,41 @@ def here(**changes: object) -> Environment:
 def test_one_change_is_one_difference_where_both_recorded_it(
     now: Environment, expected: list[str]
 ) -> None:
-    assert [d.name for d in drift.differences(HERE, now)] == expected
+    assert names(now, HERE) == expected
 
 
 def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
     now = replace(HERE, prefixes=VARIABLE_PREFIXES)
     with_path = replace(now, variables={**now.variables, "PYTHONPATH": "/src"})
 
-    assert [d.name for d in drift.differences(now, with_path)] == ["PYTHONPATH"]
-    assert [*drift.differences(HERE, with_path)] == []
+    assert names(with_path, now) == ["PYTHONPATH"]
+    assert names(with_path, HERE) == []
 
 
 def test_a_package_that_only_one_suite_required_is_not_compared() -> None:
     def has(**versions: str | None) -> Environment:
         return replace(BASELINE, versions={**BASELINE.versions, **versions})
 
-    assert [*drift.differences(BASELINE, has(wheel="0.45"))] == []
-    assert [d.name for d in drift.differences(has(wheel=None), has(wheel="0.45"))] == ["wheel"]
+    assert names(has(wheel="0.45")) == []
+    assert names(has(wheel="0.45"), has(wheel=None)) == ["wheel"]
 
 
 def test_a_setting_changed_in_all_cases_is_one_difference() -> None:
-    longer = MeasureSettings(sample_s=5.0)
-    now = replace(SUITE, cases=tuple(replace(c, settings=longer) for c in SUITE.cases))
-
-    assert [*drift.configuration(SUITE, SUITE)] == []
-    assert sides(drift.configuration(SUITE, now)) == [
-        ("measure.sample_s of all cases", "2.0", "5.0")
-    ]
-
-
-def sides(found: Iterable[drift.Difference]) -> list[tuple[str, str, str]]:
-    return [(d.name, d.baseline, d.candidate) for d in found]
-
-
-def test_how_a_program_is_read_is_compared() -> None:
     program = Program(argv=("python", "train.py"), tokens=512)
-    baseline, candidate = (
-        replace(SUITE, cases=tuple(replace(c, factory="", program=p) for c in SUITE.cases))
-        for p in (program, replace(program, tokens=1024, cwd="src"))
+    first, second = (replace(c, factory="", program=program) for c in SUITE.cases)
+    now = replace(
+        second,
+        settings=MeasureSettings(sample_s=5.0),
+        program=replace(program, tokens=1024, cwd="src"),
     )
+    other = replace(now, case_id=first.case_id, axes={**first.axes, "lr": 2.0})
 
-    assert sides(drift.configuration(baseline, candidate)) == [
+    found = drift.configuration([(first, other), (second, replace(now, axes=second.axes))])
+
+    assert [*drift.configuration([(first, first), (second, second)])] == []
+    assert [(d.name, d.baseline, d.candidate) for d in found] == [
+        (f"axis lr of {first.case_id}", "1.0", "2.0"),
+        ("measure.sample_s of all cases", "2.0", "5.0"),
         ("program.cwd of all cases", ".", "src"),
         ("program.tokens of all cases", "512", "1024"),
-    ]
-
-
-def test_changed_cases_and_axes_are_named() -> None:
-    first, second = SUITE.cases
-    other: Case = replace(second, case_id="train/nsa/seq_len=512")
-    now = replace(SUITE, cases=(replace(first, axes={**first.axes, "lr": 2.0}), other))
-
-    assert sides(drift.configuration(SUITE, now)) == [
-        ("cases", second.case_id, "none"),
-        ("cases", "none", other.case_id),
-        (f"axis lr of {first.case_id}", "1.0", "2.0"),
     ]

@@ -14,6 +14,7 @@ from harness.errors import ProbeError
 from harness.machine import environment, nvml
 from harness.machine.gpu_idle import nvml_meter
 from harness.machine.nvml import NvmlProbe
+from harness.machine.probes import open_probes
 from harness.measure import facts as worker_facts
 from harness.records import Gpu
 from harness.tests.fake_nvml import UUID, FakeNvml, nvml_error
@@ -65,18 +66,6 @@ def test_a_machine_without_a_driver_or_a_gpu_is_an_error(fake: FakeNvml) -> None
     assert fake.open_sessions == 0
 
 
-@pytest.mark.parametrize(
-    ("mask", "words"),
-    [
-        (0, ()),
-        (0x64, ("power cap", "software thermal slowdown", "hardware thermal slowdown")),
-        (0x8000, ("reason 0x8000",)),
-    ],
-)
-def test_throttle_reasons_in_words(mask: int, words: tuple[str, ...]) -> None:
-    assert nvml.throttle_words(mask) == words
-
-
 def test_every_throttle_reason_of_nvml_has_a_name() -> None:
     named = {
         value
@@ -85,23 +74,27 @@ def test_every_throttle_reason_of_nvml_has_a_name() -> None:
     }
 
     assert named <= set(nvml.THROTTLE_REASONS)
+    assert nvml.throttle_words(0x8004) == ("power cap", "reason 0x8000")
 
 
 # --- the probe ---------------------------------------------------------------------------
 
 
+READING = {
+    "gpu_utilisation": 0.98,
+    "gpu_memory_bytes": 3870097408,
+    "gpu_power_w": 117.915,
+    "gpu_sm_clock_hz": 405e6,
+    "gpu_temperature_c": 31,
+    "gpu_throttle_reasons": 0x24,
+    "gpu_foreign_processes": 0,
+}
+
+
 def test_a_reading_is_in_si_units(fake: FakeNvml) -> None:
     probe = NvmlProbe(UUID)
 
-    assert probe.read() == {
-        "gpu_utilisation": 0.98,
-        "gpu_memory_bytes": 3870097408,
-        "gpu_power_w": 117.915,
-        "gpu_sm_clock_hz": 405e6,
-        "gpu_temperature_c": 31,
-        "gpu_throttle_reasons": 0x24,
-        "gpu_foreign_processes": 0,
-    }
+    assert probe.read() == READING
     assert probe.unavailable == {}
     probe.close()
     probe.close()
@@ -116,35 +109,28 @@ def test_the_power_of_a_gpu_is_a_share_of_its_limit_if_that_is_known(fake: FakeN
     assert NvmlProbe(UUID).use() == (0.98, None)
 
 
-def test_a_channel_that_the_gpu_lacks_is_unavailable_with_the_reason(fake: FakeNvml) -> None:
+def test_what_the_gpu_lacks_is_unavailable_and_a_single_failed_reading_is_none(
+    fake: FakeNvml,
+) -> None:
     fake.fails["nvmlDeviceGetPowerUsage"] = nvml_error("NOT_SUPPORTED")
-
-    probe = NvmlProbe(UUID)
-
-    assert probe.unavailable == {"gpu_power_w": "Not Supported"}
-    assert set(probe.read()) == set(nvml.CHANNELS) - {"gpu_power_w"}
-
-
-def test_a_single_failed_reading_is_none(fake: FakeNvml) -> None:
-    probe = NvmlProbe(UUID)
-
-    fake.fails["nvmlDeviceGetPowerUsage"] = nvml_error("UNKNOWN")
-    failed = probe.read()
-    fake.fails.clear()
-
-    assert failed == {**probe.read(), "gpu_power_w": None}
-
-
-def test_an_older_driver_is_called_by_the_older_name(fake: FakeNvml) -> None:
+    lacking = NvmlProbe(UUID)
     fake.fails["nvmlDeviceGetCurrentClocksEventReasons"] = nvml_error("FUNCTION_NOT_FOUND")
 
-    assert NvmlProbe(UUID).read()["gpu_throttle_reasons"] == 0x4
+    assert lacking.unavailable == {"gpu_power_w": "Not Supported"}
+    assert lacking.read().keys() == READING.keys() - {"gpu_power_w"}
+    assert lacking.read()["gpu_throttle_reasons"] == 0x4, "an older driver has an older name"
+
+    fake.fails.clear()
+    probe = NvmlProbe(UUID)
+    fake.fails["nvmlDeviceGetPowerUsage"] = nvml_error("UNKNOWN")
+    assert probe.read() == {**READING, "gpu_power_w": None}
 
 
 def test_without_nvml_or_the_gpu_every_channel_is_unavailable(fake: FakeNvml) -> None:
-    without = NvmlProbe(None, why="torch was built without CUDA")
-    assert without.unavailable == dict.fromkeys(nvml.CHANNELS, "torch was built without CUDA")
+    without, of_cpu = open_probes(None, why="torch was built without CUDA")
+    assert without.unavailable == dict.fromkeys(READING, "torch was built without CUDA")
     assert without.read() == {}
+    assert of_cpu.read().keys() == {"cpu_utilisation", "rss_bytes"}
     without.close()
     assert fake.calls == {}
 
@@ -154,7 +140,7 @@ def test_without_nvml_or_the_gpu_every_channel_is_unavailable(fake: FakeNvml) ->
     assert fake.open_sessions == 0
 
     fake.fails["nvmlInit"] = nvml_error("DRIVER_NOT_LOADED")
-    assert NvmlProbe(UUID).unavailable == dict.fromkeys(nvml.CHANNELS, "NVML: Driver Not Loaded")
+    assert NvmlProbe(UUID).unavailable == dict.fromkeys(READING, "NVML: Driver Not Loaded")
 
 
 def test_only_processes_outside_worker_and_parent_are_foreign(fake: FakeNvml) -> None:
@@ -233,16 +219,10 @@ def test_a_real_gpu_answers() -> None:
 # --- who uses the GPU between two workers ------------------------------------------------
 
 
-@pytest.fixture
-def occupied(fake: FakeNvml) -> FakeNvml:
+def test_a_meter_names_processes_memory_and_throttling(fake: FakeNvml) -> None:
     fake.answers["nvmlDeviceGetComputeRunningProcesses"] = lambda device: [
-        SimpleNamespace(pid=pid, usedGpuMemory=8 * 10**9) for pid in fake.pids
+        SimpleNamespace(pid=pid, usedGpuMemory=8 * 10**9) for pid in (os.getpid(), 2**22 + 1)
     ]
-    return fake
-
-
-def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> None:
-    occupied.pids = [os.getpid(), 2**22 + 1]
 
     with nvml_meter(UUID) as meter:
         use = meter()
@@ -250,10 +230,7 @@ def test_a_meter_names_processes_memory_and_throttling(occupied: FakeNvml) -> No
     assert use.used_bytes == 3870097408
     assert use.throttled_by == ("power cap", "software thermal slowdown")
     assert use.processes is not None
-    assert re.fullmatch(
-        rf"process {os.getpid()} \(.+ of \w+\), 8.00 GB", use.processes[os.getpid()]
-    )
-    assert use.processes[2**22 + 1] == (
-        f"process {2**22 + 1} (name and user cannot be read), 8.00 GB"
-    )
-    assert occupied.open_sessions == 0
+    own, gone = use.processes[os.getpid()], use.processes[2**22 + 1]
+    assert re.fullmatch(rf"process {os.getpid()} \(.+ of \w+\), 8.00 GB", own)
+    assert gone == f"process {2**22 + 1} (name and user cannot be read), 8.00 GB"
+    assert fake.open_sessions == 0

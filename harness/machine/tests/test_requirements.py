@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,15 +17,12 @@ from harness.runner import rig
 from harness.tests.fake_runs import run
 from harness.tests.small_run import ENVIRONMENT, GPU, SUITE
 
-CONF = "PYTORCH_CUDA_ALLOC_CONF"
+CONF, PRECISION = "PYTORCH_CUDA_ALLOC_CONF", "float32_matmul_precision"
 FIT = replace(
     ENVIRONMENT,
     versions={"torch": "2.9.0a0+50eac811a6.nv25.09", "flash-attn": "2.8.3"},
     torch_settings={"allow_tf32_matmul": True, "float32_matmul_precision": "high"},
-    variables={
-        "PYTORCH_CUDA_ALLOC_CONF": "backend:native,expandable_segments:True",
-        "HF_TOKEN": "set",
-    },
+    variables={CONF: "backend:native,expandable_segments:True", "HF_TOKEN": "set"},
     gpu_count=2,
     gpu_free_bytes=100 * 10**9,
 )
@@ -41,8 +39,7 @@ ALL: Mapping[str, Scalar] = {
 }
 
 
-def changed(**changes: Any) -> Environment:
-    return replace(FIT, **changes)
+changed = partial(replace, FIT)
 
 
 def unmet(requires: Mapping[str, Scalar], here: Environment) -> list[str]:
@@ -51,9 +48,9 @@ def unmet(requires: Mapping[str, Scalar], here: Environment) -> list[str]:
     return [c.name for c in found if c.grade is not Grade.OK]
 
 
-def test_a_machine_that_has_all_is_fit() -> None:
+def test_a_machine_that_has_all_is_fit_and_a_secret_is_only_known_to_be_set() -> None:
     assert unmet(ALL, FIT) == []
-    requirements.require(replace(SUITE, requires=ALL), FIT)
+    assert unmet({"variables.HF_TOKEN": "abc"}, FIT) == ["HF_TOKEN"]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +65,8 @@ def test_a_machine_that_has_all_is_fit() -> None:
         (changed(versions={**FIT.versions, "flash-attn": "1.0.9"}), "flash-attn"),
         (changed(versions={**FIT.versions, "flash-attn": None}), "flash-attn"),
         (changed(versions={"torch": "2.11.0+cu130"}), "flash-attn"),
-        (
-            changed(torch_settings={"float32_matmul_precision": "highest"}),
-            "float32_matmul_precision",
-        ),
-        (changed(torch_settings={}), "float32_matmul_precision"),
+        (changed(torch_settings={PRECISION: "highest"}), PRECISION),
+        (changed(torch_settings={}), PRECISION),
         (changed(variables={"HF_TOKEN": "set"}), CONF),
         (changed(variables={CONF: FIT.variables[CONF]}), "HF_TOKEN"),
     ],
@@ -83,10 +77,6 @@ def test_one_thing_that_the_machine_lacks_is_found(here: Environment, name: str)
         requirements.require(replace(SUITE, requires=ALL), here)
     wanted = requirements.checks(replace(SUITE, wants=ALL), here)
     assert [c.name for c in wanted if c.grade is Grade.WARN] == [name]
-
-
-def test_a_secret_is_only_known_to_be_set() -> None:
-    assert unmet({"variables.HF_TOKEN": "abc"}, FIT) == ["HF_TOKEN"]
 
 
 def test_everything_that_is_missing_is_in_one_message_with_its_command() -> None:
@@ -124,17 +114,14 @@ def test_what_is_only_wanted_does_not_stop_and_is_reported(lacks: str | None) ->
 
 
 def test_a_run_is_refused_before_its_first_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = worker_facts.describe()
-    monkeypatch.setattr("harness.runner.rig.Launcher.of", lambda suite: nullcontext(Facts(facts)))
-    wants: dict[str, Scalar] = {
-        "packages.no-such-package": "*",
-        "variables.MINE": "yes",
-        "variables.MY_API_KEY": "*",
-    }
+    launcher = Mock(describe=worker_facts.describe)
+    monkeypatch.setattr("harness.runner.rig.Launcher.of", lambda _: nullcontext(launcher))
     for name in ("MINE", "MY_API_KEY"):
         monkeypatch.setenv(name, "yes")
+    wanted = ("packages.no-such-package", "variables.MINE", "variables.MY_API_KEY")
 
     def taken(requires: Mapping[str, Scalar]) -> Environment:
+        wants = dict.fromkeys(wanted, "*")
         suite = replace(SUITE, device="cpu", requires=requires, wants=wants)
         with ExitStack() as held:
             return rig.take(held, suite, command=(), wait_s=0.0, say=print)[1]
@@ -145,10 +132,3 @@ def test_a_run_is_refused_before_its_first_case(monkeypatch: pytest.MonkeyPatch)
     assert here.variables["MY_API_KEY"] == "set", "a secret"
     with pytest.raises(SuiteError, match="pytest"):
         taken({"packages.pytest": ">=1000"})
-
-
-class Facts:
-    """A launcher whose worker answers with these."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        self.describe = lambda: facts
