@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.causes import Cause, CauseKind, Symptom, causes
+from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import judge
 from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
@@ -69,11 +69,11 @@ def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
 @pytest.mark.parametrize("kind", CauseKind)
 def test_every_cause_has_a_remedy(kind: CauseKind) -> None:
     recorded = planted.planted(planted.nothing)
-    one = Symptom(kind=kind, case_id=planted.CASES[0].case_id, evidence="", share=0.5)
+    one = Cause(kind, planted.CASES[0].case_id, "", 0.5)
 
     known = "" if kind is CauseKind.HOST else "; gain at most 2.0x"
-    assert remedies.remedy(Cause((one,)), recorded).endswith(f"`{known}")
-    assert "gain at" not in remedies.remedy(Cause((replace(one, share=None),)), recorded)
+    assert remedies.remedy(one, recorded).endswith(f"`{known}")
+    assert "gain at" not in remedies.remedy(replace(one, share=None), recorded)
 
 
 @pytest.mark.parametrize("named", [True, False])
