@@ -216,8 +216,14 @@ def _across(case: GateCase, differs: str) -> GateCase:
 
 def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
     finding = Finding(check=check, decision=Decision.INCONCLUSIVE, reason=reason)
-    findings = (*case.findings, finding)
-    return replace(case, decision=finding.decision, reason=reason, findings=findings)
+    compared = case.comparison  # more pairs would not decide
+    return replace(
+        case,
+        decision=finding.decision,
+        reason=reason,
+        findings=(*case.findings, finding),
+        comparison=compared and replace(compared, pairs_needed=None, minutes_needed=None),
+    )
 
 
 def _lacking(run: Run, case_id: str, state: State) -> GateCase:

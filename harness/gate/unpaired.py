@@ -14,9 +14,9 @@ import numpy as np
 from scipy.special import ndtri, stdtr, stdtrit
 
 from harness import units
-from harness.analysis.comparison import Statistics, judge
+from harness.analysis.comparison import Statistics, judge, pairs_needed
 from harness.analysis.statistics import Floats
-from harness.records import Case, Comparison, Measurement, Thresholds
+from harness.records import Case, Change, Comparison, Measurement, Thresholds
 from harness.runner.interleave import clock, usable
 
 FEWEST = 2
@@ -54,12 +54,13 @@ def compare_stored(
 
     The standard error is that of Welch's test plus the variation of two days (or cards, if these
     are two of one model) and two builds. The rules are those of the interleaved comparison, with
-    `stored_tolerance` as the tolerance. No number of further processes decides an open case.
+    `stored_tolerance` as the tolerance. An undecided case names the interleaved pairs that would
+    decide it, because more processes of the same day would not.
     """
     wider = replace(thresholds, tolerance=thresholds.stored_tolerance)
     measured = {c: _statistics(*s, day_cv, wider) for c, s in sides.items()}
-    judged = judge(measured, dict.fromkeys(sides, wider)).values()
-    found = (replace(c, pairs_needed=None, minutes_needed=None) for c in judged)
+    answers = judge(measured, dict.fromkeys(sides, wider))
+    found = (_instead(answers[c], *s, len(sides), thresholds) for c, s in sides.items())
     return tuple(_of_cards(c, wider) if other_card else c for c in found)
 
 
@@ -113,3 +114,24 @@ def _cycles(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -
         for side, hz in zip((baseline, candidate), clocks, strict=True)
     )
     return other - one
+
+
+def _instead(
+    answer: Comparison,
+    baseline: Sequence[Measurement],
+    candidate: Sequence[Measurement],
+    cases: int,
+    thresholds: Thresholds,
+) -> Comparison:
+    """State the cost of an interleaved comparison instead of more unpaired processes."""
+    if answer.change is not Change.UNDECIDED:
+        return answer
+    if answer.clock_explained:
+        return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
+    sd = math.sqrt(sum(_logs(side).var(ddof=1) for side in (baseline, candidate)))
+    needed, minutes = pairs_needed(math.log(answer.ratio), sd, cases, thresholds), None
+    walls = [m.wall_s for m in candidate if m.wall_s]
+    if needed is not None:
+        needed = max(needed, thresholds.confirm_pairs)
+        minutes = needed * 2 * float(np.mean(walls)) / 60 if walls else None
+    return replace(answer, pairs_needed=needed, minutes_needed=minutes)

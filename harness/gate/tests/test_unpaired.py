@@ -73,6 +73,9 @@ def test_a_stored_baseline_decides_within_the_variation_of_days(
 
     assert answer.change is change
     assert (answer.low or math.inf) < ratio < (answer.high or 0)
+    if change is Change.UNDECIDED:
+        assert answer.pairs_needed == 20
+        assert answer.minutes_needed == pytest.approx(20 * 20.0 / 60)
 
 
 def test_two_noisy_processes_are_undecided() -> None:
