@@ -5,17 +5,12 @@ statistics.settle. A case that did not run, has one process or lacks the metric 
 INCONCLUSIVE. Two things are NO-GO without statistics: code that is wrong or out of memory, and a
 timeout whose bound is too slow.
 
-A ratio rule judges pairs in the same way. A partner without a value is what the rule says of it.
-
-A suite without rules asks for no speed: a case that was slow or busy until its time limit is then
-measured too, if another one ended in time.
-
 Cases that a stopped run has left are not asked, as if a filter had left them out; but a rule that
 has some of its cases is INCONCLUSIVE by the others.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -46,21 +41,15 @@ from harness.records import (
 )
 
 EVERY_CASE_RAN = "every case ran"
-"""The rule that applies to every suite."""
-
 WHAT_RAN = "required kernels and operators ran"
-"""The rule that applies if the suite requires or forbids kernels or operators that can be seen."""
-
 KERNELS_THAT_RAN = "required kernels ran"
-"""The same for kernels without a GPU: listed, but not applied."""
-
 EXPECTED = "expectations are met"
-"""The rule that applies if an expectation counts in the verdict."""
+"""The built-in rules. The second one applies if the suite requires or forbids kernels or operators
+that can be seen; the third, for kernels without a GPU, is listed but not applied; the last applies
+if an expectation counts in the verdict."""
 
 LOOSE = (Fact.OPEN, Fact.TOO_FEW_PROCESSES)
 """Facts that more processes of the case may change."""
-
-_ORDERS = {"all": WORST_FIRST, "any": WORST_FIRST[::-1]}
 
 
 def judge(
@@ -75,25 +64,22 @@ def judge(
     order NO-GO, INCONCLUSIVE, CONDITIONAL, GO. If all stated rules are for other GPUs, or the
     question is about another GPU, the verdict is INCONCLUSIVE or NO-GO.
     """
-    stated = [_judge_rule(rule, environment, summaries, fits) for rule in suite.rules]
-    by_id = {s.case.case_id: s for s in summaries}
+    device, by_id = environment.device_name, {s.case.case_id: s for s in summaries}
+    stated = [_judge_rule(rule, device, summaries, fits) for rule in suite.rules]
     stopped = {s.case.case_id for s in summaries if s.stop}
     asked = [case for case in suite.cases if case.case_id not in stopped]
-    about = [ran(case, by_id.get(case.case_id), suite.peers) for case in asked]
-    if not suite.rules:
-        about = _slow_or_busy(about, by_id)
-    every_case_ran = _built_in(EVERY_CASE_RAN, about, passed=Fact.RAN)
+    late_counts = not suite.rules and any(s.outcome is Outcome.OK for s in summaries)
+    about = [ran(case, by_id.get(case.case_id), suite.peers, late_counts) for case in asked]
+    every_case_ran = _built_in(EVERY_CASE_RAN, about)
     if every_case_ran.slow:
-        first = _fastest([s for s in summaries if s.outcome is Outcome.OK])
-        findings = (*first, *every_case_ran.findings)
-        every_case_ran = replace(every_case_ran, findings=findings)
-    there = [s for s in summaries if not s.stop]
-    expected = _expected(suite, there, environment)
+        fastest = _fastest([s for s in summaries if s.outcome is Outcome.OK])
+        every_case_ran = replace(every_case_ran, findings=(*fastest, *every_case_ran.findings))
+    expected = _expected(suite, [s for s in summaries if not s.stop], device)
     found = (every_case_ran, *_attested(summaries), *expected, *stated)
     parts = ("", *suite.deciding)
     results = tuple(replace(r, beside=parts[1:] != () and r.asks not in parts) for r in found)
     worst = min((r for r in results if r.decides), key=lambda r: WORST_FIRST.index(r.decision))
-    elsewhere = suite.decides_for and not gpu_matches(suite.decides_for, environment.device_name)
+    elsewhere = suite.decides_for and not gpu_matches(suite.decides_for, device)
     unasked = stated and not any(r.applies and not r.beside for r in results if r.stated)
     unknown = (elsewhere or unasked) and worst.decision is not Decision.NO_GO
     whole = len(suite.cases) + suite.left_out
@@ -101,7 +87,7 @@ def judge(
         decision=Decision.INCONCLUSIVE if unknown else worst.decision,
         rule=None if unasked and unknown else worst,
         rules=results,
-        device=environment.device_name,
+        device=device,
         not_measured=suite.decides_for if elsewhere else "",
         here=worst.decision if elsewhere else None,
         partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
@@ -117,11 +103,17 @@ def of_run(run: Run) -> tuple[Sequence[CaseSummary], Verdict]:
 # --- built-in rules ----------------------------------------------------------------------
 
 
-def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> Finding:
+def ran(
+    case: Case,
+    summary: CaseSummary | None,
+    peers: Sequence[str] = (),
+    late_counts: bool = False,
+) -> Finding:
     """Whether a case ended ok in all processes, or in a way that the suite allows.
 
     Args:
         peers: Providers that may fail: that leaves a gap, and says nothing about the subject.
+        late_counts: That a case was slow or busy until its time limit is an answer too.
     """
     if summary is None or summary.outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
@@ -139,45 +131,27 @@ def ran(case: Case, summary: CaseSummary | None, peers: Sequence[str] = ()) -> F
     if outcome in summary.case.allow:
         why = summary.case.allow[outcome]
         return _of(case, Decision.GO, Fact.ALLOWED, outcome=outcome, detail=why)
+    if late_counts and summary.working:
+        return _of(case, Decision.GO, Fact.SLOW, bound=summary.lower_bound_s)
     if case.provider in peers:
         return _ended(summary, Decision.GO)
     return _ended(summary, Decision.NO_GO if outcome in FAILURES else Decision.INCONCLUSIVE)
 
 
-def _slow_or_busy(about: Sequence[Finding], summaries: Mapping[str, CaseSummary]) -> list[Finding]:
-    """The findings where no rule asks for a speed: that a case is slow is then an answer, if
-    another one ended in time."""
-    if not any(f.fact is Fact.RAN for f in about):
-        return [*about]
-    bounds = {i: s.lower_bound_s for i, s in summaries.items() if s.working}
-    return [
-        replace(f, decision=Decision.GO, fact=Fact.SLOW, bound=bounds[f.subject])
-        if f.fact is Fact.ENDED and f.subject in bounds
-        else f
-        for f in about
-    ]
-
-
 def _fastest(ended: Sequence[CaseSummary]) -> Iterator[Finding]:
     """The fastest case, with those that are not told apart from it; none if their steps are not
     the same work."""
-    counted = all("tokens_per_s" in (s.metrics.keys() | s.apart.keys()) for s in ended)
-    metric = "tokens_per_s" if counted else "step_s"
-    speeds = {s.case.case_id: s.metrics[metric] for s in ended if metric in s.metrics}
-    if not speeds or (metric == "step_s" and len({s.case.workload for s in ended}) > 1):
+    metric = "tokens_per_s" if all(s.known("tokens_per_s") for s in ended) else "step_s"
+    timed = [s for s in ended if metric in s.metrics]
+    if not timed or (metric == "step_s" and len({s.case.workload for s in ended}) > 1):
         return
     higher = METRICS[metric].higher_is_better
-    best = (max if higher else min)(speeds, key=lambda i: speeds[i].value)
-    near = {i: times_better(speeds[best], e, higher_is_better=higher) for i, e in speeds.items()}
-    alike = [i for i, ratio in near.items() if i != best and (ratio.low or 0.0) <= 1]
-    yield Finding(
-        decision=Decision.GO,
-        fact=Fact.FASTEST,
-        subject=best,
-        cases=(best, *alike),
-        metric=metric,
-        estimate=speeds[best],
-    )
+    best = (max if higher else min)(timed, key=lambda s: s.metrics[metric].value)
+    top, others = best.metrics[metric], [s for s in timed if s is not best]
+    near = [times_better(top, s.metrics[metric], higher_is_better=higher) for s in others]
+    alike = [s for s, ratio in zip(others, near, strict=True) if (ratio.low or 0.0) <= 1]
+    found = _of(best.case, Decision.GO, Fact.FASTEST, metric=metric, estimate=top)
+    yield replace(found, cases=tuple(s.case.case_id for s in (best, *alike)))
 
 
 def attested(summary: CaseSummary) -> Finding | None:
@@ -187,8 +161,7 @@ def attested(summary: CaseSummary) -> Finding | None:
         return None
     if summary.attested:
         return _of(summary.case, Decision.GO, Fact.ATTESTED)
-    why = summary.unattested
-    return _of(summary.case, Decision.INCONCLUSIVE, Fact.NOT_ATTESTED, detail=why)
+    return _of(summary.case, Decision.INCONCLUSIVE, Fact.NOT_ATTESTED, detail=summary.unattested)
 
 
 def _of(case: Case, decision: Decision, fact: Fact, **known: Any) -> Finding:
@@ -198,28 +171,25 @@ def _of(case: Case, decision: Decision, fact: Fact, **known: Any) -> Finding:
 
 def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
     """Whether every case that ran is known to have run what the suite requires. A violation is the
-    outcome path_mismatch, which the rule "every case ran" judges. Kernels need a GPU to be seen.
-    """
+    outcome path_mismatch, which EVERY_CASE_RAN judges. Kernels need a GPU to be seen."""
     about = [found for s in summaries if (found := attested(s))]
     if about:
-        yield _built_in(WHAT_RAN, about, passed=Fact.ATTESTED)
+        yield _built_in(WHAT_RAN, about)
     if invisible := tuple(s.case.case_id for s in summaries if s.kernels_invisible):
         yield _not_applied(KERNELS_THAT_RAN, Fact.KERNELS_INVISIBLE, cases=invisible)
 
 
-def _expected(
-    suite: Suite, summaries: Sequence[CaseSummary], environment: Environment
-) -> Iterator[RuleResult]:
+def _expected(suite: Suite, summaries: Sequence[CaseSummary], device: str) -> Iterator[RuleResult]:
     """Whether the expectations that count are met, for each part of the question that they ask.
     Those for other GPUs are not asked."""
     parts: dict[str, list[Finding]] = {}
     for e, found in assessed(suite, summaries):
         if found and e.counts is not Weight.NOTE:
             asked = parts.setdefault(e.asks, [])
-            if gpu_matches(e.gpu, environment.device_name):
+            if gpu_matches(e.gpu, device):
                 asked += [_counted(e.counts, f) for f in found]
     for part, asked in parts.items():
-        elsewhere = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=environment.device_name)
+        elsewhere = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=device)
         yield replace(_built_in(EXPECTED, asked) if asked else elsewhere, asks=part)
 
 
@@ -230,23 +200,25 @@ def _counted(counts: Weight, finding: Finding) -> Finding:
     return replace(finding, decision=Decision.CONDITIONAL)
 
 
-def _built_in(name: str, findings: Sequence[Finding], *, passed: Fact | None = None) -> RuleResult:
-    decision, decisive = _settle(findings, WORST_FIRST)
-    kept = tuple(f for f in decisive if f.fact is not passed)
+def _built_in(name: str, findings: Sequence[Finding]) -> RuleResult:
+    decision, decisive = _settle(findings, best=False)
+    kept = tuple(f for f in decisive if f.fact not in (Fact.RAN, Fact.ATTESTED))
     return RuleResult(rule=name, decision=decision, findings=kept, judged=len(findings))
+
+
+def _settle(findings: Sequence[Finding], *, best: bool) -> tuple[Decision, list[Finding]]:
+    """The worst or best decision that a finding has, with all findings that have it; INCONCLUSIVE
+    without findings."""
+    for decision in WORST_FIRST[::-1] if best else WORST_FIRST:
+        if decisive := [f for f in findings if f.decision is decision]:
+            return decision, decisive
+    return Decision.INCONCLUSIVE, []
 
 
 def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: Any) -> RuleResult:
     finding = Finding(decision=Decision.INCONCLUSIVE, fact=fact, **known)
-    return RuleResult(
-        rule=name,
-        stated=stated,
-        decision=Decision.INCONCLUSIVE,
-        findings=(finding,),
-        judged=1,
-        applies=False,
-        asks=stated.asks if stated else "",
-    )
+    asks = stated.asks if stated else ""
+    return replace(_built_in(name, [finding]), stated=stated, applies=False, asks=asks)
 
 
 # --- a stated rule -----------------------------------------------------------------------
@@ -254,12 +226,11 @@ def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: 
 
 def _judge_rule(
     rule: Rule,
-    environment: Environment,
+    device: str,
     summaries: Sequence[CaseSummary],
     fits: Sequence[ScalingFit],
 ) -> RuleResult:
-    if not gpu_matches(rule.gpu, environment.device_name):
-        device = environment.device_name
+    if not gpu_matches(rule.gpu, device):
         return _not_applied(rule.name, Fact.OTHER_DEVICE, stated=rule, detail=device)
     matched = [s for s in summaries if rule.match.accepts(s.case)]
     if rule.against is not None:
@@ -272,17 +243,16 @@ def _judge_rule(
     if (rule.asked or len(there) < len(summaries)) and not rule.needs(there):
         why = next((s.detail for s in summaries if s.stop), "")
         return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked, detail=why)
-    decision, decisive = _settle(
-        [_counted(rule.counts, f) for f in findings], _ORDERS[rule.quantifier]
-    )
+    best = rule.quantifier == "any"
+    counted = [_counted(rule.counts, f) for f in findings]
+    decision, decisive = _settle(counted, best=best)
     perhaps = [f for f in findings if f.decision is Decision.INCONCLUSIVE and f.may_be_go]
-    fair = rule.quantifier == "any" and decision is Decision.CONDITIONAL
     return RuleResult(
         rule=rule.name,
         stated=rule,
         decision=decision,
         findings=tuple(decisive),
-        perhaps=tuple(perhaps) if fair else (),
+        perhaps=tuple(perhaps) if best and decision is Decision.CONDITIONAL else (),
         judged=len(findings),
         matched=len(matched),
         counts=rule.counts is not Weight.NOTE,
@@ -308,7 +278,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     if ours.outcome is not Outcome.OK:
         return replace(_no_value(ours), partner=partner)
     a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
-    found = replace(_of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC), metric=name)
+    found = _of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
     if a is None or a.value <= 0:
         return found
     if b is None or b.value <= 0:
@@ -326,15 +296,14 @@ def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Findin
         if timed.outcome is not Outcome.OK or estimate is None or not bound:
             continue
         least = times_beyond(estimate, bound, higher_is_better=higher)
-        go, abort = rule.go, rule.no_go
-        if timed is ours and least >= max(go, abort):
+        if timed is ours and least >= max(rule.go, rule.no_go):
             decision, fact = Decision.GO, Fact.AT_LEAST
-        elif timed is theirs and least > 0 and 1 / least < abort:
+        elif timed is theirs and least > 0 and 1 / least < rule.no_go:
             decision, fact, least = Decision.NO_GO, Fact.AT_MOST, 1 / least
         else:
             continue
-        found = _of(ours.case, decision, fact, bound=least, metric=name)
-        found = replace(found, partner=theirs.case.case_id)
+        partner = theirs.case.case_id
+        found = _of(ours.case, decision, fact, bound=least, metric=name, partner=partner)
         if estimate.processes < 2:
             return replace(found, decision=Decision.INCONCLUSIVE, likely=decision)
         return found
@@ -345,18 +314,12 @@ def _exponents(
     rule: Rule, matched: Sequence[CaseSummary], fits: Sequence[ScalingFit]
 ) -> list[Finding]:
     """One finding per fit whose cases the rule matches, and one per other matched case."""
-    left = {s.case.case_id: s for s in matched}
-    ours = [f for f in fits if f.axis == rule.axis and all(p.case_id in left for p in f.points)]
-    for point in (p for f in ours for p in f.points):
-        left.pop(point.case_id, None)
-    return [
-        *(_exponent(rule, f) for f in ours),
-        *(
-            _of(s.case, Decision.INCONCLUSIVE, Fact.NO_GROUP, detail=rule.axis)
-            for s in left.values()
-            if s.outcome not in s.case.allow
-        ),
-    ]
+    ids = {s.case.case_id for s in matched}
+    ours = [f for f in fits if f.axis == rule.axis and all(p.case_id in ids for p in f.points)]
+    left = ids - {p.case_id for f in ours for p in f.points}
+    others = [s.case for s in matched if s.case.case_id in left and s.outcome not in s.case.allow]
+    no_group = (_of(c, Decision.INCONCLUSIVE, Fact.NO_GROUP, detail=rule.axis) for c in others)
+    return [*(_exponent(rule, f) for f in ours), *no_group]
 
 
 def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
@@ -374,15 +337,12 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
         octave = f"over {rule.axis} {begin:g}–{end:g}"
         if fit.last is None:
             return replace(found, estimate=None, detail=f"no time {octave}")
-        found = replace(found, estimate=fit.last, detail=octave)
-    elif fit.exponent is None:
+        return _decide(rule, replace(found, detail=octave), fit.last)
+    if fit.exponent is None:
         clear = fit.slope and _decide(rule, replace(found, detail=""), fit.slope)
         return clear if clear and clear.fact is Fact.DECIDED else found
-    else:
-        flat = abs(fit.exponent.value) < FLAT
-        found = replace(found, detail=f"(hardly depends on {rule.axis})" if flat else "")
-    assert found.estimate is not None
-    return _decide(rule, found, found.estimate)
+    flat = f"(hardly depends on {rule.axis})" if abs(fit.exponent.value) < FLAT else ""
+    return _decide(rule, replace(found, detail=flat), fit.exponent)
 
 
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
@@ -406,6 +366,10 @@ def _no_value(summary: CaseSummary) -> Finding:
     """Wrong code, and code that is out of memory, breaks a rule without statistics."""
     broken = summary.outcome in FAILURES or summary.outcome is Outcome.OUT_OF_MEMORY
     return _ended(summary, Decision.NO_GO if broken else Decision.INCONCLUSIVE)
+
+
+def _ended(summary: CaseSummary, decision: Decision) -> Finding:
+    return _of(summary.case, decision, Fact.ENDED, outcome=summary.outcome, detail=summary.detail)
 
 
 def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
@@ -432,22 +396,3 @@ def _side(rule: Rule, low: float, high: float) -> Decision | None:
     if low >= abort and high < go:
         return Decision.CONDITIONAL
     return None
-
-
-# --- many findings, one decision ---------------------------------------------------------
-
-
-def _settle(
-    findings: Sequence[Finding], order: Sequence[Decision]
-) -> tuple[Decision, list[Finding]]:
-    """The first decision in this order that a finding has, with all findings that have it;
-    INCONCLUSIVE without findings."""
-    for decision in order:
-        if decisive := [f for f in findings if f.decision is decision]:
-            return decision, decisive
-    return Decision.INCONCLUSIVE, []
-
-
-def _ended(summary: CaseSummary, decision: Decision) -> Finding:
-    known = {"outcome": summary.outcome, "detail": summary.detail}
-    return _of(summary.case, decision, Fact.ENDED, **known)
