@@ -1,17 +1,16 @@
 """The criterion of a bisection: a metric, which has noise, or an exact one.
 
-Readings of a metric are compared by statistics. A counter, an outcome and a kernel are exact: one
-process is enough, and a commit is bad if its value is nearer to that of the bad commit.
+Readings of a metric are compared by statistics. A counter and an outcome are exact: one process is
+enough, and a commit is bad if its value is nearer to that of the bad commit.
 """
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from fnmatch import fnmatchcase
 
 from harness.errors import HarnessError
-from harness.records import COUNTERS, MAX_USES, Case, Clock, Measurement, Outcome, Suite
+from harness.records import COUNTERS, Case, Measurement, Outcome, Suite
 from harness.suite.choice import passing
 
 METRICS = ("step_s", "peak_memory_bytes")
@@ -25,7 +24,6 @@ class CriterionKind(StrEnum):
     METRIC = "metric"
     COUNTER = "counter"
     OUTCOME = "outcome"
-    KERNEL = "kernel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +32,7 @@ class Criterion:
 
     kind: CriterionKind
     name: str
-    """The metric or counter; the outcome; or a pattern (fnmatch) of kernels and operators."""
+    """The metric, counter or outcome."""
 
     @property
     def exact(self) -> bool:
@@ -44,7 +42,7 @@ class Criterion:
         return self.name if self.kind is CriterionKind.METRIC else f"{self.kind} {self.name}"
 
 
-PROFILED = Criterion(kind=CriterionKind.KERNEL, name="*")
+PROFILED = Criterion(kind=CriterionKind.COUNTER, name="kernel_launches")
 """For a process that only tells what ran."""
 
 
@@ -89,13 +87,11 @@ def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
     kind, name = next(iter(named.items()), (CriterionKind.METRIC, METRICS[0]))
     reported = [r.metric for r in case.program.readings] if case.program else []
     known = {
-        CriterionKind.METRIC: tuple(dict.fromkeys([*METRICS, *reported])),
+        CriterionKind.METRIC: dict.fromkeys([*METRICS, *reported]),
         CriterionKind.COUNTER: COUNTERS,
-        CriterionKind.OUTCOME: tuple(
-            o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT
-        ),
-    }.get(kind)
-    if known is not None and name not in known:
+        CriterionKind.OUTCOME: [o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT],
+    }[kind]
+    if name not in known:
         raise HarnessError(
             f"--{kind} {name}: {case.case_id} has no such {kind}", f"Use one of {', '.join(known)}."
         )
@@ -105,21 +101,19 @@ def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
 def prepared(case: Case, criterion: Criterion) -> Case:
     """The case with the settings to measure this criterion."""
     settings = replace(case.settings, processes=1)
-    match criterion.kind:
-        case CriterionKind.METRIC:
-            settings = replace(settings, profile=False)
-        case CriterionKind.COUNTER | CriterionKind.KERNEL:
-            unprofiled = criterion.kind is CriterionKind.COUNTER and criterion.name in UNPROFILED
-            settings = replace(  # the fewest steps: nothing is timed
-                settings,
-                min_samples=1,
-                max_samples=1,
-                sample_s=1e-3,
-                warmup_s=0.0,
-                accuracy=False,  # an incorrect commit can be counted too
-                # A program is counted only in its profiled process.
-                profile=case.program is not None or not unprofiled,
-            )
+    if criterion.kind is CriterionKind.METRIC:
+        settings = replace(settings, profile=False)
+    elif criterion.kind is CriterionKind.COUNTER:
+        settings = replace(  # the fewest steps: nothing is timed
+            settings,
+            min_samples=1,
+            max_samples=1,
+            sample_s=1e-3,
+            warmup_s=0.0,
+            accuracy=False,  # an incorrect commit can be counted too
+            # A program is counted only in its profiled process.
+            profile=case.program is not None or criterion.name not in UNPROFILED,
+        )
     # An outcome keeps the profile, which detects a path mismatch.
     return replace(case, settings=settings)
 
@@ -137,11 +131,8 @@ def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> fl
     if measurement.outcome is not Outcome.OK:
         detail = measurement.detail.strip().partition("\n")[0]
         raise Unreadable(f"{str(measurement.outcome).replace('_', ' ')}: {detail}")
-    match criterion.kind:
-        case CriterionKind.COUNTER:
-            return _counter(criterion.name, measurement)
-        case CriterionKind.KERNEL:
-            return _kernel(criterion.name, measurement)
+    if criterion.kind is CriterionKind.COUNTER:
+        return _counter(criterion.name, measurement)
     return _metric(criterion.name, measurement, min_samples)
 
 
@@ -171,17 +162,3 @@ def _counter(name: str, measurement: Measurement) -> float:
     if name in counters.differing:
         raise Unreadable(f"{name} differs between two steps")
     return float(value)
-
-
-def _kernel(pattern: str, measurement: Measurement) -> float:
-    profile = measurement.profile
-    if profile is None or profile.skipped:
-        raise Unreadable(f"it has no profile: {profile.skipped if profile else 'not recorded'}")
-    uses = (profile.kernels, profile.operators)
-    if any(fnmatchcase(use.name, pattern) for group in uses for use in group):
-        return 1.0
-    if profile.no_kernels and measurement.clock is not Clock.HOST:
-        raise Unreadable(f"its kernels are unknown: {profile.no_kernels}", again=True)
-    if any(len(group) >= MAX_USES for group in uses):
-        raise Unreadable(f"none of the {MAX_USES} recorded names matches, but more may have run")
-    return 0.0

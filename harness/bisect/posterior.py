@@ -17,9 +17,9 @@ Ben-Or & Hassidim, FOCS 2008; Student noise as in Lange, Little & Taylor, JASA 8
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
+from scipy.special import entr, ndtr
 
 from harness.analysis.statistics import Floats, hodges_lehmann
 
@@ -31,7 +31,6 @@ SCALES = 15
 LEAST_SCALE = 2e-4
 """Smallest assumed noise, as a fraction: a few equal readings do not prove that noise is zero."""
 _Z = np.sinh(np.linspace(-3.5, 3.5, 17))  # nodes around each reading, in scales, up to 16
-_phi = NormalDist().cdf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,29 +139,32 @@ def _log_likelihood(logs: Floats, bad: Floats, grid: Grid) -> Floats:
 # --- what to measure next ----------------------------------------------------------------
 
 
-def information(probabilities: Floats, position: int, mistaken: float) -> float:
-    """Expected reduction of the entropy by one process of a commit, in bits.
-
-    The process is treated as a yes or no that is wrong with probability `mistaken`. The posterior
-    uses the full reading.
-    """
-    bad = float(probabilities[: position + 1].sum())
-    return _entropy(bad * (1 - mistaken) + (1 - bad) * mistaken) - _entropy(mistaken)
-
-
 def mistaken(step: float, scale: float) -> float:
     """How often a process, compared with the two anchors of its block, is on the wrong side."""
-    return _phi(-abs(step) / 2 / (scale * math.sqrt(1.5)))
+    return float(ndtr(-abs(step) / 2 / (scale * math.sqrt(1.5))))
 
 
 def most_informative(
     probabilities: Floats, skipped: Collection[int], error: float
 ) -> tuple[int, float] | None:
-    """The commit with the most expected information, and its bits; None if no commit has any."""
+    """The commit of which one process reduces the entropy most, and by how many bits it is expected
+    to; None if none does.
+
+    A process is treated as a yes or no that is wrong with probability `error`. The posterior uses
+    the full reading.
+    """
     last = len(probabilities) - 1
-    bits = {p: information(probabilities, p, error) for p in range(1, last) if p not in skipped}
-    best = max(bits, key=lambda p: (round(bits[p], 9), -abs(p - last / 2)), default=None)
-    return (best, bits[best]) if best is not None and bits[best] > 1e-9 else None
+    bad = np.cumsum(probabilities).clip(0, 1)
+    seen_bad = bad * (1 - error) + (1 - bad) * error
+    bits = _entropy(seen_bad) - _entropy(np.array(error))
+    open_ = [p for p in range(1, last) if p not in skipped and bits[p] > 1e-9]
+    best = max(open_, key=lambda p: (round(float(bits[p]), 9), -abs(p - last / 2)), default=None)
+    return None if best is None else (best, float(bits[best]))
+
+
+def _entropy(p: Floats) -> Floats:
+    """In bits, of a yes-or-no event."""
+    return np.asarray((entr(p) + entr(1 - p)) / math.log(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +195,3 @@ def groups(probabilities: Floats, skipped: Collection[int]) -> tuple[CommitGroup
             found.append(CommitGroup(tuple(waiting), share))
             waiting = []
     return tuple(found)
-
-
-def _entropy(p: float) -> float:
-    """In bits, of a yes-or-no event."""
-    return 0.0 if p <= 0 or p >= 1 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
 
 import numpy as np
 from scipy.stats import entropy
@@ -198,36 +197,28 @@ class NoisySearch:
 
     def _anchors(self) -> NextBlock | CommitsConclusion | None:
         """The next block of the anchors, or that they do not differ; None once they differ."""
-        pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)
-        found = self._differ(pairs)
-        if found is True:
-            return None
-        if found is not None:
-            said = "are not shown to" if found.change is Change.UNDECIDED else "do not"
-            reason = f"good and bad {said} differ on this machine: {found.reason}"
-            if found.smallest_effect is not None:
-                least = units.percent(found.smallest_effect)
-                reason += f"; a change of {least} would have been seen"
-            return CommitsConclusion(reason=reason, comparison=found)
-        most = ANCHOR_PAIRS + (MORE_PAIRS if len(pairs) >= ANCHOR_PAIRS else 0)
-        return in_turns(BisectStage.ANCHORS, (0, self.last), len(pairs), most)
-
-    def _differ(self, pairs: Sequence[Pair]) -> Literal[True] | Comparison | None:
-        """Whether the anchors differ: True, or the comparison that denies it; None requests another
-        pair."""
+        ends = (0, self.last)
+        pairs = self.pairs(BisectStage.ANCHORS, *ends)
         if len(pairs) < ANCHOR_PAIRS:
-            return None
+            return in_turns(BisectStage.ANCHORS, ends, len(pairs), ANCHOR_PAIRS)
         first, order = np.array(self.first_logs()), compare.swapped(pairs[:ANCHOR_PAIRS])
         low, high = compare.student_bounds(first, order, self.thresholds)
         apart = low > 0 or high < 0
         if apart and abs(float(hodges_lehmann(first))) > math.log1p(self.thresholds.practical):
-            return True
+            return None
         rest = pairs[ANCHOR_PAIRS:]
         if len(rest) < MORE_PAIRS:
-            return None
+            return in_turns(BisectStage.ANCHORS, ends, len(pairs), ANCHOR_PAIRS + MORE_PAIRS)
         sign, new = float(hodges_lehmann(compare.time_logs(rest))), slice(ANCHOR_PAIRS, None)
-        found = self.judged(BisectStage.ANCHORS, (0, self.last), new, sign)
-        return True if found.change is Change.SLOWER else found
+        found = self.judged(BisectStage.ANCHORS, ends, new, sign)
+        if found.change is Change.SLOWER:
+            return None
+        said = "are not shown to" if found.change is Change.UNDECIDED else "do not"
+        reason = f"good and bad {said} differ on this machine: {found.reason}"
+        if found.smallest_effect is not None:
+            least = units.percent(found.smallest_effect)
+            reason += f"; a change of {least} would have been seen"
+        return CommitsConclusion(reason=reason, comparison=found)
 
     def _confirm(self, cell: CommitGroup, step: float) -> NextBlock | CommitsConclusion:
         found = self.confirm(cell.good, cell.bad, step)
@@ -283,24 +274,17 @@ class ExactSearch:
             self.values[reading.position] = reading.value
 
     def next(self) -> NextBlock | CommitsConclusion:
-        for number, position in enumerate((0, self.last), 1):
+        for taken, position in enumerate((0, self.last)):
             if position not in self.values:
-                return NextBlock(
-                    stage=BisectStage.ANCHORS, positions=(position,), number=number, of=2
-                )
+                return in_turns(BisectStage.ANCHORS, (position,), taken, 2)
         if self.values[0] == self.values[self.last]:
             return CommitsConclusion(reason="good and bad do not differ on this machine")
         low, high = self._bounds()
         chosen = most_informative(self.probabilities(), self.skipped, 0.0)
         if chosen is not None:
             searched = len(self.values) - 2
-            left = math.ceil(math.log2(high - low))
-            return NextBlock(
-                stage=BisectStage.SEARCH,
-                positions=(chosen[0],),
-                number=searched + 1,
-                of=searched + left,
-            )
+            most = searched + math.ceil(math.log2(high - low))
+            return in_turns(BisectStage.SEARCH, (chosen[0],), searched, most)
         return CommitsConclusion(
             reason="the commit before it is good",
             culprits=tuple(range(low + 1, high + 1)),
@@ -317,12 +301,8 @@ class ExactSearch:
 
     def _bounds(self) -> tuple[int, int]:
         """The last known good commit and the first known bad one after it."""
-        bad = {p for p in self.values if self._is_bad(p)}
-        high = min(bad, default=self.last)
+        good, bad = (self.values.get(position, 0.0) for position in (0, self.last))
+        found_bad = (p for p, v in self.values.items() if abs(v - bad) < abs(v - good))
+        high = min(found_bad, default=self.last)
         low = max((p for p in self.values if p < high), default=0)
         return low, max(high, low + 1)
-
-    def _is_bad(self, position: int) -> bool:
-        value, good = self.values[position], self.values[0]
-        bad = self.values.get(self.last, good)
-        return abs(value - bad) < abs(value - good)

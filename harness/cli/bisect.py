@@ -33,9 +33,6 @@ ByCounter = Annotated[
 ByOutcome = Annotated[
     str | None, Option(help="Treat this outcome as bad: crash, incorrect, hang, ...")
 ]
-ByKernel = Annotated[
-    str | None, Option(metavar="PATTERN", help="Search by whether this kernel runs.")
-]
 Effect = Annotated[float, Option(min=0.002, max=1.0, help="Smallest change to find: 0.03 is 3 %.")]
 BuildCommand = Annotated[
     str, Option(metavar="CMD", help="Run CMD in each commit's worktree first.")
@@ -67,7 +64,6 @@ def bisect(
     metric: ByMetric = None,
     counter: ByCounter = None,
     outcome: ByOutcome = None,
-    kernel: ByKernel = None,
     effect: Effect = 0.03,
     build: BuildCommand = "",
     root: Roots = None,
@@ -89,7 +85,7 @@ def bisect(
 
     Exit status: 0 found; 3 undecided, or out of budget.
     """
-    criterion = {"metric": metric, "counter": counter, "outcome": outcome, "kernel": kernel}
+    criterion = {"metric": metric, "counter": counter, "outcome": outcome}
     asked = suite or overrides or good or bad or any(criterion.values()) or build or root
     if (resume and (case or runs or asked)) or (runs and asked):
         raise HarnessError(

@@ -9,17 +9,7 @@ import pytest
 from harness.bisect import criteria
 from harness.bisect.criteria import Criterion, CriterionKind, Unreadable
 from harness.errors import HarnessError
-from harness.records import (
-    MAX_USES,
-    Clock,
-    Counters,
-    Measurement,
-    MetricSource,
-    Outcome,
-    Profile,
-    Program,
-    Use,
-)
+from harness.records import Counters, Measurement, MetricSource, Outcome, Program
 from harness.tests.fake_runs import case
 
 CASE = case({"seq_len": 512})
@@ -27,12 +17,6 @@ PROGRAM = Program(argv=("train",), readings=(MetricSource(metric="loss_s", json=
 SYNCS = {"counters": Counters(host_syncs=3)}
 DIFFERING = {"counters": Counters(host_syncs=3, differing=("host_syncs",))}
 UNCOUNTED = {"counters": Counters(unknown={"host_syncs": "no GPU"})}
-KERNELS, OPERATORS = (
-    tuple(Use(name=name, where="", calls=1.0, time_s=1e-6) for name in names)
-    for names in (["selected_fwd_64"], ["aten::mm"])
-)
-RAN = Profile(kernels=KERNELS, operators=OPERATORS)
-UNSEEN = replace(RAN, no_kernels="CUPTI is in use")
 
 
 def failed(outcome: Outcome) -> Mapping[str, Any]:
@@ -44,7 +28,6 @@ def read(criterion: str, changes: Mapping[str, Any]) -> float:
     kind, name = criterion.split()
     fields = {
         "outcome": Outcome.OK,
-        "clock": Clock.CUDA_EVENT,
         "samples_s": (0.1, 0.3, 0.2),
         "steady": True,
         **changes,
@@ -62,10 +45,6 @@ def read(criterion: str, changes: Mapping[str, Any]) -> float:
         ("metric loss_s", {"readings": {"loss_s": (3.0, 1.0, 2.0)}}, 2.0),
         ("metric peak_memory_bytes", {"peak_memory_bytes": 5}, 5),
         ("counter host_syncs", SYNCS, 3),
-        ("kernel selected_fwd*", {"profile": RAN}, 1),
-        ("kernel aten::mm", {"profile": RAN}, 1),
-        ("kernel dense*", {"profile": RAN}, 0),
-        ("kernel dense*", {"profile": UNSEEN, "clock": Clock.HOST}, 0),
         ("outcome crash", failed(Outcome.CRASH), 1),
         ("outcome crash", failed(Outcome.HANG), 0),
         ("outcome crash", {}, 0),
@@ -89,9 +68,6 @@ def test_a_process_has_a_value(criterion: str, changes: dict[str, Any], value: f
         ("counter host_syncs", UNCOUNTED, "host_syncs is unknown: no GPU", False),
         ("counter host_syncs", DIFFERING, "differs between two steps", False),
         ("counter host_syncs", {}, "unknown", False),
-        ("kernel dense*", {"profile": UNSEEN}, "CUPTI is in use", True),
-        ("kernel dense*", {"profile": replace(RAN, kernels=KERNELS * MAX_USES)}, "more may", False),
-        ("kernel dense*", {"profile": Profile(skipped="too long")}, "no profile", False),
         ("outcome crash", failed(Outcome.UNSUPPORTED), "unsupported: as planted$", False),
     ],
 )
@@ -110,7 +86,6 @@ def test_a_process_without_a_value_has_a_reason(
         ("counter", "host_syncs", None, False, True),
         ("counter", "kernel_launches", None, True, True),  # the profiler counts them
         ("counter", "host_syncs", PROGRAM, True, True),  # where alone it is counted
-        ("kernel", "host_syncs", None, True, True),
         ("outcome", "path_mismatch", None, True, False),
     ],
 )

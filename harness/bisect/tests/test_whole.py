@@ -129,10 +129,7 @@ def sleeps(provider, axes):
 @pytest.mark.free_gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize(
-    "criterion", [("--counter", "kernel_launches"), ("--kernel", "*sigmoid*")], ids=lambda c: c[1]
-)
-def test_on_a_gpu_a_planted_kernel_is_found(criterion: tuple[str, str], tmp_path: Path) -> None:
+def test_on_a_gpu_a_planted_kernel_is_found(tmp_path: Path) -> None:
     once = "def run(x):\n    return x + 1\n"
     files = {"toysuites/workloads.py": WORKLOADS, "toy/kernel.py": once}
     folder = repository(tmp_path / "toys", files)
@@ -142,9 +139,8 @@ def test_on_a_gpu_a_planted_kernel_is_found(criterion: tuple[str, str], tmp_path
         line.append(commit(folder, {"toy/kernel.py": f"import torch\n# {n}\n{text}"}))
     places = ("--state", str(tmp_path / "state"), "--reports", str(tmp_path / "reports"))
 
-    running = bisecting(
-        folder, SUITE_PATH, "--case", "sleep/a", "--good", line[0], *criterion, *places
-    )
+    asked = ("--case", "sleep/a", "--good", line[0], "--counter", "kernel_launches")
+    running = bisecting(folder, SUITE_PATH, *asked, *places)
     answer, message = running.communicate(timeout=300)
 
     assert running.returncode == 0, message

@@ -88,11 +88,7 @@ def _because(result: BisectResult) -> str:
             return f"{criterion.name} is {after[0]:g}, but {before[0]:g} at {at}"
         case CriterionKind.OUTCOME, True:
             return f"it ends with {criterion.name}, but {at} does not"
-        case CriterionKind.OUTCOME, False:
-            return f"it does not end with {criterion.name}, but {at} does"
-        case _, True:
-            return f"{criterion.name} runs, but not at {at}"
-    return f"{criterion.name} does not run, but it does at {at}"
+    return f"it does not end with {criterion.name}, but {at} does"
 
 
 def _search(command: Sequence[str], ends: tuple[str, ...] | None) -> str:
@@ -108,7 +104,7 @@ def _median(criterion: Criterion, values: Sequence[float]) -> str:
     if not values:
         return ""
     value = statistics.median(values)
-    if criterion.kind in (CriterionKind.OUTCOME, CriterionKind.KERNEL):
+    if criterion.kind is CriterionKind.OUTCOME:
         return "yes" if value else "no"
     known = criterion.kind is CriterionKind.METRIC and criterion.name in METRICS
     return units.plain(criterion.name, value, 3) if known else f"{value:.6g}"

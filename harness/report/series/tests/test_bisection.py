@@ -26,7 +26,6 @@ CASE = case({"seq_len": 2048})
 STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
 SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
 CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
-KERNEL = Criterion(kind=CriterionKind.KERNEL, name="sel_*")
 COMMITS = tuple(
     Commit(
         sha=f"{n}" * 40,
@@ -105,8 +104,6 @@ FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, con
         (of_commits(FOUND, SYNCS, **exact(1, 3)), "host_syncs is 3, but 1 at 2222222222"),
         (of_commits(FOUND, CRASH, **exact(0, 1)), "it ends with crash, but 2222222222"),
         (of_commits(FOUND, CRASH, **exact(1, 0)), "it does not end with crash, but"),
-        (of_commits(FOUND, KERNEL, **exact(0, 1)), "sel_* runs, but not at 2222222222"),
-        (of_commits(FOUND, KERNEL, **exact(1, 0)), "sel_* does not run, but it does at"),
     ],
 )
 def test_the_sentence_says_how_the_culprit_differs(result: BisectResult, expected: str) -> None:
