@@ -14,8 +14,6 @@ SLOTS = tuple(f"tree{n}" for n in range(7))
 """Names of the worktrees that exist at once; equally long, so that paths have equal lengths."""
 TIMEOUT_S = 3600.0
 """Longest build."""
-SHOWN_LINES = 3
-"""Last lines of a failed build's log that its message shows."""
 
 
 class BuildFailed(Exception):
@@ -80,5 +78,5 @@ def _run(build: str, tree: Path, log: Path) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status != 0:
-        last = log.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:]
+        last = log.read_text(errors="replace").strip().splitlines()[-3:]
         raise BuildFailed(f"the build ended with status {status}: {' / '.join(last)}")

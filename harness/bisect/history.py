@@ -10,8 +10,6 @@ _FORMAT = "%H%x00%P%x00%an%x00%aI%x00%s"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """One commit, as a report names it."""
-
     sha: str
     subject: str = ""
     author: str = ""

@@ -36,7 +36,7 @@ class BisectRequest:
     """The first line: everything that a search and its resumption need."""
 
     kind: Literal["begun"] = "begun"
-    schema: Literal[3] = 3
+    schema: Literal[4] = 4
     started_at: str
     suite: Suite
     """With only the one case."""
@@ -61,11 +61,8 @@ class BisectRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One process."""
-
     kind: Literal["taken"] = "taken"
     block: int
-    """Number of the block."""
     stage: BisectStage
     position: int
     commit: str
@@ -87,7 +84,6 @@ class Note:
     """A fact for the reader of the result: the search was resumed, the machine has changed."""
 
     kind: Literal["noted"] = "noted"
-    at: str
     text: str
 
 

@@ -35,15 +35,12 @@ _Z = np.sinh(np.linspace(-3.5, 3.5, 17))  # nodes around each reading, in scales
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReading:
-    """The value that one process gave."""
-
     position: int
     """Of a commit in the history."""
     value: float
     """Positive if the criterion has noise."""
     hz: float | None = None
     """Mean SM clock during the process."""
-    wall_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a search may use."""
-
     state: Path
     """Folder of the journals."""
     budget_s: float | None = None
@@ -33,8 +31,6 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processes:
-    """Measures one fresh process after another."""
-
     journal: Journal
     rig: Rig
     started: float
@@ -104,9 +100,9 @@ def opened(
         created = Journal.create(resources.state, replace(request, environment=here))
         journal = stack.enter_context(created)
     else:
-        journal.write(Note(at=now(), text=f"resumed at {now()}"))
+        journal.write(Note(text=f"resumed at {now()}"))
         for difference in drift.differences(before, here) if before else ():
-            journal.write(Note(at=now(), text=f"resumed with {difference}"))
+            journal.write(Note(text=f"resumed with {difference}"))
     rig.measures(journal.folder.name)
     rig.observe(here)
     return Processes(journal=journal, rig=rig, started=started, resources=resources)

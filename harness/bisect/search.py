@@ -46,9 +46,6 @@ class BisectStage(StrEnum):
     """Of the culprit and the commit before it, once found; not part of the search."""
 
 
-Block = tuple[BisectStage, tuple[ProcessReading, ...]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextBlock:
     """A block to measure: one fresh process per position, in this order."""
@@ -99,7 +96,7 @@ class NoisySearch:
             screen_ratio=1 + 0.4 * effect,
             most_pairs=2 * MORE_PAIRS - Thresholds().screen_pairs,
         )
-        self.blocks: list[Block] = []
+        self.blocks: list[tuple[BisectStage, tuple[ProcessReading, ...]]] = []
         self._posterior: Posterior | None = None
         self._taken = 0
 
@@ -119,7 +116,6 @@ class NoisySearch:
                 candidate_s=b.value,
                 baseline_hz=a.hz,
                 candidate_hz=b.hz,
-                wall_s=a.wall_s + b.wall_s if a.wall_s and b.wall_s else None,
                 swapped=block[0].position == candidate,
             )
             found.append(pair)

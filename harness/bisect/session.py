@@ -271,8 +271,7 @@ class Bisection:
             error.again &= count < TRIES * max(1, len(self._values.get(place, ())))
             return error
         self._values.setdefault(place, []).append(value)
-        wall_s = measurement.wall_s or None
-        return ProcessReading(position=place, value=value, hz=clock(measurement), wall_s=wall_s)
+        return ProcessReading(position=place, value=value, hz=clock(measurement))
 
     def _skip(self, place: int, reason: str) -> None:
         commit = self._history[place]
