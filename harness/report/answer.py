@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
+    CaseSummary,
     Decision,
     Fact,
     Finding,
     Match,
+    Outcome,
     Rule,
     RuleResult,
     Run,
@@ -200,15 +202,28 @@ def parts_table(found: Sequence[Part]) -> Table | None:
     return Table(columns=("question", "answer", "number", "limit"), rows=rows) if rows else None
 
 
-def readiness(found: Sequence[Part], suite: Suite) -> Iterator[str]:
+def readiness(
+    found: Sequence[Part], suite: Suite, summaries: Sequence[CaseSummary]
+) -> Iterator[str]:
     """Where the question is whether to start, which is where the suite names a cost: what is ready,
-    and what is not."""
+    what is not, and which phases, the workloads in their order, passed."""
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
         parts = [p.question for p in found if p.word.removesuffix(NOTED) in words]
         if parts:
             yield f"**{state}**: {' '.join(parts)}"
+    yield from _phases(summaries) if suite.cost else ()
+
+
+def _phases(summaries: Sequence[CaseSummary]) -> Iterator[str]:
+    """Which workloads, in their order, ended as the suite allows in every case, and which not."""
+    ends = {s.case.workload: "passed" for s in summaries}
+    for s in summaries:
+        if s.outcome not in (Outcome.OK, *s.case.allow):
+            ends[s.case.workload] = "failed" if s.outcome else "not run"
+    for state in dict.fromkeys(ends.values()):
+        yield f"**Phases {state}**: {listed([w for w, end in ends.items() if end == state])}"
 
 
 def beside(v: Verdict, suite: Suite) -> Iterator[str]:

@@ -51,22 +51,27 @@ class Study:
         self.summaries = summarise(run)
         withdrawn = {s.case.case_id for s in self.summaries if s.withdrawn}
         known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
-        self.run = run = replace(run, measurements=tuple(known))
+        device = run.environment.device_name
+        parts = {n: q.replace("{gpu}", device) for n, q in run.suite.parts.items()}
+        suite = replace(run.suite, parts=parts)
+        self.run = run = replace(run, measurements=tuple(known), suite=suite)
         self.names = text.case_names(run.suite)
         self.fits = scaling.fit(self.summaries)
-        self.verdict = gate.judge(run.suite, run.environment, self.summaries, self.fits)
+        self.changed = since(before, run, self.summaries, self.names) if before else None
+        judged_as = gate.judge(run.suite, run.environment, self.summaries, self.fits)
+        pace = self.changed.pace if self.changed else {}
+        self.verdict = verdict_text.excused(judged_as, pace)
         first = remedies.slowest(self.verdict)
         asked = [s.case.case_id for s in judged(run, self.summaries)]
         self.stacks = stacks(run, self.summaries, asked, first=first)
         self.causes = causes(run, self.summaries)
         self.diagnoses = diagnose(run.suite, self.summaries)
+        self.earlier = diagnose(run.suite, summarise(before)) if before else ()
         self.again = reproduction(run.suite, self.summaries)
-        device = run.environment.device_name
         self.why = explained.line(self.diagnoses, run.suite, device, self.again)
         # With the names to show, without what other sections say.
         self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]
-        self.changed = since(before, run, self.summaries, self.names) if before else None
 
 
 def build(
@@ -90,7 +95,8 @@ def build(
 def _screen(of: Study) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
     run, v, suite, changed = of.run, of.verdict, of.run.suite, of.changed
-    needed = remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks)
+    slow = bool(changed and changed.node)
+    needed = remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks, slow_host=slow)
     search = [changed.step] if changed and changed.step else []
     steps = [*[*dict.fromkeys(needed)][: remedies.MAX_STEPS - len(search)], *search]
     relevant = remedies.relevant(of.causes, v)
@@ -122,12 +128,14 @@ def _screen(of: Study) -> dict[str, object]:
             *text.crossovers(versus(of.summaries), suite),
         ),
         "why": causes_said,
-        "suspects": explained.suspects_table(of.diagnoses, suite),
+        "suspects": explained.suspects_table(
+            of.diagnoses, suite, of.earlier, str(changed.day) if changed else ""
+        ),
         "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": tuple(steps),
-        "readiness": [*answer.readiness(of.parts, suite)],
+        "readiness": [*answer.readiness(of.parts, suite, of.summaries)],
         "cost": conditions.cost(of.summaries, run, of.names),
     }
 

@@ -70,34 +70,48 @@ def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
     return f"{said[0].upper()}{said[1:]} ({case}): they {does}."
 
 
-def suspects_table(found: Sequence[Diagnosis], suite: Suite) -> Table | None:
-    """One row a suspect: its effect, and the conclusion against the gap."""
+def suspects_table(
+    found: Sequence[Diagnosis], suite: Suite, before: Sequence[Diagnosis] = (), day: str = ""
+) -> Table | None:
+    """One row a suspect: its effect, that in the earlier run of this day if it was measured there,
+    and the conclusion against the gap."""
     if suite.suspects is None or all(d.conclusion is Conclusion.NOT_TESTED for d in found):
         return None
     gap = suite.suspects.gap
     higher, rows = METRICS[gap.metric].higher_is_better, []
     tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
+    then = {d.name: d for d in before if d.effect}
     for d in tested:
-        e, text = d.effect, str(d.conclusion)
+        text = str(d.conclusion)
         if d.share:
             text += f" {units.percent(d.share[0])} to {units.percent(d.share[1])}"
         spared = d.conclusion in (Conclusion.UNDECIDED, Conclusion.APART)
         if spared and d.reached and (d.reached > gap.expected) == higher:
             text += f": still {units.quantity(gap.metric, d.reached)} here"
-        effect = NONE
-        if e is not None:
-            control = f"control: {units.measured(gap.metric, e)}"
-            effect = control if d.is_control else units.slowdown(e.value, e.low, e.high)
-            effect += "" if e.processes > 2 else f" ({units.plural('process', e.processes)})"
-        rows.append((d.name, NONE if d.is_control else d.then, effect, text))
+        seen = (_effect(d, gap.metric), *([_effect(then.get(d.name), gap.metric)] if then else []))
+        rows.append((d.name, NONE if d.is_control else d.then, *seen, text))
     if untested := [d.name for d in found if d not in tested]:
-        rows.append((listed(untested), NONE, NONE, str(Conclusion.NOT_TESTED)))
-    seen, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
+        nothing = [NONE] * (3 if then else 2)
+        rows.append((listed(untested), *nothing, str(Conclusion.NOT_TESTED)))
+    of_gap, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if higher else "above"
-    title = f"what could explain {seen} ({units.factor(gap.factor)} {side} {expected})"
+    title = f"what could explain {of_gap} ({units.factor(gap.factor)} {side} {expected})"
     where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
-    effect = f">effect on the step here{f', {where}' if where else ''}"
-    return Table(columns=(title, "in that run", effect, "conclusion"), rows=tuple(rows))
+    columns = [title, "in that run", f">effect on the step here{f', {where}' if where else ''}"]
+    columns += [f">on {day}"] if then else []
+    return Table(columns=(*columns, "conclusion"), rows=tuple(rows))
+
+
+def _effect(d: Diagnosis | None, metric: str) -> str:
+    """`76 % [48 … 111] slower (2 processes)`, or the number of a control."""
+    if d is None or d.effect is None:
+        return NONE
+    e, few = d.effect, ""
+    if e.processes < 3:
+        few = f" ({units.plural('process', e.processes)})"
+    if d.is_control:
+        return f"control: {units.measured(metric, e)}{few}"
+    return f"{units.slowdown(e.value, e.low, e.high)}{few}"
 
 
 # --- what was seen that day against what each candidate does here ------------------------------

@@ -23,6 +23,7 @@ from harness.records import (
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import (
+    SPEEDS,
     alone_command,
     case_names,
     listed,
@@ -31,7 +32,6 @@ from harness.report.text import (
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
-_SPEEDS = ("tokens_per_s", "step_s")
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
 _REMEDIES: dict[CauseKind, tuple[str, str]] = {
@@ -133,7 +133,7 @@ def slow_of(r: RuleResult) -> dict[Finding, float]:
     """What misses a rule, or an expectation, about speed -> how many times as fast it must become,
     slowest first."""
     stated = r.stated
-    timed = [f for f in r.findings if (stated.metric if stated else f.metric) in _SPEEDS]
+    timed = [f for f in r.findings if (stated.metric if stated else f.metric) in SPEEDS]
     due = sorted(((distance(f, stated), f) for f in timed), key=lambda pair: -pair[0])
     return {f: times for times, f in due if times > 1}
 
@@ -152,6 +152,8 @@ def next_steps(
     diagnoses: Sequence[Diagnosis] = (),
     found: Sequence[Cause] = (),
     parts: Sequence[Stack] = (),
+    *,
+    slow_host: bool = False,
 ) -> Iterator[str]:
     """What would turn the answer into a GO, the most urgent first, each with its command."""
     if not run.ended_at:
@@ -169,7 +171,7 @@ def next_steps(
     controls = [s.control for s in tested if s.control]
     beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}
     yield from _speed_up([r for r in left if not beside & {*r.evidence}], run, parts)
-    yield from _steps([f for r in left for f in r.findings], run)
+    yield from _steps([f for r in left for f in r.findings], run, slow_host)
     yield from _keep_out(diagnoses)
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
@@ -204,7 +206,7 @@ def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> I
             return
 
 
-def _steps(found: Sequence[Finding], run: Run) -> Iterator[str]:
+def _steps(found: Sequence[Finding], run: Run, slow_host: bool) -> Iterator[str]:
     """What repeats a failure, and measures what is absent or not decided."""
     cases, names = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
     again = f"harness run {shlex.quote(run.suite.path)}"
@@ -223,8 +225,11 @@ def _steps(found: Sequence[Finding], run: Run) -> Iterator[str]:
     if loose := [i for i in loose if i in cases]:
         made = [cases[i].settings.most for i in loose]
         more = 2 * max(made) if min(made) > 1 else 3
-        only = _only(loose, cases)
-        yield f"Measure in {more} processes: `{again} {only} -s measure.processes={more}`"
+        only = f"{again} {_only(loose, cases)}"
+        if slow_host:
+            yield f"Measure on a host that is not slow: `{only}`"
+        else:
+            yield f"Measure in {more} processes: `{only} -s measure.processes={more}`"
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:

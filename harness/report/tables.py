@@ -26,6 +26,7 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.text import (
+    SPEEDS,
     Word,
     case_names,
     listed,
@@ -54,7 +55,6 @@ _TITLES = {m.name: m.title for m in METRICS.values()} | {
 
 MAX_RATIOS = 2
 """Providers that the first one is compared with in a table."""
-_SPEEDS = ("tokens_per_s", "step_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +129,9 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     asked = (
         r.metric
         for r in run.suite.rules
-        if r.metric in _SPEEDS and any(r.match.accepts(s.case) for s in summaries)
+        if r.metric in SPEEDS and any(r.match.accepts(s.case) for s in summaries)
     )
-    metric = next(asked, _SPEEDS[0])
+    metric = next(asked, SPEEDS[0])
     if not any(metric in s.metrics for s in summaries):
         metric = "step_s"
     remark = (

@@ -1,6 +1,7 @@
 """Sentences about decisions: the findings, the rules and the verdict of a suite."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from harness import units
@@ -18,7 +19,7 @@ from harness.records import (
     Run,
     Verdict,
 )
-from harness.report.text import every, listed
+from harness.report.text import SPEEDS, every, listed
 from harness.units import ending_text
 
 MAX_SUBJECTS = 2
@@ -167,6 +168,22 @@ def distance(f: Finding, stated: Rule | None) -> float:
     return max((low or 0.0) / value, value / high if high and high > 0 else 0.0)
 
 
+def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
+    """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
+    the run is slower; `pace` is how many times as long the steps of a case take by that."""
+
+    def result(r: RuleResult) -> RuleResult:
+        return replace(r, findings=tuple(finding(f, r.stated) for f in r.findings))
+
+    def finding(f: Finding, stated: Rule | None) -> Finding:
+        speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
+        by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
+        missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
+        return replace(f, fact=Fact.OPEN) if missed else f
+
+    return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
+
+
 def _limits(f: Finding, stated: Rule | None) -> tuple[float | None, float | None]:
     if stated is None:
         return f.low, f.high
@@ -268,7 +285,7 @@ def margin_text(result: RuleResult) -> str:
         far = (min if stated and stated.quantifier == "any" else max)(missed)
         return f", missed by {units.factor(far)}" if word(result) == NO else ""
     values = [f.estimate.value for f in found if f.estimate and f.estimate.value > 0]
-    speed = stated and not stated.against and stated.metric in ("tokens_per_s", "step_s")
+    speed = stated and not stated.against and stated.metric in SPEEDS
     if stated is None or not speed or not values or word(result) != YES:
         return ""
     over = min(v / stated.go if stated.higher_is_better else stated.go / v for v in values)

@@ -55,6 +55,10 @@ class Since:
     """For the first screen: how many, and the worst; empty if the node explains all."""
     node: str
     """By how much this host is slower, in few words; empty if it is not shown to be."""
+    day: datetime.date
+    """Of the earlier run."""
+    pace: Mapping[str, float]
+    """Case -> how many times as long its steps take by that; empty if it is not shown."""
     step: str
     """What finds the cause of the worst slowdown; empty without one, if the node explains it, or if
     a run measured code that is not that of a commit."""
@@ -89,7 +93,7 @@ def since(
 
     def by_host(g: GateCase) -> bool:
         alike = bool(host) and _as_before(before, now, g.case_id) > 0
-        return _ratio(g) > 1 and (alike or _ratio(g) <= pace.get(g.case_id, 1.0))
+        return _ratio(g) > 1 and (alike or _ratio(g) <= pace.get(g.case_id, 1.0) ** ALIKE)
 
     shown = [g for g in moved if not by_host(g)]
     slower = [g for g in shown if g.change is Change.SLOWER]
@@ -115,6 +119,8 @@ def since(
         bullets=tuple(bullets),
         regressed=regressed,
         node=low,
+        day=_day(before),
+        pace=pace,
         step=_bisection(before, now, theirs, name),
         decided=_table(shown[:MAX_ROWS], name),
     )
@@ -169,7 +175,7 @@ def _node(before: Environment, now: Environment) -> list[str]:
 
 
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
-    columns = ("case", ">step before", ">step now", ">change [99 %]", "conclusion")
+    columns = ("case", ">median before", ">median now", ">change [99 %]", "conclusion")
     return Table(columns=columns, rows=tuple(_row(g, name) for g in cases))
 
 
@@ -240,8 +246,8 @@ def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[
 def _pace(
     before: Run, now: Run, cases: Sequence[GateCase], summaries: Sequence[CaseSummary]
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """If every provider is slower alike, in all cases or where the GPU waits for the host: by how
-    much each is, and by how much at most that explains of each of these cases."""
+    """If every provider is slower alike, in all cases or where the GPU waits for the host: how many
+    times as long each takes, and each of these cases."""
     provider = {c.case_id: c.provider for c in now.suite.cases}
     waits = roofline.waiting(now, summaries)
     both = roofline.waiting(before, summarise(before)) & waits
@@ -250,7 +256,7 @@ def _pace(
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
             some = [g.case_id for g in cases if g.case_id in ids]
-            return moved, {i: moved.get(provider[i], least) ** ALIKE for i in some}
+            return moved, {i: moved.get(provider[i], least) for i in some}
     return {}, {}
 
 

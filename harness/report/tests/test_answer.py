@@ -155,10 +155,14 @@ def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
 
     said = explained.line([kernels, loose], suite, "NVIDIA H200")
     table = explained.suspects_table([kernels, loose], suite)
+    since = explained.suspects_table([kernels, loose], suite, [kernels], "2026-11-21")
 
     assert said == "not explained: no suspect costs enough here"
     assert table is not None
     assert [row[-1] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
+    assert since is not None
+    assert since.columns[3] == ">on 2026-11-21"
+    assert [row[3] for row in since.rows] == ["18.6x [17.4 … 19.9] slower", "–"]
 
 
 @pytest.mark.parametrize(
@@ -393,5 +397,14 @@ def test_a_suite_with_a_cost_says_what_is_ready() -> None:
     fast, faster = PARTS.values()
     missed = measured(dense_s=1.5, cost=CostPlan(steps=10, match=FLOOR.match))
 
-    assert values(missed)["readiness"] == [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
+    ready = [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
+    assert values(missed)["readiness"] == [*ready, "**Phases passed**: train"]
     assert values(measured())["readiness"] == []
+    failed = measured(failed=Outcome.CRASH, cost=CostPlan(steps=10, match=FLOOR.match))
+    assert "**Phases failed**: train" in values(failed)["readiness"]
+
+
+def test_a_question_names_the_gpu_of_the_run() -> None:
+    asked = values(measured(parts={**PARTS, "fast": "Fast on {gpu}?"}))
+
+    assert asked["parts"].rows[0][0] == "Fast on NVIDIA H200?"

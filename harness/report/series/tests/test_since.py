@@ -1,7 +1,7 @@
 """What changed since an earlier run, and by which name a run's page is counted."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from harness.records import (
     Environment,
     Git,
     Gpu,
+    Match,
     Measurement,
     Outcome,
     Profile,
@@ -100,17 +101,19 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
 LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
 
 
-def moved(node: dict[str, Any], nsa: float, dense: float) -> str:
-    """What a page says of a later run on another node that takes so many times as long."""
+def moved(
+    node: dict[str, Any], nsa: float, dense: float, rules: Sequence[Rule] = ()
+) -> tuple[Run, Run]:
+    """A run, and a later one on another node that takes so many times as long."""
     both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512])]
     by = {"nsa": nsa, "dense": dense}
     before = run(both, lambda c: timed(c, 0.01), run_id="before")
     env = environment(gpu=replace(H200, **node))
-    return section(run(both, lambda c: timed(c, 0.01 * by[c.provider]), env=env), before)
+    return run(both, lambda c: timed(c, 0.01 * by[c.provider]), env=env, rules=rules), before
 
 
 def test_what_made_every_provider_slower_alike_is_the_node_if_that_changed() -> None:
-    text = moved(LESS_POWER, nsa=1.2, dense=1.3)
+    text = section(*moved(LESS_POWER, nsa=1.2, dense=1.3))
 
     speeds = "**This host ran nsa at 83.3 % and dense at 76.9 % of its speed on 2026-11-21**"
     assert f"{speeds}; losses" in text
@@ -130,10 +133,32 @@ def test_what_made_every_provider_slower_alike_is_the_node_if_that_changed() -> 
 def test_a_changed_node_does_not_excuse_the_code(
     node: dict[str, Any], nsa: float, dense: float
 ) -> None:
-    text = moved(node, nsa, dense)
+    text = section(*moved(node, nsa, dense))
 
     assert re.search(r"; \d slower[;.]", text)
     assert "This host ran" not in text
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "node", "answer"),
+    [
+        (0.0105, LESS_POWER, "open"),
+        (0.0095, LESS_POWER, "no"),
+        (0.0105, {}, "no"),
+    ],
+)
+def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
+    limit_s: float, node: dict[str, Any], answer: str
+) -> None:
+    """Dense takes 13 ms on a host that is 1.3 times as slow for it."""
+    dense = Match(criteria={"provider": ("dense",)})
+    rule = Rule(name="fast", match=dense, metric="step_s", go=limit_s, abort=1.0)
+
+    now, before = moved(node, 1.2, 1.3, [rule])
+
+    built = context.build(now, Path("reports"), before)[0]
+    assert f"; {answer}: fast" in str(built["status"])
+    assert ("on a host that is not slow" in str(built["next_steps"])) is (answer == "open")
 
 
 def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
