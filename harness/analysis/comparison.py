@@ -33,14 +33,7 @@ from harness.analysis.statistics import (
     order_free_p,
     t_factor,
 )
-from harness.records import (
-    ByCase,
-    Change,
-    Comparison,
-    Pair,
-    Thresholds,
-    least_pairs,
-)
+from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs
 
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
@@ -211,10 +204,9 @@ def judge(
     """
     slower = holm({c: s.p_slower for c, s in looked.items()}, beside)
     faster = holm({c: s.p_faster for c, s in looked.items()}, beside)
-    return {
-        c: _judge(c, s, slower[c], faster[c], len(looked) + beside, thresholds[c])
-        for c, s in looked.items()
-    }
+    adjusted = {c: replace(s, p_slower=slower[c], p_faster=faster[c]) for c, s in looked.items()}
+    cases = len(looked) + beside
+    return {c: _judge(c, s, cases, thresholds[c]) for c, s in adjusted.items()}
 
 
 def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
@@ -228,14 +220,7 @@ def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
     return adjusted
 
 
-def _judge(
-    case_id: str,
-    s: Statistics,
-    p_slower: float,
-    p_faster: float,
-    cases: int,
-    thresholds: Thresholds,
-) -> Comparison:
+def _judge(case_id: str, s: Statistics, cases: int, thresholds: Thresholds) -> Comparison:
     practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
     gap = units.slowdown(math.exp(s.centre))
     among = f", corrected for {cases} cases" if cases > 1 else ""
@@ -245,19 +230,19 @@ def _judge(
         se = (s.high - s.low) / 2 / _quantile(1 - s.error)
     s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
-    if p_slower <= thresholds.alpha and s.centre > practical:
+    if s.p_slower <= thresholds.alpha and s.centre > practical:
         if s.cycles is not None and s.cycles <= practical:
             clock_explained, change = True, Change.UNDECIDED
             in_cycles = units.slowdown(math.exp(s.cycles))
             reason = f"{gap} in time but {in_cycles} in clock cycles: the GPU clock differed"
         else:
             change = Change.SLOWER
-            reason = f"shown to be {gap} (p = {p_slower:.2g}{among})"
+            reason = f"shown to be {gap} (p = {s.p_slower:.2g}{among})"
             if s.cycles is None:
                 reason += "; no clock was read, so a lower clock is not ruled out"
-    elif p_faster <= thresholds.alpha and s.centre < -practical:
+    elif s.p_faster <= thresholds.alpha and s.centre < -practical:
         change = Change.FASTER
-        reason = f"shown to be {gap} (p = {p_faster:.2g}{among})"
+        reason = f"shown to be {gap} (p = {s.p_faster:.2g}{among})"
     elif s.high is not None and s.high < tolerance:
         change = Change.SAME
         reason = f"{_most(s.high)}: below {below}"
@@ -280,7 +265,7 @@ def _judge(
         ratio=math.exp(s.centre),
         low=None if s.low is None else math.exp(s.low),
         high=None if s.high is None else math.exp(s.high),
-        p_value=p_slower,
+        p_value=s.p_slower,
         pairs=s.pairs,
         clock_explained=clock_explained,
         smallest_effect=None if se is None else _smallest_effect(se, s, cases, thresholds),
@@ -352,10 +337,7 @@ def look_after(
     now: int, sd: float, cases: int, spent: float, thresholds: Thresholds
 ) -> tuple[int, float]:
     """The pairs by the look after the one by `now` pairs, `now` if this is the last; and the share
-    of alpha that this look spends: EARLY of what is left, all of it in the last.
-
-    See `next_look` for the arguments.
-    """
+    of alpha that this look spends: EARLY of what is left, all of it in the last."""
     after = next_look(now, sd, cases, thresholds)
     return after, (1 - spent) * (1 if after == now else EARLY)
 
@@ -370,10 +352,7 @@ def decided(answer: Comparison, thresholds: Thresholds) -> bool:
 
 def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
     """New pairs by the last look: as many, from confirm_pairs to most_pairs, as nearly always show
-    an unchanged case below the tolerance and one that is slower by `SLOW` slower.
-
-    See `next_look` for the arguments.
-    """
+    an unchanged case below the tolerance and one that is slower by `SLOW` slower."""
     screened, last = thresholds.screen_pairs, LAST * thresholds.alpha
     # A rank test that just reaches the strict level would not survive one disturbed pair.
     least = math.ceil(1.4 * least_pairs(cases, last)) - screened
@@ -406,12 +385,8 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
         ratio=math.exp(centre),
         low=None if low is None else math.exp(low),
         high=math.exp(high),
-        p_value=None,
         pairs=len(pairs),
-        clock_explained=False,
         smallest_effect=None if smallest is None else math.expm1(smallest),
-        pairs_needed=None,
-        minutes_needed=None,
         reason=f"{_most(high)} in {len(pairs)} pairs: below the tolerance of "
         f"{units.percent(thresholds.tolerance)}",
     )

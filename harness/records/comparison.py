@@ -101,17 +101,17 @@ class Comparison:
     low: float | None
     high: float | None
     """Bounds of the ratio, each wrong at most as often as alpha; None with too few pairs."""
-    p_value: float | None
+    p_value: float | None = None
     """One-sided, for a slower candidate, adjusted by Holm; None without a confirmation."""
     pairs: int
     """Pairs behind these numbers: all of the case."""
-    clock_explained: bool
+    clock_explained: bool = False
     """The change in time is absent in cycles: the GPU clock differed. The case is undecided."""
     smallest_effect: float | None
     """Slowdown that would have been found nine times in ten, as a fraction; None if unbounded."""
-    pairs_needed: int | None
+    pairs_needed: int | None = None
     """Pairs that would decide nine times in ten; None if it is decided, or no number would."""
-    minutes_needed: float | None
+    minutes_needed: float | None = None
     """Minutes for these pairs; None if no pair recorded its time."""
     reason: str
     tolerance: float | None = None

@@ -331,12 +331,8 @@ def comparison(**changes: Any) -> r.Comparison:
         "ratio": 1.001,
         "low": 0.99,
         "high": 1.01,
-        "p_value": None,
         "pairs": 6,
-        "clock_explained": False,
         "smallest_effect": 0.02,
-        "pairs_needed": None,
-        "minutes_needed": None,
         "reason": "+0.1 %",
     }
     return r.Comparison(**(same | changes))

@@ -44,10 +44,7 @@ SLOWER = Comparison(
     high=1.12,
     p_value=2e-5,
     pairs=14,
-    clock_explained=False,
     smallest_effect=None,
-    pairs_needed=None,
-    minutes_needed=None,
     reason="slower",
 )
 CONFIRMED = CommitsConclusion(
