@@ -17,7 +17,6 @@ def load(run: str | Path = "latest", store: str | Path = "reports/runs") -> "Run
 
     Args:
         run: Its id, an unambiguous beginning of one, `latest`, or the path of its folder.
-        store: The folder of the runs.
 
     Raises:
         StoreError: The run is absent or damaged, or has another schema.

@@ -33,7 +33,6 @@ class CaseRefused(SuiteError):
     def __init__(
         self, path: Path | str, case_id: str, reason: str, remedy: str = "", **place: int
     ) -> None:
-        """`place` as of a SuiteError."""
         super().__init__(path, f"case {case_id}: {reason}", remedy, **place)
         self.reason = reason
 
@@ -44,7 +43,3 @@ class StoreError(HarnessError):
 
 class ProbeError(HarnessError):
     """A probe that the suite requires cannot be read."""
-
-
-class ReportError(HarnessError):
-    """A report cannot be written."""

@@ -64,7 +64,6 @@ class WorkerOrder:
 
     @property
     def first(self) -> tuple[str, ...]:
-        """The folders that are first on the path."""
         return self.roots or self.home
 
 
@@ -189,16 +188,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """The answer to a CheckOrder."""
-
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTested:
-    """The answer to a SelfTestOrder."""
-
     kind: Literal["self_tested"] = "self_tested"
     readings: SelfTestReadings
 
@@ -214,11 +209,7 @@ _order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
 )
 
 
-def encode_order(order: Order) -> bytes:
-    return _encoded(order)
-
-
-def _encoded(sent: Order | Message) -> bytes:
+def encode(sent: Order | Message) -> bytes:
     """As JSON; a lone surrogate, which is no Unicode text, becomes "?"."""
     return json.dumps(asdict(sent), ensure_ascii=False).encode("utf-8", "replace")
 
@@ -250,7 +241,7 @@ class Channel:
         """
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
-        line = memoryview(_encoded(message) + b"\n")
+        line = memoryview(encode(message) + b"\n")
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -332,16 +323,14 @@ class MessageReader:
             left -= len(chunk)
             *ends, rest = chunk.split(b"\n")
             for end in ends:
-                self._rest += end
-                each(_decode(bytes(self._rest)))
+                line = bytes(self._rest + end)
                 self._rest.clear()
+                try:
+                    message = _message.validate_json(line)
+                except pydantic.ValidationError as error:
+                    problems = f"{error.error_count()} errors"
+                    raise Garbled(f"{line[:80]!r} ({problems})") from error
+                each(message)
             self._rest += rest
             if len(self._rest) > MAX_LINE_BYTES:
                 raise Garbled(f"a line of more than {MAX_LINE_BYTES} bytes")
-
-
-def _decode(line: bytes) -> Message:
-    try:
-        return _message.validate_json(line)
-    except pydantic.ValidationError as error:
-        raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error

@@ -199,7 +199,7 @@ def change(ratio: float, low: float | None = None, high: float | None = None) ->
     ):
         return f"{change(ratio)}, not bounded"
     if ratio <= 0.5:
-        return f"{_larger(*_inverse(ratio, low, high))} less"
+        return f"{_smaller(ratio, low, high)} less"
     return _larger(ratio, low, high, sign=True)
 
 
@@ -209,7 +209,7 @@ def slowdown(ratio: float, low: float | None = None, high: float | None = None) 
     if (ratio if low is None else low) <= 1 <= (ratio if high is None else high):
         return change(ratio, low, high)
     if ratio < 1:
-        return f"{_larger(*_inverse(ratio, low, high))} faster"
+        return f"{_smaller(ratio, low, high)} faster"
     return f"{_larger(ratio, low, high)} slower"
 
 
@@ -230,10 +230,8 @@ def rounded_up(value: float, digits: int) -> float:
     return -rounded_down(-value, digits)
 
 
-def _inverse(
-    ratio: float, low: float | None, high: float | None
-) -> tuple[float, float | None, float | None]:
-    return 1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low
+def _smaller(ratio: float, low: float | None, high: float | None) -> str:
+    return _larger(1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low)
 
 
 def _larger(ratio: float, low: float | None, high: float | None, *, sign: bool = False) -> str:
@@ -277,13 +275,10 @@ def _with_interval(
         place = _place(value, 3)
     coarse = place < 0 and round(value, place) == 0
     text = _fixed(value, min(0, _place(value, 1)) if coarse else place, sign)
-    below, above = (_end(x, place, sign) for x in (low, high))
+    below, above = (  # an end that would be rounded to 0 has its first digit
+        _fixed(end, place if round(end, place) else _place(end, 1), sign) for end in (low, high)
+    )
     return f"{text}{unit} [{below} … {above}]"
-
-
-def _end(value: float, place: int, sign: bool) -> str:
-    """To this decimal place, or to its first digit if that would round it to 0."""
-    return _fixed(value, place if round(value, place) else _place(value, 1), sign)
 
 
 def _rounded(value: float, digits: int) -> float:

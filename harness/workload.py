@@ -46,8 +46,6 @@ class Workload:
     """Called with `effective`: for each environment variable that is set and that this code knows
     as a flag, whether it was read. If the case sets one that was not read, the outcome is
     path_mismatch. None: unknown."""
-    rotated: Any = None
-    """Not used; factories of earlier commits set it."""
     fresh: Callable[[int], None] | None = None
     """Write inputs number i, of the same shapes, into the tensors that `run` reads; number 0 are
     those at the beginning. Called before every step, outside of its time, so that an output kept
@@ -72,14 +70,6 @@ class Workload:
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 2:
             raise ValueError(f"steps={self.steps} is below 2, so nothing is left after a warm-up")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Nothing reads it; workloads of earlier commits, which a gate measures, import it."""
-
-    tokens: int | None
-    flops: int | None
 
 
 PRELOAD = "PRELOAD"

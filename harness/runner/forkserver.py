@@ -27,7 +27,7 @@ from harness.messages import (
     Message,
     MessageReader,
     Order,
-    encode_order,
+    encode,
 )
 from harness.records import bounded
 
@@ -197,9 +197,7 @@ class ForkserverHandle:
         os.set_blocking(answers, False)
         try:
             with log.open("ab") as log_file:
-                self._send(
-                    {"env": dict(env or {})}, encode_order(order), write_end, log_file.fileno()
-                )
+                self._send({"env": dict(env or {})}, encode(order), write_end, log_file.fileno())
                 reply = self.hear()
         finally:
             os.close(write_end)

@@ -47,7 +47,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 950,  # the modules beside the rooms
+    "harness": 920,  # the modules beside the rooms
     "harness/analysis": 4_340,
     "harness/bisect": 1_690,
     "harness/cli": 1_880,

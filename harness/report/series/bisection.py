@@ -36,7 +36,7 @@ def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
     """Write the page; as the next version if one of that date exists.
 
     Raises:
-        ReportError: It cannot be written.
+        HarnessError: It cannot be written.
     """
     subject = f"Bisect of {result.request.case.case_id}"
     page = markdown(result, date).encode()

@@ -45,7 +45,7 @@ def write(run: Run, directory: Path, against: Run | None = None, version: int = 
         version: Which full run of its suite this is. Partial runs and studies are named as such.
 
     Raises:
-        ReportError: The directory cannot be written to. Nothing partial remains.
+        HarnessError: The directory cannot be written to. Nothing partial remains.
     """
     values, pictures = context.build(run, directory, against)
     drawn = {p.name: p.png() for p in pictures}

@@ -12,7 +12,7 @@ from pathlib import Path
 import jinja2
 
 from harness import units
-from harness.errors import ReportError
+from harness.errors import HarnessError
 from harness.report.markdown import code, fenced, line, table_cell
 
 
@@ -34,7 +34,7 @@ def write(
         mark: Empty to count the pages: v1, v2.
 
     Raises:
-        ReportError: The directory cannot be written to. Nothing partial remains.
+        HarnessError: The directory cannot be written to. Nothing partial remains.
     """
     safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
     stem = f"{day} Test Engineer Report - {safe}"
@@ -54,7 +54,7 @@ def check_writable(directory: Path) -> None:
     """Check before a long run that its report can be written.
 
     Raises:
-        ReportError: The directory cannot be made or written to.
+        HarnessError: The directory cannot be made or written to.
     """
     with _explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def _explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ReportError(
+        raise HarnessError(
             f"{directory}: the report cannot be written: {error.strerror or error}",
             "Choose another directory: --reports FOLDER.",
         ) from error

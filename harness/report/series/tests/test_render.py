@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from harness.errors import ReportError
+from harness.errors import HarnessError
 from harness.report import markdown
 from harness.report.series import render
 
@@ -70,7 +70,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
 
     monkeypatch.setattr(os, "fsync", fsync)
 
-    with pytest.raises(ReportError, match=r"No space left.*\n  Choose another directory"):
+    with pytest.raises(HarnessError, match=r"No space left.*\n  Choose another directory"):
         write(tmp_path)
 
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
@@ -87,7 +87,7 @@ def test_a_refused_directory_is_one_message(
     monkeypatch.setattr(Path, "mkdir", refuse)
 
     for tried in (write, render.check_writable):
-        with pytest.raises(ReportError, match=r"Permission denied\n  Choose another directory"):
+        with pytest.raises(HarnessError, match=r"Permission denied\n  Choose another directory"):
             tried(tmp_path)
 
 
