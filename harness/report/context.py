@@ -37,7 +37,7 @@ from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
-from harness.report.profile import counts, limits, where_sentence, where_table
+from harness.report.profile import counts, limit_sentence, limits, where_sentence, where_table
 from harness.report.series.since import NO_RUN, since
 
 PERFETTO = "https://ui.perfetto.dev"
@@ -141,11 +141,14 @@ def _screen(of: Study) -> dict[str, object]:
 
 
 def _why(of: Study) -> tuple[str, str] | None:
-    """The cause of what was seen, if the suite asks for it; else the largest parts of a step."""
+    """The cause of what was seen, if the suite asks for it; else the largest parts of a step, or
+    what limits it in the cases that decide."""
     asks = of.run.suite.suspects.asks if of.run.suite.suspects else ""
     if of.why:
         return of.run.suite.parts.get(asks, "Why").rstrip("?"), of.why
-    takes = where_sentence(of.stacks, of.names)
+    deciding = next((r.evidence for r in of.verdict.rules if r.stated and r.applies), ())
+    asked = [s for s in of.summaries if s.case.case_id in deciding]
+    takes = where_sentence(of.stacks, of.names) or limit_sentence(of.run, asked, of.names)
     return ("Why", takes) if takes else None
 
 

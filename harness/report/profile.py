@@ -1,6 +1,6 @@
 """Where the time of a step goes, what limits it, and the exact counts of one step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, bottleneck
@@ -62,15 +62,10 @@ def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
 def limits(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
     GPU."""
-    gpu = run.environment.gpu
-    peaks = run.self_test.peaks if run.self_test else Peaks()
     kinds: dict[str, list[tuple[float, CaseSummary, Bottleneck]]] = {}
-    for s in summaries if gpu else ():
-        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz if gpu else None)
-        if found is not None and "step_s" in s.metrics:
-            limited = f", at the {found.clock.by} limit" if found.clock else ""
-            one = s.metrics["step_s"].value, s, found
-            kinds.setdefault(f"{found.limit}{limited}", []).append(one)
+    for s, found in _bottlenecks(run, summaries):
+        one = s.metrics["step_s"].value, s, found
+        kinds.setdefault(_kind(found), []).append(one)
     rows = []
     for kind in sorted(kinds, key=lambda kind: [*Limit].index(kinds[kind][0][2].limit)):
         _, s, found = max(kinds[kind], key=lambda one: one[0])
@@ -78,6 +73,32 @@ def limits(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
         rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest such case")
     return Table(columns=columns, rows=tuple(rows)) if rows else None
+
+
+def limit_sentence(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> str:
+    """What limits the longest step of these; empty if that is not known."""
+    found = max(
+        _bottlenecks(run, summaries), key=lambda one: one[0].metrics["step_s"].value, default=None
+    )
+    if found is None or found[1].limit in (Limit.NOT_MEASURED, Limit.COLD, Limit.GPU):
+        return ""
+    name = names[found[0].case.case_id]
+    return f"{name} is limited by {_kind(found[1])}: {found[1].evidence}"
+
+
+def _bottlenecks(
+    run: Run, summaries: Sequence[CaseSummary]
+) -> Iterator[tuple[CaseSummary, Bottleneck]]:
+    gpu = run.environment.gpu
+    peaks = run.self_test.peaks if run.self_test else Peaks()
+    for s in summaries if gpu else ():
+        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz if gpu else None)
+        if found is not None and "step_s" in s.metrics:
+            yield s, found
+
+
+def _kind(found: Bottleneck) -> str:
+    return f"{found.limit}, at the {found.clock.by} limit" if found.clock else str(found.limit)
 
 
 def counts(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
