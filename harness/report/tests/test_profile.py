@@ -84,7 +84,7 @@ def test_the_wait_for_the_host_is_shown() -> None:
     for fact in ("16.9 % of the step", "34 host syncs"):
         assert fact in limit[2]
     said = page.limit_sentence(run, summarise(run), case_names(run.suite))
-    assert said.startswith("seq_len=512 is limited by host: GPU works for 16.9 % of the step")
+    assert said.startswith("nsa, seq_len=512 is limited by host: GPU works for 16.9 % of the step")
     on_a_cpu = replace(run, environment=fake_runs.environment(gpu=None))
     assert limits(on_a_cpu) == ()
 
