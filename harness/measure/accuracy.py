@@ -47,8 +47,7 @@ class NonFinite(Exception):
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
-    """Compare `check()` with `reference()`, within a bound set by `eager()`. Each is called once,
-    in this order; `progress` after each.
+    """Compare `check()` with `reference()`, within a bound set by `eager()`; `progress` after each.
 
     Raises NonFinite or Incorrect of the code under test, and ValueError if the three name different
     tensors, or if reference or eager contain NaN or Inf.
@@ -63,7 +62,7 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
     progress()
     eager = workload.eager() if workload.eager else None
     progress()
-    _require_comparable("check()", outputs, reference)
+    _require_comparable("check()", outputs, reference, finite=False)
     _require_comparable("reference()", reference, reference, finite=True)
     if eager is not None:
         _require_comparable("eager()", eager, reference, finite=True)
@@ -73,13 +72,11 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
         for name, exact in reference.items()
     )
     accuracy = Accuracy(tensors=tensors, sampled=workload.sampled)
-    beyond = [t for t in tensors if not t.error <= t.bound]
-    if beyond:
+    if beyond := [t for t in tensors if not t.error <= t.bound]:
         worst, *others = sorted(beyond, key=lambda t: t.bound / t.error)
         also = f"; {', '.join(t.name for t in others)} too" if others else ""
-        raise Incorrect(
-            f"{worst.name}: error {worst.error:.3g}, bound {worst.bound:.3g}{also}", accuracy
-        )
+        problem = f"{worst.name}: error {worst.error:.3g}, bound {worst.bound:.3g}{also}"
+        raise Incorrect(problem, accuracy)
     return accuracy
 
 
@@ -142,11 +139,7 @@ def eps_of(dtype: torch.dtype) -> float:
 
 
 def _require_comparable(
-    source: str,
-    tensors: Mapping[str, Tensor],
-    reference: Mapping[str, Tensor],
-    *,
-    finite: bool = False,
+    source: str, tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor], *, finite: bool
 ) -> None:
     if tensors.keys() != reference.keys():
         raise ValueError(f"{source} names {sorted(tensors)}, reference() names {sorted(reference)}")

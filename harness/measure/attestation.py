@@ -20,10 +20,9 @@ class PathMismatch(Exception):
 
 
 def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[str, bool]]:
-    """The configuration that the workload observed, and for each variable that is set and known to
-    it, whether anything read it; PathMismatch if an axis was observed with another value, or if
-    nothing read a variable of the case. torch or CUDA may read one that the workload does not know.
-    """
+    """The configuration that the workload observed, and for each variable known to it, whether
+    anything read it; PathMismatch if an axis was observed with another value, or if nothing read a
+    variable of the case. torch or CUDA may read one that the workload does not know."""
     seen = dict(workload.effective()) if workload.effective else {}
     for name, value in seen.items():
         if not isinstance(value, bool | int | float | str):

@@ -1,12 +1,9 @@
 """Counts of one step: operators that PyTorch dispatches, and values that the host reads.
 
-A dispatch mode sees every operator below autograd, also in the backward pass, because autograd
-passes the mode to its threads. Compiled functions stay compiled; only operators that their code
-still calls are seen. The replay of a CUDA graph dispatches nothing.
-
-`tolist`, `numpy` and `cpu` of a tensor on the CPU do not reach the dispatcher, so these methods are
-wrapped, and each call counts once. (A function mode would see them, but recompiles compiled
-functions.)
+A dispatch mode sees every operator below autograd, also in the backward pass. Compiled functions
+stay compiled; only operators that their code still calls are seen. The replay of a CUDA graph
+dispatches nothing. `tolist`, `numpy` and `cpu` of a tensor on the CPU do not reach the dispatcher,
+so these methods are wrapped. (A function mode would recompile compiled functions.)
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -76,8 +74,7 @@ class _CountingMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this, compiled functions would run uncompiled: not as timed, and at long lengths
-        in more memory."""
+        """Without this, compiled functions would run uncompiled: not as timed."""
         return True
 
     def __torch_dispatch__(
@@ -98,16 +95,9 @@ class _CountingMode(TorchDispatchMode):
 @contextmanager
 def _watching_methods(mode: _CountingMode) -> Iterator[None]:
     """Count each call of _METHODS as one read, without the operators inside it."""
-    own = {name: vars(Tensor)[name] for name in _METHODS if name in vars(Tensor)}
-    for name in _METHODS:
-        setattr(Tensor, name, _watched(getattr(Tensor, name), mode))
-    try:
+    watched: dict[str, Any] = {name: _watched(getattr(Tensor, name), mode) for name in _METHODS}
+    with patch.multiple(Tensor, **watched):
         yield
-    finally:
-        for name in _METHODS:
-            delattr(Tensor, name)  # restores an inherited one
-        for name, method in own.items():
-            setattr(Tensor, name, method)
 
 
 def _watched(method: Callable[..., Any], mode: _CountingMode) -> Callable[..., Any]:

@@ -54,9 +54,8 @@ def require_same(output: Any, step: int, first: Elements, checked: Accuracy) -> 
         error = _error(name, found, first)
         bound = bounds.get(name, math.sqrt(accuracy.eps_of(tensor.dtype)))
         if not error <= bound:
-            problem = f"run() in step {step}, compared with step 0: {name or 'output'}"
-            problem += f": error {error:.3g}, bound {bound:.3g}"
-            raise accuracy.Incorrect(problem, checked)
+            problem = f"run() in step {step}, compared with step 0: {name or 'output'}: "
+            raise accuracy.Incorrect(f"{problem}error {error:.3g}, bound {bound:.3g}", checked)
 
 
 def require_change(output: Any, step: int, first: Elements, checked: Accuracy) -> None:
@@ -85,8 +84,7 @@ def elements(output: Any) -> Elements:
 
 
 def of(output: Any) -> tuple[TensorDigest, ...]:
-    """The digests of a tensor, or of a mapping's tensors sorted by name; empty if one contains
-    NaN or Inf."""
+    """The digests of the tensors of an output, by name; empty if one contains NaN or Inf."""
     digests = tuple(_of_tensor(name, value) for name, value in _tensors(output))
     finite = all(math.isfinite(d.norm) and math.isfinite(d.projection) for d in digests)
     return digests if finite else ()
@@ -103,9 +101,8 @@ def _chunks(tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Positions and values of the elements that are read, in parts."""
     numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     step = -(-numbers.numel() // MOST) | 1
-    for start in range(0, numbers.numel(), CHUNK * step):
-        stop = min(numbers.numel(), start + CHUNK * step)
-        i = torch.arange(start, stop, step, device=numbers.device)
+    for part in torch.arange(0, numbers.numel(), step).split(CHUNK):
+        i = part.to(numbers.device)
         # Indexed, because flattening a tensor that is not contiguous would copy all of it.
         at = torch.unravel_index(i, numbers.shape) if numbers.dim() else ()
         yield i, numbers[at].reshape(-1)
@@ -113,8 +110,7 @@ def _chunks(tensor: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def _of_tensor(name: str, tensor: Tensor) -> TensorDigest:
-    squares = torch.zeros((), dtype=torch.float64, device=tensor.device)
-    projection = torch.zeros((), dtype=torch.float64, device=tensor.device)
+    squares, projection = torch.zeros(2, dtype=torch.float64, device=tensor.device)
     for i, values in _chunks(tensor):
         x = values.double()
         # Not `x @ x`: cuBLAS would keep a workspace of 32 MiB, which the step's peak then includes.

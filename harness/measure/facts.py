@@ -18,12 +18,13 @@ def describe() -> dict[str, Any]:
     seen = 0 if problem else torch.cuda.device_count()
     gpus = [torch.cuda.get_device_properties(i) for i in range(seen)]
     gpu = next(iter(gpus), None)
+    cudnn = torch.backends.cudnn.version()  # 91900 is 9.19.0
     return {
         "versions": {
             "torch": torch.__version__,
             "triton": _version("triton"),
             "cuda": torch.version.cuda,
-            "cudnn": _cudnn_version(),
+            "cudnn": cudnn and f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}",
             "flash-attn": _version("flash-attn"),
         },
         "torch_settings": _settings(on_gpu=not problem),
@@ -55,19 +56,12 @@ def _settings(*, on_gpu: bool) -> dict[str, Scalar]:
         "flash_attention_in_torch": torch.backends.cuda.is_flash_attention_available(),
     }
     if on_gpu:
-        settings |= _allocator()
+        torch.cuda.init()
+        in_force = torch.cuda.memory._snapshot()["allocator_settings"]  # by either variable
+        settings["allocator"] = torch.cuda.memory.get_allocator_backend()
+        settings["allocator_config"] = in_force["PYTORCH_CUDA_ALLOC_CONF"]
+        settings["expandable_segments"] = in_force["expandable_segments"]
     return settings
-
-
-def _allocator() -> dict[str, Scalar]:
-    """The CUDA allocator's settings as parsed, from either environment variable."""
-    torch.cuda.init()
-    in_force = torch.cuda.memory._snapshot()["allocator_settings"]
-    return {
-        "allocator": torch.cuda.memory.get_allocator_backend(),
-        "allocator_config": in_force["PYTORCH_CUDA_ALLOC_CONF"],
-        "expandable_segments": in_force["expandable_segments"],
-    }
 
 
 def _cuda_problem() -> str:
@@ -85,15 +79,6 @@ def _cuda_problem() -> str:
     except RuntimeError as error:
         return str(error)
     return "torch.cuda.is_available() is False; torch gives no reason"
-
-
-def _cudnn_version() -> str | None:
-    """For example 9.19.0, which torch returns as 91900."""
-    number = torch.backends.cudnn.version()
-    if number is None:
-        return None
-    major, rest = divmod(number, 10_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def _version(distribution: str) -> str | None:

@@ -1,7 +1,5 @@
-"""The function that is timed: the workload's run, or its replay from a CUDA graph.
-
-A replay excludes the host's time to launch. A workload that does not allow it is unsupported; its
-plain run is not timed instead.
+"""The function that is timed: the workload's run, or its replay from a CUDA graph, which excludes
+the host's time to launch.
 
 Source: PyTorch, "CUDA semantics", section "CUDA Graphs": warm-up on a side stream, and what a
 capture may not do.
@@ -26,9 +24,8 @@ def prepare(workload: Workload, settings: MeasureSettings) -> Run:
     if not settings.graph:
         return workload.run
     if not workload.capturable:
-        raise Unsupported(
-            "graph: this workload is not marked capturable; a replay might do less than a call"
-        )
+        why = "this workload is not marked capturable; a replay might do less than a call"
+        raise Unsupported(f"graph: {why}")
     if not torch.cuda.is_available():
         raise Unsupported("graph: replay needs a CUDA device")
     return captured(workload.run)
@@ -75,7 +72,7 @@ def require_written(replay: Run) -> None:
     for output in outputs.values():
         output.fill_(_marker(output))
     replay()
-    missing = [name for name, output in outputs.items() if _is_filled(output)]
+    missing = [n for n, x in outputs.items() if ((x == _marker(x)) | x.isnan()).all()]
     if missing:
         raise Unsupported(f"graph: a replay does not write {', '.join(missing)}")
 
@@ -83,10 +80,3 @@ def require_written(replay: Run) -> None:
 def _marker(output: Tensor) -> float | int:
     numbers = output.is_floating_point() or output.is_complex()
     return float("nan") if numbers else torch.iinfo(output.dtype).max
-
-
-def _is_filled(output: Tensor) -> bool:
-    """Whether every element is the marker; a few may be NaN by themselves."""
-    marker = _marker(output)
-    same = output == marker if isinstance(marker, int) else torch.isnan(output)
-    return bool(same.all())

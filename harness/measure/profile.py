@@ -1,8 +1,6 @@
-"""Counters and profile of a few steps after the last sample.
-
-They come after timing, because the profiler's hooks stay in the driver; because then everything is
-compiled, tuned and allocated, so that steps can be exactly alike; and because the known length of a
-step shows whether the profile fits into the time left.
+"""Counters and profile of a few steps after the last sample: the profiler's hooks stay in the
+driver, all is compiled and tuned by then, so that steps can be exactly alike, and the known length
+of a step shows whether the profile fits into the time left.
 """
 
 import gc
@@ -54,16 +52,9 @@ SWITCHED_OFF = "switched off (measure.profile)"
 Result = TypeVar("Result")
 
 _RUNTIME = re.compile(r"cu(da)?[A-Z]\w*")
-_OF_THE_PROFILER = frozenset(
-    {
-        "Activity Buffer Request",
-        "Buffer Flush",
-        "Command Buffer Full",
-        "Instrumentation",
-        "Lazy Function Loading",
-        "Resource",
-        "Runtime Triggered Module Loading",
-    }
+_OF_THE_PROFILER = re.compile(
+    r"Activity Buffer Request|Buffer Flush|Command Buffer Full|Instrumentation"
+    r"|Lazy Function Loading|Resource|Runtime Triggered Module Loading"
 )
 """Events of the profiler's own work."""
 
@@ -150,11 +141,9 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
         )
     count = _steps(step_s, dispatched, ask.profile_s)
     seen = yield from _profiled(count, ask.progress, ask.trace)
-    no_kernels = ""
+    no_kernels = "" if seen.sees_the_gpu else NO_CUPTI
     if not torch.cuda.is_available():
         no_kernels = NO_GPU
-    elif not seen.has(EventKind.RUNTIME):  # the wait after each step is one
-        no_kernels = NO_CUPTI
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
     sent_s, exposed_s = (0.0, 0.0) if no_kernels else seen.communication()
     fingerprint, ranges = _fingerprint(kernels, operators), ""
@@ -196,11 +185,8 @@ def _names(uses: Sequence[Use]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(use.name for use in uses))
 
 
-def _fingerprint(kernels: Sequence[Use], operators: Sequence[Use]) -> str:
-    lines = [
-        sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses)
-        for uses in (kernels, operators)
-    ]
+def _fingerprint(*kinds: Sequence[Use]) -> str:
+    lines = [sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses) for uses in kinds]
     return sha256(repr(lines).encode()).hexdigest()[:16]
 
 
@@ -226,9 +212,8 @@ def _steps(step_s: float, operators: int, profile_s: float) -> int:
 def _profiled(
     steps: int, progress: Callable[[], None], trace: str = ""
 ) -> Generator[None, None, Trace]:
-    on_gpu = torch.cuda.is_available()
+    on_gpu, was_enabled = torch.cuda.is_available(), gc.isenabled()
     device = "cuda" if on_gpu else None
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         with profile(use_kineto=True, use_device=device, profile_memory=not on_gpu) as profiler:
@@ -291,19 +276,11 @@ def _write_trace(profiler: profile, file: Path) -> None:
 def _events(profiler: profile) -> Iterator[Event]:
     results: Any = profiler.kineto_results
     for e in results.events():
-        name, start_ns = e.name(), e.start_ns()
-        kind = _kind(e, name)
+        kind, start_ns = _kind(e, e.name()), e.start_ns()
         if kind is not None:
-            yield Event(
-                kind,
-                name,
-                start_ns,
-                start_ns + e.duration_ns(),
-                e.start_thread_id(),
-                e.correlation_id(),
-                e.linked_correlation_id(),
-                e.sequence_nr(),
-            )
+            ids = e.correlation_id(), e.linked_correlation_id(), e.sequence_nr()
+            end_ns = start_ns + e.duration_ns()
+            yield Event(kind, e.name(), start_ns, end_ns, e.start_thread_id(), *ids)
 
 
 def _kind(e: Any, name: str) -> EventKind | None:
@@ -319,24 +296,24 @@ def _kind(e: Any, name: str) -> EventKind | None:
         return EventKind.RANGE
     if _RUNTIME.fullmatch(name):
         return EventKind.RUNTIME
-    return None if name in _OF_THE_PROFILER else EventKind.OPERATOR
+    return None if _OF_THE_PROFILER.fullmatch(name) else EventKind.OPERATOR
 
 
 def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Counters:
     """Operators and reads as counted without the profiler, the rest from the profile; `why` there
     is nothing of kernels."""
-    on_gpu = torch.cuda.is_available()
-    series: dict[str, list[int]] = {
+    series: dict[str, Sequence[int]] = {
         "dispatched_ops": [c.dispatched_ops for c in counted],
         "host_syncs": [c.host_syncs for c in counted],
     }
-    if on_gpu:
+    profiled = seen.counts() if seen is not None else {}
+    if torch.cuda.is_available():
         series["allocations"] = [c.device_allocations for c in counted]
-    if seen is not None:
-        profiled = seen.counts()
-        names = [] if on_gpu else ["allocations"]
-        names += [] if why else ["kernel_launches", "device_waits", "host_device_copies"]
-        series |= {name: profiled[name] for name in names}
+    elif seen is not None:
+        series["allocations"] = profiled["allocations"]
+    for name in ("kernel_launches", "device_waits", "host_device_copies"):
+        if seen is not None and not why:
+            series[name] = profiled[name]
     differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(
         **{name: values[0] for name, values in series.items()},

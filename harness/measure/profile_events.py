@@ -90,16 +90,13 @@ class Trace:
         )
         self._ranges = _Ranges(ranges, operators)
         self._owners = {e.id: e for e in [*operators, *ranges]}
-        self._launches = {
-            e.id: e for e in self._by_kind[EventKind.RUNTIME] if _LAUNCH.match(e.name)
-        }
+        called = self._by_kind[EventKind.RUNTIME]
+        self.sees_the_gpu = bool(called)  # the wait after each step is a call
+        self._launches = {e.id: e for e in called if _LAUNCH.match(e.name)}
         work = self._by_kind[EventKind.KERNEL] + self._by_kind[EventKind.COPY]
         work.sort(key=attrgetter("start_ns"))
         self._on_device = [w.begun(work) for w in self.windows]
         """What the device does in each step, in order."""
-
-    def has(self, kind: EventKind) -> bool:
-        return bool(self._by_kind[kind])
 
     def counts(self) -> Mapping[str, list[int]]:
         """Counter -> its value in every step."""
@@ -200,8 +197,9 @@ class Trace:
         time_ns: Counter[tuple[str, str]] = Counter()
         for event, own_ns in timed:
             name = event.name
-            cut = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
-            key = cut, self._range_of(event)
+            if len(name) > MAX_NAME:
+                name = name[: MAX_NAME - 1] + "…"
+            key = name, self._range_of(event)
             calls[key] += 1
             time_ns[key] += own_ns
         steps = len(self.windows)
@@ -217,9 +215,8 @@ class _Ranges:
 
     def __init__(self, ranges: Sequence[Event], operators: Sequence[Event]) -> None:
         self._spans: dict[int, list[Event]] = defaultdict(list)
-        for e in ranges:
-            if e.name not in (STEP, DRAIN):
-                self._spans[e.thread].append(e)
+        for e in [e for e in ranges if e.name not in (STEP, DRAIN)]:
+            self._spans[e.thread].append(e)
         self._index()
         forward: dict[int, str] = {}
         backward = []

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from harness.measure.timing import CudaStopwatch, HostStopwatch, Stopwatch
+from harness.measure.timing import CudaStopwatch, HostStopwatch, Stopwatch, TimedStep
 from harness.records import Peaks, SelfTestReadings
 
 WAITS_S = (0.004, 0.02)
@@ -50,8 +50,12 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
         _burn_cpu()
     burn_cpu_s = time.process_time() - began
     phase("waits")  # meanwhile the SM clock recovers from the power limit
-    waits_s, host_s = _read_waits()
-    readings = SelfTestReadings(waits_s=waits_s, host_s=host_s, burn_cpu_s=burn_cpu_s)
+    short, long = map(read_wait, WAITS_S)
+    readings = SelfTestReadings(
+        waits_s=(short.output, long.output),
+        host_s=(short.time_s, long.time_s),
+        burn_cpu_s=burn_cpu_s,
+    )
     if products is None:
         phase("peaks")
         return replace(readings, peaks=cpu_peaks())
@@ -83,18 +87,11 @@ def cpu_peaks() -> Peaks:
     )
 
 
-def _read_waits() -> tuple[tuple[float, float], tuple[float, float]]:
-    """Two busy waits by another system clock and by the host stopwatch: of several, those on which
-    the two differ least, because other processes can only increase the difference."""
-    watch = HostStopwatch()
-    pairs = []
-    for seconds in WAITS_S:
-        readings = [watch.read(lambda s=seconds: _wait(s)) for _ in range(WAITS)]  # type: ignore[misc]
-        pairs.append(
-            min(((r.output, r.time_s) for r in readings), key=lambda pair: abs(pair[1] - pair[0]))
-        )
-    (short_wait, short), (long_wait, long) = pairs
-    return (short_wait, long_wait), (short, long)
+def read_wait(seconds: float) -> TimedStep:
+    """A busy wait by the host stopwatch and, as output, by another system clock: of several, the
+    one on which the two differ least, because other processes can only increase the difference."""
+    readings = [HostStopwatch().read(lambda: _wait(seconds)) for _ in range(WAITS)]
+    return min(readings, key=lambda reading: abs(reading.time_s - reading.output))
 
 
 def _wait(seconds: float) -> float:
@@ -134,12 +131,13 @@ def _read_spins() -> tuple[tuple[float, float], tuple[float, float]]:
     watch = CudaStopwatch()
     watch.read(lambda: sleep(SPIN_CYCLES[0]))
     readings = [
-        [watch.read(lambda n=cycles: sleep(n)) for cycles in SPIN_CYCLES]  # type: ignore[misc]
-        for _ in range(SPINS)
+        [watch.read(partial(sleep, cycles)) for cycles in SPIN_CYCLES] for _ in range(SPINS)
     ]
-    events = [float(np.median([pair[i].time_s for pair in readings])) for i in (0, 1)]
-    hosts = [float(np.median([pair[i].host_s for pair in readings])) for i in (0, 1)]
-    return (events[0], events[1]), (hosts[0], hosts[1])
+    short, long = zip(*readings, strict=True)
+    return (
+        (median(r.time_s for r in short), median(r.time_s for r in long)),
+        (median(r.host_s for r in short), median(r.host_s for r in long)),
+    )
 
 
 class _Products:

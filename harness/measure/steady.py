@@ -110,8 +110,7 @@ class StepSeries:
             start = max(self._first, self.count - settings.min_samples)
             found = Division(start=start, steady=False)
         newest = max(found.start, self.count - settings.max_samples)
-        self.division = Division(start=newest, steady=found.steady)
-        return self.division
+        return Division(start=newest, steady=found.steady)
 
     def _divided(self) -> Division:
         """By the rule; without a steady state, at the end of the time allowed for warm-up."""

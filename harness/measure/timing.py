@@ -1,7 +1,5 @@
-"""Time a computation repeatedly until it is steady and there are enough samples.
-
-Every reading is kept, also of the warm-up. The first is never a sample: it compiles, allocates and
-tunes. The samples begin where harness.measure.steady finds the steady state of all readings.
+"""Time a computation until it is steady and there are enough samples. Every reading is kept; the
+first, which compiles, allocates and tunes, is never a sample.
 """
 
 import gc
@@ -47,12 +45,9 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """CUDA events around the run on the current stream, which is idle at the beginning.
-
-    The time thus includes the first launch, as for a single call. With `flush_l2` the device still
-    flushes its cache while the run is launched, so that only kernel time remains; neither reading
-    includes the flush.
-    """
+    """CUDA events around the run on the current stream, which is idle at the beginning: the time
+    includes the first launch. With `flush_l2` the device still flushes its cache while the run is
+    launched, so that only kernel time remains; neither reading includes the flush."""
 
     clock = Clock.CUDA_EVENT
 
@@ -69,28 +64,20 @@ class CudaStopwatch:
         """Its own device memory, which is subtracted from the computation's peak."""
         return 0 if self._flush is None else 2 * self._flush.nbytes
 
-    def flush(self) -> None:
-        """Flush the L2 cache on the current stream, if `flush_l2` was set; with random bytes,
-        because a cache may compress a constant."""
-        if self._flush is not None:
-            self._flush.copy_(self._noise)
-
     def read(self, run: Callable[[], Any]) -> TimedStep:
         event: Any = torch.cuda.Event  # untyped in torch
         before, begin, end = (event(enable_timing=True) for _ in range(3))
         torch.cuda.synchronize()
         began_at, start = monotonic(), perf_counter()
-        flush_s = 0.0
         if self._flush is not None:
             before.record()
-            self.flush()
+            self._flush.copy_(self._noise)  # random bytes: a cache may compress a constant
         begin.record()
         output = run()
         end.record()
         torch.cuda.synchronize()
         host_s = perf_counter() - start
-        if self._flush is not None:
-            flush_s = before.elapsed_time(begin) / 1e3
+        flush_s = 0.0 if self._flush is None else before.elapsed_time(begin) / 1e3
         return TimedStep(began_at, begin.elapsed_time(end) / 1e3, host_s - flush_s, output)
 
 
@@ -172,6 +159,7 @@ def take(
     start = division.start
     if series.began_at[start] != announced:
         sampling(series.began_at[start])
+    resumed_at = (*series.began_at[start + 1 :], monotonic())
     return Timing(
         warmup_s=tuple(series.time_s[:start]),
         samples_s=tuple(series.time_s[start:]),
@@ -179,12 +167,7 @@ def take(
         samples_at=tuple(series.began_at[start:]),
         steady=division.steady,
         cut=cut,
-        between_s=sum(
-            after - before
-            for before, after in zip(
-                ended_at[start:], (*series.began_at[start + 1 :], monotonic()), strict=True
-            )
-        ),
+        between_s=math.fsum(resumed_at) - math.fsum(ended_at[start:]),
         output=reading.output,
     )
 
@@ -193,9 +176,8 @@ def take(
 def _collecting_only_between_steps() -> Iterator[Callable[[], object]]:
     """Keep the garbage collector out of the readings; yields a function that collects.
 
-    Objects that exist before the first step, and those it leaves behind, are collected only once:
-    after torch.compile a collection took 30 ms, in which the device was idle. They remain frozen,
-    with the heap of the forkserver, which would be walked and copied.
+    Objects that exist before the first step, and those it leaves behind, are collected only once
+    and stay frozen: after torch.compile a collection took 30 ms, in which the device was idle.
     """
     was_enabled, freezes = gc.isenabled(), 2
 

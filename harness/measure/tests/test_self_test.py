@@ -132,9 +132,13 @@ def test_a_fast_stopwatch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(HostStopwatch, "read", fast)
 
-    waits_s, host_s = self_test._read_waits()
+    short, long = map(self_test.read_wait, self_test.WAITS_S)
+    pairs: dict[str, Any] = {
+        "waits_s": (short.output, long.output),
+        "host_s": (short.time_s, long.time_s),
+    }
 
-    assert answers(replace(RIGHT, waits_s=waits_s, host_s=host_s), ON_GPU)["host_clock"] is False
+    assert answers(replace(RIGHT, **pairs), ON_GPU)["host_clock"] is False
 
 
 @pytest.mark.parametrize(("copy_s", "sum_s", "moved"), [(1.0, 4.0, 2), (4.0, 1.0, 1)])
