@@ -61,18 +61,16 @@ class RayRun:
         self._writing, self._abort, self._say = writing, abort, say
 
     def measure(self, how: UnitCommand, address: str | None) -> Stop | None:
-        """Measure what is left, and finish the run; why units are left, if any are.
-
-        Without the address of a cluster, a Ray of this command has this node's GPUs. At Ctrl-C or
-        SIGTERM the units that were not finished are lost.
-        """
+        """Measure what is left, and finish the run; why units are left, if any are. Without the
+        address of a cluster, a Ray of this command has this node's GPUs. At Ctrl-C or SIGTERM the
+        units that were not finished are lost."""
         before, stop, tasks = self._recorded(), None, dict[Any, Sequence[Case]]()
         with _connected(address) as ray, terminating_like_ctrl_c():
             try:
                 submit = _submitter(ray, before.suite, how)
                 left = Agenda(before.suite, recorded=before.measurements)
                 for members in units(before.suite):
-                    if any(left.left_of(case.case_id) for case in members):
+                    if any(left.left_of(case) for case in members):
                         tasks[submit(members)] = members
                 self._say(f"{self._writing.run_id}: units to measure: {len(tasks)}")
                 while tasks and not (stop := self._stop()):

@@ -1,7 +1,5 @@
-"""What the log of a process shows that did not end OK: the log itself is the evidence.
-
-Before a process is killed, it writes its Python stacks to its log (faulthandler, on a signal), even
-if another thread has the GIL.
+"""What the log of a process shows that did not end OK. Before a process is killed, it writes its
+Python stacks to its log (faulthandler, on a signal), even if another thread has the GIL.
 """
 
 import os
@@ -115,11 +113,8 @@ def stuck(worker: Worker, case: Case, log: Path, rank_steps: Sequence[int] | Non
 
 
 def behind(steps: Sequence[int], stacks: Mapping[int, ThreadStack]) -> Stuck | None:
-    """The rank in which a hang begins, and by what that is seen; None if it is not.
-
-    It is the rank that is behind by its steps, or else the only one, of those with a stack, that
-    does not wait in a collective.
-    """
+    """The rank that is behind by its steps, or else the only one, of those with a stack, that does
+    not wait in a collective, and by what that is seen; None without one."""
     inner = {rank: stack.frames[:_INNERMOST] for rank, stack in stacks.items()}
     apart = [rank for rank, seen in inner.items() if not any(map(_IN_A_COLLECTIVE.search, seen))]
     if len(set(steps)) > 1:
@@ -153,11 +148,9 @@ def raised_in(log: Path, rank: int | None) -> str:
     with log.open("rb") as file:
         text = end_of(file)
     text = text if rank is None else by_rank(text).get(rank, "")
-    fatal = text.find("Fatal Python error: ")
-    before = text[:fatal] if fatal >= 0 else text
-    raised = before.rfind("Traceback (most recent call last):")
-    if fatal >= 0 and not (raised >= 0 and "<no Python frame>" in text[fatal:]):
-        return written_stack(text[fatal:]).frame
-    if raised < 0:
-        return ""
-    return next(iter(_stack(_FRAME.findall(before[raised:])[::-1]).frames), "")
+    before, fatal, stacks = text.partition("Fatal Python error: ")
+    _, raised, trace = before.rpartition("Traceback (most recent call last):")
+    if fatal and not (raised and "<no Python frame>" in stacks):
+        return written_stack(stacks).frame
+    frames = _stack(_FRAME.findall(trace)[::-1]).frames
+    return frames[0] if raised and frames else ""

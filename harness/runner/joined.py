@@ -56,24 +56,17 @@ class Answered:
     over_steps: list[OverSteps] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What the parent has seen of a process, from the launch until all of it is gone."""
-
-    ending: Ending
-    cold: bool
-    started_at: str
-    wall_s: float
-    log: Path
-    phases: tuple[Phase, ...] = ()
-    telemetry: Telemetry | None = None
-    survivors: int = 0
-    """Processes that survived SIGKILL."""
-
-
-def joined(answered: Answered, seen: Seen) -> Measurement:
-    """The measurement of a process that has ended; without an answer, the record of its failure."""
-    ending = seen.ending
+def joined(
+    answered: Answered,
+    ending: Ending,
+    log: Path,
+    *,
+    phases: tuple[Phase, ...] = (),
+    telemetry: Telemetry | None = None,
+    survivors: int = 0,
+) -> Measurement:
+    """The measurement of a process that has ended; without an answer, the record of its failure.
+    `survivors`: processes that survived SIGKILL."""
     if ending.outcome is None and answered.final is not None:
         said, note = answered.final, ending.detail
     elif answered.preliminary is not None:
@@ -81,25 +74,21 @@ def joined(answered: Answered, seen: Seen) -> Measurement:
         note = f"the search for its origin: {ending.outcome}, {ending.detail}"
     else:
         said, note = _unanswered(answered, ending), ""
-    if problem := _clock_problem(said, seen.phases, answered.between_s):
+    if problem := _clock_problem(said, phases, answered.between_s):
         said, note = said.without_samples(Outcome.INVALID_ENVIRONMENT, problem), ""
-    survivors = f"{seen.survivors} processes survived SIGKILL" if seen.survivors else ""
+    left = f"{survivors} processes survived SIGKILL" if survivors else ""
     found = None
     if said.outcome is not Outcome.OK:
         found = _evidence(said.evidence, ending.evidence)
     if found is not None and said.outcome is Outcome.CRASH:
-        frame = found.frame or evidence.raised_in(seen.log, found.rank)
-        found = replace(found, frame=frame)
+        found = replace(found, frame=found.frame or evidence.raised_in(log, found.rank))
     whole = replace(
         said,
-        detail="; ".join(filter(None, (said.detail, note, survivors))),
-        discarded=unfit(said, seen.telemetry, seen.phases),
-        effective={**said.effective, "start": "cold" if seen.cold else "warm"},
+        detail="; ".join(filter(None, (said.detail, note, left))),
+        discarded=unfit(said, telemetry, phases),
         over_steps=OverSteps.joined(answered.over_steps),
-        telemetry=seen.telemetry,
-        phases=seen.phases,
-        started_at=seen.started_at,
-        wall_s=seen.wall_s,
+        telemetry=telemetry,
+        phases=phases,
         evidence=found,
     )
     return replace(whole, ranks=with_gpus(whole))

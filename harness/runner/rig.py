@@ -17,10 +17,8 @@ from harness.suite.load import shipped_roots
 
 
 class Rig:
-    """Reserves the machine. A context: on exit everything is closed and unlocked.
-
-    The GPUs are locked once a worker has named them, before any uses their memory.
-    """
+    """Reserves the machine. A context: on exit everything is closed and unlocked. The GPUs are
+    locked once a worker has named them, before any uses their memory."""
 
     def __init__(
         self,
@@ -121,8 +119,7 @@ def take(
     store: Path | None = None,
 ) -> tuple[Rig, Environment]:
     """A rig with a launcher for one suite, and the environment of its workers, which has what the
-    suite requires. `held` closes the rig. With the folder of the runs, the doctor examines the
-    machine."""
+    suite requires. `held` closes the rig. With a store, the doctor examines the machine."""
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
     rig.launcher = held.enter_context(Launcher.of(suite))
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from harness.analysis import verdict
@@ -103,9 +102,9 @@ class Agenda:
         """The number of processes that are known to be left."""
         return sum(map(len, self._left.values()))
 
-    def left_of(self, case_id: str) -> Sequence[int]:
+    def left_of(self, case: Case) -> Sequence[int]:
         """The processes that a case has left."""
-        return self._left[case_id]
+        return self._left[case.case_id]
 
     def why(self, case: Case, process: int) -> str:
         """The question for which a process is run after the first pass; empty for one of it."""
@@ -137,9 +136,6 @@ class Agenda:
                         return case, process
         return None
 
-    def _unfinished(self, cases: Sequence[Case]) -> bool:
-        return any(self._left[c.case_id] for c in cases)
-
     def _begin_round(self) -> bool:
         """Give one more process to each case that leaves something open; False if none may have
         one. What a resumed run has measured of the round is not measured again."""
@@ -161,7 +157,7 @@ class Agenda:
 
     def _broken(self) -> str:
         """The first rule that ends the run; empty if none does by now."""
-        complete = [name for name, cases in self._rungs.items() if not self._unfinished(cases)]
+        complete = [n for n, cases in self._rungs.items() if not any(map(self.left_of, cases))]
         for name in complete:
             del self._rungs[name]
         if not complete or self._read is None:
@@ -180,10 +176,7 @@ def _once(cases: Iterable[Case]) -> list[Case]:
 
 def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
     """Measure what is left with the rig's launcher, and store each measurement as its process ends.
-
-    No worker is left running, however this returns. At Ctrl-C or SIGTERM at most the current
-    process is lost.
-    """
+    No worker is left running. At Ctrl-C or SIGTERM at most the current process is lost."""
     finished, observer = 0, rig.observer
     with terminating_like_ctrl_c():
         while step := agenda.next():
@@ -207,12 +200,10 @@ def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: R
     worker."""
     why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
+        name, invalid = case.case_id, Outcome.INVALID_ENVIRONMENT
+        seen = Evidence(phase="before start", holders=tuple(holders))
         return Measurement(
-            case_id=case.case_id,
-            process=process,
-            outcome=Outcome.INVALID_ENVIRONMENT,
-            detail=why,
-            evidence=Evidence(phase="before start", holders=tuple(holders)),
+            case_id=name, process=process, outcome=invalid, detail=why, evidence=seen
         )
     rig.observer.started(case, process)
     log = writer.log_path(case.case_id, process)
@@ -228,7 +219,7 @@ def terminating_like_ctrl_c() -> Iterator[None]:
         yield  # only the main thread receives signals
         return
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt("SIGTERM")
 
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
+from statistics import fmean
 
 from harness import units
-from harness.analysis.recorded import between
+from harness.analysis.recorded import LAG_S, between
 from harness.machine.probes import Probe
 from harness.messages import PhaseBegan, SelfTested
-from harness.records import Gpu, Peaks, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
+from harness.records import Gpu, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
 from harness.runner.forkserver import said_last
 from harness.runner.launcher import Launcher
 from harness.runner.telemetry import Recorder
@@ -42,8 +41,6 @@ RISE = 0.3
 """Smallest rise of GPU utilisation in one second of load."""
 GPU_BURN = 0.8
 """Smallest GPU utilisation in one second of back-to-back kernels."""
-LAG_S = 0.5
-"""NVML's utilisation is the mean of a past window: it describes a phase only after this time."""
 
 
 def run_self_test(
@@ -62,21 +59,16 @@ def run_self_test(
         received = worker.converse(LIMIT_S, recorder.read_if_due)
         said = said_last(log)
     readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
-    checks: tuple[SelfTestCheck, ...]
     if readings is None:
-        checks = (SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}"),)
-    else:
-        begins = [m for m in received if isinstance(m, PhaseBegan)]
-        since = worker.launched_at
-        spans = {one.name: (one.at - since, two.at - since) for one, two in pairwise(begins)}
-        checks = judge(readings, spans, recorder.telemetry(), cuda=gpu is not None)
-    return SelfTest(
-        at=at,
-        device=device,
-        checks=checks,
-        peaks=readings.peaks if readings else Peaks(),
-        wall_s=time.monotonic() - began,
-    )
+        silent = SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}")
+        wall_s = time.monotonic() - began
+        return SelfTest(at=at, device=device, checks=(silent,), wall_s=wall_s)
+    begins = [m for m in received if isinstance(m, PhaseBegan)]
+    since = worker.launched_at
+    spans = {one.name: (one.at - since, two.at - since) for one, two in pairwise(begins)}
+    checks = judge(readings, spans, recorder.telemetry(), cuda=gpu is not None)
+    wall_s = time.monotonic() - began
+    return SelfTest(at=at, device=device, checks=checks, peaks=readings.peaks, wall_s=wall_s)
 
 
 # --- the checks --------------------------------------------------------------------------
@@ -126,7 +118,7 @@ def _spin_kernel(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> Sel
     assert r.spin_cycles is not None
     cycles, took_s = r.spin_cycles[1] - r.spin_cycles[0], r.spin_event_s[1] - r.spin_event_s[0]
     implied = cycles / took_s if took_s > 0 else float("inf")
-    seen = _within(telemetry, "gpu_sm_clock_hz", spans["spin"])
+    seen = between(telemetry, "gpu_sm_clock_hz", *spans["spin"])
     if not seen:
         return _unread("spin_kernel", telemetry, "gpu_sm_clock_hz")
     # Right after the load, whose power is capped, the clock rises while it is read.
@@ -140,11 +132,14 @@ def _spin_kernel(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> Sel
 
 
 def _gpu_sampler(spans: Spans, telemetry: Telemetry) -> SelfTestCheck:
-    rest = _within(telemetry, "gpu_utilisation", spans["rest"], after_s=LAG_S)
-    burn = _within(telemetry, "gpu_utilisation", spans["burn"], after_s=LAG_S)
+    lag_s = LAG_S["gpu_utilisation"]
+    rest, burn = (
+        between(telemetry, "gpu_utilisation", start_s + lag_s, end_s)
+        for start_s, end_s in (spans["rest"], spans["burn"])
+    )
     if not rest or not burn:
         return _unread("gpu_sampler", telemetry, "gpu_utilisation")
-    before, during = float(np.min(rest)), float(np.mean(burn))
+    before, during = min(rest), fmean(burn)
     return SelfTestCheck(
         name="gpu_sampler",
         holds=during >= GPU_BURN and during - before >= RISE,
@@ -178,25 +173,15 @@ def _ms(seconds: tuple[float, float]) -> str:
 
 
 def _mean_within(telemetry: Telemetry, channel: str, span: tuple[float, float]) -> float | None:
-    """Mean of the readings that cover one phase only, each weighted by the time since the one
-    before."""
+    """Mean over the time of the readings that cover one phase only."""
     values, times = telemetry.channels.get(channel, ()), telemetry.t_s
     inside = [
         (value, t - before)
         for before, t, value in zip(times, times[1:], values[1:], strict=False)
         if value is not None and span[0] <= before and t <= span[1]
     ]
-    if not inside:
-        return None
-    read, weights = zip(*inside, strict=True)
-    return float(np.average(read, weights=weights))
-
-
-def _within(
-    telemetry: Telemetry, channel: str, span: tuple[float, float], *, after_s: float = 0.0
-) -> list[float]:
-    """Readings of a channel in a phase, starting `after_s` into it."""
-    return [*between(telemetry, channel, span[0] + after_s, span[1])]
+    total_s = sum(s for _, s in inside)
+    return sum(value * s for value, s in inside) / total_s if inside else None
 
 
 def _unread(name: str, telemetry: Telemetry, channel: str) -> SelfTestCheck:

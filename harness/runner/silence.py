@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from typing import NamedTuple
 
 from harness import units
 from harness.records import ActivitySample, MeasureSettings
@@ -37,13 +36,6 @@ IDLE_GPU, FULL_GPU = 0.05, 0.99
 SPINNING_POWER, POWER_VARIES = 0.35, 0.05
 """A GPU that is always busy computes nothing if it draws less than this share of its power limit
 (at rest a sixth, in a computation or copy over a half), and the power varies by less than this."""
-
-
-class Limits(NamedTuple):
-    """How long a process may be silent before it is judged."""
-
-    idle_s: float
-    busy_s: float
 
 
 class Pace:
@@ -73,11 +65,10 @@ class Pace:
         return max(self._recent_s, default=0.0)
 
     @property
-    def limits(self) -> Limits:
-        """The silence allowed now."""
-        least_s = self._settings.stall_s
-        own_s = TIMES_SLOWEST * self.slowest_s
-        return Limits(max(least_s, own_s), max(BUSY_TIMES * least_s, own_s))
+    def limits(self) -> tuple[float, float]:
+        """The silence allowed now if the process is idle, and if it is busy; seconds."""
+        least_s, own_s = self._settings.stall_s, TIMES_SLOWEST * self.slowest_s
+        return max(least_s, own_s), max(BUSY_TIMES * least_s, own_s)
 
 
 class Activity(StrEnum):
@@ -101,22 +92,22 @@ class Silence:
         self.seen: Activity | None = None
         """What it does; None as long as that is not known."""
 
-    def look(self, now: float, since: float, ends_at: float, limits: Limits) -> None:
-        """Take a sample if one is due. Times are of time.monotonic: `since` is the last sign of
-        life, and another one begins a new silence; shortly before `ends_at`, the end of the
-        process's time, a look is due too."""
+    def look(self, now: float, since: float, ends_at: float, limits: tuple[float, float]) -> None:
+        """Take a sample if one is due, by time.monotonic: another last sign of life, `since`,
+        begins a new silence; shortly before `ends_at`, when its time ends, a look is due too."""
+        idle_s, busy_s = limits
         if since != self._since:
             left_s = ends_at - since  # enough for all samples, if a window may be so short
             self._window_s = min(WINDOW_S, max(LEAST_WINDOW_S, left_s / (WINDOWS + 2)))
             late_s = ends_at - (WINDOWS + 1) * self._window_s
-            self._next_at = min(since + limits.idle_s, max(since + self._window_s, late_s))
+            self._next_at = min(since + idle_s, max(since + self._window_s, late_s))
             self._since, self.samples, self.seen = since, (), None
         if now > self._next_at:
-            self._next_at = now + min(self._window_s, limits.idle_s / (2 * WINDOWS))
+            self._next_at = now + min(self._window_s, idle_s / (2 * WINDOWS))
             self.samples = (*self.samples[-WINDOWS:], self._take())
             self.seen = judge(self.samples)
         is_still = self.seen is None or self.seen is Activity.IDLE
-        self.limit_s = limits.idle_s if is_still else limits.busy_s
+        self.limit_s = idle_s if is_still else busy_s
 
 
 def judge(samples: Sequence[ActivitySample]) -> Activity | None:
@@ -143,12 +134,9 @@ def reason(seen: Activity, samples: Sequence[ActivitySample]) -> str:
         use = last.gpu_utilisation
         gpu = f" and the GPU to {units.percent(use)}" if use else ""
         return f"it uses {_cores(samples[0], last):.1f} CPU cores{gpu}"
-    what = "it stands still"
     if seen is Activity.SPINNING_KERNEL:
-        what = "one kernel keeps the GPU busy at low power"
-    elif "stopped" in last.states:
-        what = "a signal stopped it"
-    return what
+        return "one kernel keeps the GPU busy at low power"
+    return "a signal stopped it" if "stopped" in last.states else "it stands still"
 
 
 def _is_still(before: ActivitySample, after: ActivitySample) -> bool:

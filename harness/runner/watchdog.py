@@ -27,7 +27,7 @@ from harness.messages import (
 from harness.records import ActivitySample, Case, Evidence, Measurement, Outcome, Phase
 from harness.runner import evidence
 from harness.runner.forkserver import Worker
-from harness.runner.joined import Answered, Ending, Seen, joined
+from harness.runner.joined import Answered, Ending, joined
 from harness.runner.silence import Activity, Pace, Silence, reason
 from harness.runner.telemetry import Recorder, of_case
 
@@ -83,17 +83,20 @@ def watch(
         survivors = worker.end()
         evidence.cut_log(log)
     ended_at = time.monotonic()
-    seen = Seen(
-        ending=ending,
-        cold=worker.cold,
-        started_at=started_at,
-        wall_s=ended_at - worker.launched_at,
-        log=log,
+    made = joined(
+        story.answered,
+        ending,
+        log,
         phases=story.phases(ended_at),
         telemetry=recorder.telemetry(),
         survivors=survivors,
     )
-    return joined(story.answered, seen)
+    return replace(
+        made,
+        effective={**made.effective, "start": "cold" if worker.cold else "warm"},
+        started_at=started_at,
+        wall_s=ended_at - worker.launched_at,
+    )
 
 
 def _see_through(worker: Worker, story: "Story", recorder: Recorder, log: Path) -> Ending:
@@ -262,9 +265,6 @@ class Story:
         fewest_s = (1 + self._settings.min_samples) * step_s
         needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
         advice = f"set timeout_s to {_rounded(max(needed_s, 1.5 * timeout_s))} or more"
-        program = self._case.program
-        if self._pace.steps and program and program.steps and program.steps.until == "exit":
-            advice = f"add until: sampled to progress, or {advice}"
         if self._is_slow(now):
             return f"slow: not done in {timeout_s:g} s, {advice}; {self.where()}", ""
         return self._unfinished(now), f"if it is not stuck, {advice}"
@@ -300,13 +300,10 @@ class Story:
         return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
-        """The least time of a typical step; None before the first step began.
-
-        It is the shortest finished step: others may have been cold, and the unfinished one may be
-        the only long one. Without any, the unfinished one, which began at most UNREPORTED_S after
-        the last message. The first step of a program begins with its output or its use of a GPU,
-        whichever is later.
-        """
+        """The least time of a typical step; None before the first step began. It is the shortest
+        finished step, as others may have been cold; without any, the unfinished one, which began at
+        most UNREPORTED_S after the last message. The first step of a program begins with its output
+        or its use of a GPU, whichever is later."""
         if self._case.program and self._phases[-1][0] == "setup":
             began = [at for at in (self._since, self.gpu_used_at) if at is not None]
         else:

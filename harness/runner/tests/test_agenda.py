@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.records import Gap, Match, Outcome, Rule, Stop, Suspect, Suspects
+from harness.records import Gap, Match, MeasureSettings, Outcome, Rule, Stop, Suspect, Suspects
 from harness.runner.run import Agenda, Budget
 from harness.tests import fake_runs
 
@@ -17,9 +17,8 @@ FAST = Stop(rule="fast")
 
 def floor(go: float, workload: str, name: str = "", **fields: Any) -> Rule:
     """A rung: this workload reaches so many tokens/s."""
-    match = Match(criteria={"workload": (workload,)})
-    asked = {"abort_early": True} | fields
-    return Rule(name=name or "fast", metric="tokens_per_s", go=go, match=match, **asked)
+    asked: dict[str, Any] = {"abort_early": True, "match": fake_runs.to(workload=workload)} | fields
+    return Rule(name=name or "fast", metric="tokens_per_s", go=go, **asked)
 
 
 class Machine:
@@ -29,10 +28,9 @@ class Machine:
     def __init__(
         self, names: str, *rules: Rule, processes: int = 3, most: int = 0, **speeds: Sequence[float]
     ):
-        settings = fake_runs.case({}).settings
-        settings = replace(settings, processes=processes, most_processes=most)
+        settings = MeasureSettings(processes=processes, most_processes=most)
         cases = [
-            replace(fake_runs.case({"seq_len": 512}, workload=n), case_id=n, settings=settings)
+            fake_runs.case({"seq_len": 512}, workload=n, case_id=n, settings=settings)
             for n in names
         ]
         self.run = fake_runs.run(cases, lambda _: [], rules=rules)
@@ -56,14 +54,11 @@ class Machine:
             case, process = step
             name = case.case_id
             tokens_per_s = self.speeds.get(name, (1e3,) * 9)[process]
-            made = (
-                fake_runs.timed(case, 512 / tokens_per_s, processes=1)
-                if tokens_per_s
-                else fake_runs.ended(case, Outcome.CRASH)
-            )
-            found = replace(made[0], process=process, wall_s=10.0)
-            found = replace(found, asked_by=agenda.why(case, process))
-            self.now += found.wall_s
+            made = fake_runs.ended(case, Outcome.CRASH)
+            if tokens_per_s:
+                made = fake_runs.timed(case, 512 / tokens_per_s, processes=1)
+            found = replace(made[0], process=process, asked_by=agenda.why(case, process))
+            self.now += 10.0
             self.run = replace(self.run, measurements=(*self.run.measurements, found))
             agenda.ended(found)
             yield f"{name}{process}"
@@ -133,7 +128,7 @@ def test_a_killed_run_ends_where_it_would_have_ended(killed_after: int) -> None:
 
 
 def test_both_sides_of_a_ratio_are_measured_before_it_is_judged() -> None:
-    rule = floor(1.0, "b", against=Match(criteria={"workload": ("c",)}))
+    rule = floor(1.0, "b", against=fake_runs.to(workload="c"))
 
     assert Machine("abc", rule, b=SLOW).ran() == ("b0 c0 c1 b1 b2 c2", FAST)
 
@@ -193,9 +188,10 @@ def test_a_rule_that_stays_open_ends_with_the_last_process_or_a_failure(
 
 
 def test_of_several_open_cases_the_main_rule_and_the_most_scattered_come_first() -> None:
-    rules = floor(100, "c", "other", abort_early=False), floor(100, "a", asks="main")
-    rule = replace(rules[1], abort_early=False, match=Match(criteria={"workload": ("a", "b")}))
-    machine = Machine("abc", rules[0], rule, processes=2, most=3, a=OPEN, b=SCATTERED, c=SCATTERED)
+    both = Match(criteria={"workload": ("a", "b")})
+    other = floor(100, "c", "other", abort_early=False)
+    rule = floor(100, "a", asks="main", abort_early=False, match=both)
+    machine = Machine("abc", other, rule, processes=2, most=3, a=OPEN, b=SCATTERED, c=SCATTERED)
     suite = replace(machine.run.suite, parts={"main": "Fast enough?"})
     machine.run = replace(machine.run, suite=suite)
 
@@ -216,7 +212,7 @@ def test_a_resumed_run_goes_on_with_its_rounds(killed_after: int, budget_s: floa
 
 
 def test_a_round_is_finished_although_its_first_process_decides() -> None:
-    rule = floor(1.0, "a", abort_early=False, against=Match(criteria={"workload": ("b",)}))
+    rule = floor(1.0, "a", abort_early=False, against=fake_runs.to(workload="b"))
     machine = Machine("abc", rule, processes=2, most=3, a=OPEN, b=(100.0, 100.1, 100.0))
     before = machine.steps(machine.agenda())
     done = [next(before) for _ in range(7)]

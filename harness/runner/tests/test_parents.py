@@ -27,15 +27,15 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # --- of two parents ----------------------------------------------------------------------
 
-HOLD = (
-    "import sys, time\n"
-    "from pathlib import Path\n"
-    "from harness.machine.gpu_lock import GpuLock\n"
-    "lock = GpuLock('GPU-1', folder=Path(sys.argv[1]))\n"
-    "lock.describe('20261121-smoke')\n"
-    "print('held', flush=True)\n"
-    "time.sleep(3600)\n"
-)
+HOLD = """
+import sys, time
+from pathlib import Path
+from harness.machine.gpu_lock import GpuLock
+lock = GpuLock('GPU-1', folder=Path(sys.argv[1]))
+lock.describe('20261121-smoke')
+print('held', flush=True)
+time.sleep(3600)
+"""
 
 
 def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_lets_go(
@@ -59,8 +59,8 @@ def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_let
         with GpuLock("GPU-1", wait_s=20, folder=tmp_path, waiting=waiting) as lock:
             holder = lock.path.read_text()
 
-    assert f"held by another harness: process {other.pid}, run 20261121-smoke" in str(refused.value)
-    assert "since 20" in str(refused.value)
+    held = f"held by another harness: process {other.pid}, run 20261121-smoke, since 20"
+    assert held in str(refused.value)
     assert "--wait-for-gpu" in str(refused.value)
     assert len(said) == 1
     assert f"process {os.getpid()}, since 20" in holder
@@ -80,11 +80,10 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
     """A run on the CPU holds none, and neither does one that only counts."""
     monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
     monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: ENVIRONMENT)
-    launcher = Mock(describe=lambda: FACTS)
     said: list[str] = []
 
     def described(rig: Rig) -> None:
-        rig.launcher = launcher
+        rig.launcher = Mock(describe=lambda: FACTS)
         rig.describe(command=(), repository=None, cases=SUITE.cases)
 
     def free(uuid: str) -> bool:

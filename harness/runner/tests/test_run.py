@@ -52,15 +52,14 @@ class Planned(Memory):
         monkeypatch.setattr(running, "watch", self.watch)
 
     def watch(self, worker: object, case: Case, process: int, **_: Any) -> Measurement:
-        return Measurement(
-            case_id=case.case_id, process=process, outcome=Outcome.OK, samples_s=(1.0,)
-        )
+        name, ok = case.case_id, Outcome.OK
+        return Measurement(case_id=name, process=process, outcome=ok, samples_s=(1.0,))
 
-    def run(self, suite: Suite, gpu: IdleCheck | None = None) -> list[tuple[str, int, Outcome]]:
+    def run(self, suite: Suite, gpu: IdleCheck | None = None, **k: Any) -> list[Outcome]:
         rig = rig_of(self.launcher, observer=self.observer)
         rig.gpu = gpu
-        run_suite(Agenda(suite), rig, self)
-        return self.outcomes
+        run_suite(Agenda(suite, **k), rig, self)
+        return [m.outcome for m in self.measurements]
 
 
 @pytest.fixture
@@ -81,9 +80,7 @@ def test_an_open_rule_adds_a_process_to_those_that_are_planned(planned: Planned)
     def read() -> Run:
         return replace(made, measurements=tuple(planned.measurements))
 
-    run_suite(
-        Agenda(suite, read=read), rig_of(planned.launcher, observer=planned.observer), planned
-    )
+    planned.run(suite, read=read)
 
     assert [m.asked_by for m in planned.measurements] == ["", "fast"]
     assert planned.observer.totals == [1, 2, 2]
@@ -105,7 +102,7 @@ def test_a_process_that_slurm_ends_with_its_job_is_no_crash(
     finally:
         late.join()
         signal.signal(signal.SIGTERM, before)
-    assert not planned.outcomes
+    assert not planned.measurements
 
 
 def test_workers_search_the_pythonpath_of_their_own_variables_first(
@@ -134,10 +131,9 @@ def test_an_orphan_on_the_gpu_is_named_and_the_case_after_it_runs(planned: Plann
 
     outcomes = planned.run(suite_of(*"abc"), gpu=IdleCheck(meter))
 
-    assert [outcome for *_, outcome in outcomes] == [
-        *(Outcome.OK, Outcome.INVALID_ENVIRONMENT, Outcome.OK)
-    ]
     refused = planned.measurements[1]
+    invalid = Outcome.INVALID_ENVIRONMENT
+    assert outcomes == [Outcome.OK, invalid, Outcome.OK]
     assert "the GPU is shared: process 4711 (python of someone), 8.50 GB" in refused.detail
     assert refused.evidence
     assert refused.evidence.holders == ("process 4711 (python of someone), 8.50 GB",)
@@ -149,8 +145,7 @@ PHASES = ("start", "setup", "accuracy", "warmup", "sampling", "repeat", "profile
 
 
 def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> None:
-    observer, probe = Quiet(), Counter()
-    case = make_case("good", axes={"step_s": 0.02})
+    observer, probe, case = Quiet(), Counter(), make_case("good", axes={"step_s": 0.02})
 
     (m,) = run(warm, tmp_path, case, probes=[probe], observer=observer)
 
@@ -161,7 +156,7 @@ def test_a_good_workload_is_measured_in_full(warm: Launcher, tmp_path: Path) -> 
     assert len(m.samples_s) == len(m.host_samples_s) >= QUICK.min_samples
     assert len(m.warmup_s) >= 1, "the first reading is never a sample"
     assert min(m.host_samples_s) >= 0.02
-    assert m.accuracy is not None
+    assert m.accuracy
     assert m.accuracy.tensors[0].error <= m.accuracy.tensors[0].bound
     assert m.effective == {"provider": "fake", "dtype": "float32", "start": "warm"}
     assert m.log == "good.0.log"
@@ -360,15 +355,12 @@ def where(provider, axes):
     seen = lambda: {"imported_by": IMPORTED_BY, "pid": os.getpid()}
     return replace(fake_workloads.good(provider, axes), effective=seen)
 """
+    thread = "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     (tmp_path / "plain.py").write_text(source)
-    (tmp_path / "threaded.py").write_text(
-        source + "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
+    (tmp_path / "threaded.py").write_text(source + thread)
     monkeypatch.syspath_prepend(tmp_path)
-    cases = [
-        replace(make_case("good"), case_id=name, factory=f"{name}:where")
-        for name in ("plain", "threaded")
-    ]
+    good, names = make_case("good"), ("plain", "threaded")
+    cases = [replace(good, case_id=name, factory=f"{name}:where") for name in names]
 
     with Launcher() as one:
         one.preflight(make_suite(cases[0]))
@@ -409,37 +401,22 @@ def test_a_module_that_cannot_be_checked_is_one_clear_error(
             one.preflight(make_suite(replace(make_case("good"), factory="odd:good")))
 
     assert why in str(raised.value)
-    if "garbled" not in why:
-        assert "python -c 'import odd'" in str(raised.value)
-    if "exit" in source:
-        assert "in 'import odd'" in str(raised.value)
+    assert "garbled" in why or "python -c 'import odd'" in str(raised.value)
+    assert "exit" not in source or "in 'import odd'" in str(raised.value)
 
 
-def test_nsa_variables_reach_a_warm_worker_and_only_that_one(
+def test_variables_reach_the_worker_of_their_case_and_no_other(
     warm: Launcher, tmp_path: Path
 ) -> None:
+    """Set in a running interpreter, PYTHONHASHSEED (or OMP_NUM_THREADS) would change nothing."""
     long = "1" * 300_000  # no message on a socket is so long
-    flagged, plain = run(
-        warm,
-        tmp_path,
-        make_case("reads_environment", env={"NSA_TEST_FLAG": long}),
-        replace(make_case("reads_environment"), case_id="plain"),
-    )
+    envs = {"warm": {"NSA_TEST_FLAG": long}, "plain": {}, "cold": {"PYTHONHASHSEED": "0"}}
+    cases = [replace(make_case("reads_environment", env=env), case_id=n) for n, env in envs.items()]
+
+    flagged, plain, cold = run(warm, tmp_path, *cases)
 
     assert (flagged.effective["flag"], flagged.effective["start"]) == (long, "warm")
     assert plain.effective["flag"] == ""
-
-
-def test_a_variable_that_no_process_can_have_is_one_clear_error(
-    warm: Launcher, tmp_path: Path
-) -> None:
+    assert (cold.effective["start"], cold.effective["hash_randomization"]) == ("cold", False)
     with pytest.raises(HarnessError, match=r"Argument list too long\n.* shorten the variables"):
         run(warm, tmp_path, make_case("good", env={"HUGE": "1" * 140_000}))
-
-
-def test_variables_that_are_read_at_start_take_effect(warm: Launcher, tmp_path: Path) -> None:
-    """Set in a running interpreter, PYTHONHASHSEED (or OMP_NUM_THREADS) would change nothing."""
-    (cold,) = run(warm, tmp_path, make_case("reads_environment", env={"PYTHONHASHSEED": "0"}))
-
-    assert cold.effective["start"] == "cold"
-    assert cold.effective["hash_randomization"] is False

@@ -40,7 +40,7 @@ from harness.records.measured import MAX_DETAIL_BYTES
 from harness.runner import evidence, telemetry, watchdog
 from harness.runner.evidence import LEFT_OUT, LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from harness.runner.forkserver import Worker
-from harness.runner.joined import Ending, Seen, joined
+from harness.runner.joined import Ending, joined
 from harness.runner.watchdog import RunObserver, Story
 from harness.tests.workers import QUICK, Counter, make_case
 
@@ -72,61 +72,31 @@ def after(story: Story, seconds: float) -> Ending:
 
 def recorded(story: Story, ending: Ending) -> Measurement:
     """What is recorded of a process that ended so."""
-    seen = Seen(ending=ending, cold=False, started_at="", wall_s=1.0, log=Path("x.log"))
-    return joined(story.answered, seen)
+    return joined(story.answered, ending, Path("x.log"))
 
 
-def test_slow_steps_end_in_a_timeout_with_their_rate_and_a_lower_bound() -> None:
-    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
+@pytest.mark.parametrize(
+    ("steps_s", "timeout_s", "phase", "said", "bound_s", "steps"),
+    [
+        ((1.0, 1.0), 2.5, "warmup", "slow: not done in 2.5 s, set timeout_s to 5 or more", 1.0, 2),
+        ((1.0, 0.1), 1.8, "warmup", "no step finished in 0.71 s", 0.1, 2),  # the first one is cold
+        ((), 1.0, "warmup", "no step finished in 1.01 s, in warmup; no step is known", 0.9, 0),
+        ((), 0.5, "accuracy", "no step finished in 0.51 s, in accuracy", None, None),
+    ],
+)
+def test_a_timeout_says_how_slow_the_steps_are_and_bounds_one(
+    steps_s: Sequence[float], timeout_s: float, phase: str, said: str, bound_s: float | None,
+    steps: int | None,
+) -> None:  # fmt: skip
+    story = reported(*steps_s, settings=replace(QUICK, timeout_s=timeout_s), phase=phase)
 
-    m = recorded(story, after(story, 2.5))
+    m = recorded(story, after(story, timeout_s))
 
-    assert m.outcome is Outcome.TIMEOUT
-    assert m.detail.startswith("slow: not done in 2.5 s, set timeout_s to 5 or more; in warmup, at")
-    assert m.lower_bound_s == 1.0
+    assert (m.outcome, m.detail.startswith(said)) == (Outcome.TIMEOUT, True), m.detail
+    assert m.lower_bound_s == (bound_s and pytest.approx(bound_s, abs=0.02))
     assert m.evidence
-    assert m.evidence.steps == 2
-    assert m.evidence.frame == ""
-
-
-@pytest.mark.parametrize(("until", "first"), [("exit", "add until: sampled"), ("sampled", "set")])
-def test_a_slow_program_may_end_once_it_is_sampled(until: str, first: str) -> None:
-    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
-    program = Program(argv=("x",), steps=Steps(step="s", until=until))
-    story._case = replace(story._case, program=program)
-
-    m = recorded(story, after(story, 2.5))
-
-    assert m.detail.startswith(f"slow: not done in 2.5 s, {first} ")
-
-
-def test_neither_a_cold_first_step_nor_an_unfinished_one_bounds_the_others() -> None:
-    story = reported(1.0, 0.1, settings=replace(QUICK, timeout_s=1.8))
-
-    assert after(story, 1.8).lower_bound_s == pytest.approx(0.1)
-
-
-def test_a_first_step_longer_than_the_timeout_is_a_timeout_not_a_hang() -> None:
-    story = reported(settings=replace(QUICK, timeout_s=1.0, stall_s=1.2))
-
-    m = recorded(story, after(story, 1.0))
-
-    assert m.outcome is Outcome.TIMEOUT
-    assert m.detail.startswith("no step finished in 1.01 s, in warmup; no step is known yet")
+    assert (m.evidence.phase, m.evidence.steps, m.evidence.frame) == (phase, steps, "")
     assert (m.tokens, m.flops, m.bytes) == (64, 128, 256), "a bound on the time bounds the rate"
-    assert m.lower_bound_s == pytest.approx(1.0 - watchdog.UNREPORTED_S, abs=0.02)
-    assert m.evidence
-    assert m.evidence.steps == 0
-
-
-def test_a_timeout_before_the_first_step_bounds_nothing() -> None:
-    story = reported(settings=replace(QUICK, timeout_s=0.5), phase="accuracy")
-
-    ending = after(story, 0.5)
-
-    assert recorded(story, ending).tokens == 64, "its rate is less than a step in its time"
-    assert (ending.outcome, ending.lower_bound_s) == (Outcome.TIMEOUT, None)
-    assert (ending.evidence.phase, ending.evidence.steps) == ("accuracy", None)
 
 
 @pytest.mark.parametrize(
@@ -185,31 +155,22 @@ def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
     assert OverSteps.joined([part(1), part(2)]) is None, "no value was reported"
 
 
-GOOD = Measurement(
-    case_id="good",
-    process=0,
-    outcome=Outcome.OK,
-    samples_s=(1.0, 1.0),
-    host_samples_s=(1.0, 1.0),
-    samples_at_s=(0.0, 1.0),
-)
-FAILED = Measurement(
-    case_id="good",
-    process=0,
-    outcome=Outcome.NON_FINITE,
-    detail="loss",
-    evidence=Evidence(phase="run", steps=2),
-)
+TWO_S = {"samples_s": (1.0, 1.0), "host_samples_s": (1.0, 1.0), "samples_at_s": (0.0, 1.0)}
+GOOD = Measurement(case_id="good", process=0, outcome=Outcome.OK, **TWO_S)  # type: ignore[arg-type]
+FAILED = replace(GOOD, evidence=Evidence(phase="run", steps=2))
+FAILED = FAILED.without_samples(Outcome.NON_FINITE, "loss")
 
 
 def test_a_phase_that_begins_again_is_one_phase_from_then_on() -> None:
-    story = Story(AT, make_case("good"), 0, lambda: IDLE, RunObserver())
+    story = reported()
     for at in (AT + 1, AT + 2):
-        story.hear(PhaseBegan(name="warmup", at=at), at)
+        story.hear(PhaseBegan(name="sampling", at=at), at)
 
     phases = [(p.name, p.start_s, p.end_s) for p in story.phases(AT + 3)]
 
-    assert phases == [("start", 0, 2), ("warmup", 2, 3)]
+    assert phases[-2:] == [("warmup", 0, 2), ("sampling", 2, 3)]
+    with pytest.raises(Garbled):
+        story.hear(PhaseBegan(name="lunch", at=AT), AT)
 
 
 @pytest.mark.parametrize("at", [-1e300, math.nan, 1e300])
@@ -221,11 +182,6 @@ def test_a_phase_begins_between_the_one_before_it_and_now(at: float) -> None:
 
     assert min(lengths) >= 0
     assert sum(lengths) == 3
-
-
-def test_a_phase_that_no_worker_reports_is_garbled() -> None:
-    with pytest.raises(Garbled):
-        reported(0.5).hear(PhaseBegan(name="lunch", at=AT), AT)
 
 
 def watched(
@@ -282,12 +238,9 @@ def test_samples_taken_while_the_gpu_was_throttled_are_marked_and_kept(tmp_path:
     ("messages", "said"),
     [
         ([Answer(measurement=GOOD)] * 2, "unexpected answer"),
-        ([Answer(measurement=replace(GOOD, case_id="next"))], "an answer for another process"),
-        ([Answer(measurement=replace(GOOD, process=1))], "an answer for another process"),
-        (
-            [Answer(measurement=replace(FAILED, case_id="next"), final=False)],
-            "an answer for another process",
-        ),
+        ([Answer(measurement=replace(GOOD, case_id="next"))], "for another process"),
+        ([Answer(measurement=replace(GOOD, process=1))], "for another process"),
+        ([Answer(measurement=replace(FAILED, case_id="next"), final=False)], "for another process"),
     ],
 )
 def test_a_second_answer_or_one_for_another_process_is_a_crash(
@@ -353,6 +306,17 @@ def test_a_lone_surrogate_does_not_garble_an_answer(tmp_path: Path) -> None:
     assert (m.outcome, m.effective["name"]) == (Outcome.NON_FINITE, "a?")
 
 
+def recorder_of(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> tuple[SimpleNamespace, telemetry.Recorder]:
+    """A recorder, and its clock."""
+    clock = SimpleNamespace(now=AT)
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(telemetry, "time", clock)
+    worker = cast("Worker", SimpleNamespace(pid=1, launched_at=AT))
+    return clock, telemetry.Recorder([probe], worker)
+
+
 @pytest.mark.parametrize(
     ("readings", "used_s"),
     [
@@ -365,13 +329,10 @@ def test_a_lone_surrogate_does_not_garble_an_answer(tmp_path: Path) -> None:
 def test_the_first_use_of_a_gpu_is_that_of_the_worker(
     monkeypatch: pytest.MonkeyPatch, readings: list[dict[str, float | None]], used_s: float | None
 ) -> None:
-    clock = SimpleNamespace(now=AT)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(telemetry, "time", clock)
     before = {"gpu_utilisation": 1.0}  # of the process before, whose mean NVML still has
     left = [before, *readings, {}, {}]
     probe = cast("Probe", SimpleNamespace(attach=lambda _: None, read=lambda: left.pop(0)))
-    recorder = telemetry.Recorder([probe], cast("Worker", SimpleNamespace(pid=1, launched_at=AT)))
+    clock, recorder = recorder_of(probe, monkeypatch)
 
     for _ in range(3):
         recorder.read_if_due()
@@ -383,11 +344,8 @@ def test_the_first_use_of_a_gpu_is_that_of_the_worker(
 def test_probes_are_read_at_an_interval_without_catching_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = SimpleNamespace(now=AT)
-    clock.monotonic = lambda: clock.now
-    monkeypatch.setattr(telemetry, "time", clock)
     probe = Counter()
-    beat = telemetry.Recorder([probe], cast("Worker", SimpleNamespace(pid=1, launched_at=AT)))
+    clock, beat = recorder_of(probe, monkeypatch)
 
     for _ in range(100):
         clock.now += telemetry.PROBE_INTERVAL_S / 4
