@@ -40,11 +40,7 @@ class UnitCommand:
 
 def measure(how: UnitCommand, case_ids: Sequence[str], gpus: Sequence[str]) -> dict[str, bytes]:
     """Measure a unit on these GPUs, by Ray's names for them; the run folder, by paths in it.
-
-    Raises:
-        ChildProcessError: A signal ended the command; another try may succeed.
-        HarnessError: The command was refused.
-    """
+    ChildProcessError if a signal ended the command, HarnessError if it was refused."""
     if not Path(how.folder).is_dir():
         raise HarnessError(f"{platform.node()} refused a unit: it has no folder {how.folder}")
     filters = [f"--filter={case_id}" for case_id in case_ids]

@@ -32,10 +32,7 @@ _STDLIB = os.path.realpath(sysconfig.get_path("stdlib"))
 
 
 def loaded() -> dict[str, str]:
-    """The loaded modules that have a file: name -> file.
-
-    Read from `__dict__`, because attribute access would load a lazy module.
-    """
+    """The loaded modules that have a file: name -> file. Attribute access would load a lazy one."""
     known = {name: getattr(m, "__dict__", {}) for name, m in [*sys.modules.items()]}
     files = {name: attributes.get("__file__") for name, attributes in known.items()}
     return {name: file for name, file in files.items() if isinstance(file, str)}
@@ -45,14 +42,8 @@ def misplaced(
     modules: Mapping[str, str], folders: Sequence[str], elsewhere: Sequence[str] = ()
 ) -> str:
     """The modules that the tree under test has, but that came from another place, with the remedy;
-    empty if there are none.
-
-    Args:
-        modules: Name -> file of what was loaded.
-        folders: Of the tree under test, as searched for modules.
-        elsewhere: Other working trees of the repository. A file there is in the tree if the tree
-            has a file of the same path.
-    """
+    empty if there are none. `folders` of the tree are searched for modules; a file of another
+    working tree, `elsewhere`, is in the tree if the tree has a file of the same path."""
     mine = os.path.realpath(repository.top(folders))
     trees = sorted({mine, *map(os.path.realpath, elsewhere)}, key=len, reverse=True)
     inside = tuple(map(os.path.realpath, folders))
@@ -76,11 +67,8 @@ def misplaced(
 
 
 def hidden(message: str, folders: Sequence[str]) -> str:
-    """The module of the folders that another package hides, with the remedy; empty if none does.
-
-    Args:
-        message: Python's message of an import that failed.
-    """
+    """The module of the folders that another package hides, by Python's message of an import that
+    failed, with the remedy; empty if none does."""
     for failed in _NOT_FOUND.finditer(message):
         name = failed["module"] or f"{failed['package']}.{failed['name']}"
         top = _top(name)

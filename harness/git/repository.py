@@ -34,11 +34,8 @@ _LOCAL = {
 
 
 def run_git(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> str:
-    """The output of a git command in a folder, without its last newline.
-
-    Raises:
-        HarnessError: git fails, with the last line of its message, or is not installed.
-    """
+    """The output of a git command in a folder, without its last newline; HarnessError if git fails,
+    with the last line of its message, or is not installed."""
     kept = {name: value for name, value in os.environ.items() if name not in _LOCAL}
     try:
         done = subprocess.run(
@@ -129,10 +126,8 @@ class Repository:
         return bool(self.ask("status", "--porcelain", "--", ".", *_WRITTEN))
 
     def snapshot(self) -> str:
-        """A commit, on no branch, of the working tree with its untracked files.
-
-        It uses an index of its own; git collects the objects that it leaves.
-        """
+        """A commit, on no branch, of the working tree with its untracked files, by an index of its
+        own; git collects the objects that it leaves."""
         with tempfile.TemporaryDirectory() as folder:
             variables = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
             for who in ("AUTHOR", "COMMITTER"):
@@ -161,11 +156,8 @@ def home(folder: Path) -> tuple[Path, ...]:
 
 
 def read_git(folder: Path) -> Git | None:
-    """Commit, branch and uncommitted changes of the repository around a folder.
-
-    None without git, a repository or a commit, and for a folder that its repository ignores, such
-    as a virtual environment. What the harness writes does not count as a change.
-    """
+    """Commit, branch and uncommitted changes, without what the harness writes, of the repository
+    around a folder; None without git or a commit, and for a folder that its repository ignores."""
     root = try_git(folder, "rev-parse", "--show-toplevel")
     if root is None or try_git(folder, "check-ignore", "--quiet", ".") is not None:
         return None
@@ -173,12 +165,8 @@ def read_git(folder: Path) -> Git | None:
     commit = try_git(tree, "rev-parse", "--verify", "HEAD")
     if commit is None:
         return None
-    branch = try_git(tree, "symbolic-ref", "--short", "HEAD")
-    return Git(
-        commit=commit,
-        branch=branch or "(detached)",
-        dirty_sha256=_dirty_sha256(tree),
-    )
+    branch = try_git(tree, "symbolic-ref", "--short", "HEAD") or "(detached)"
+    return Git(commit=commit, branch=branch, dirty_sha256=_dirty_sha256(tree))
 
 
 def ignore_line(folder: Path) -> str:

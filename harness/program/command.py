@@ -1,11 +1,8 @@
 """Runs a case's program in place of a workload, reads its output, and makes its measurement.
 
 The samples of a program with several ranks are the steps of rank 0: under DDP all ranks end a step
-together, and rank 0 is the one that prints.
-
-The worker stays the parent of the program and does not use the GPU. It reports finished steps, as
-for a workload. The program runs to its end, or, if the suite says so, until there are enough
-samples; its descendants end with the worker.
+together, and rank 0 is the one that prints. The worker stays the parent of the program and does not
+use the GPU; the program's descendants end with it.
 """
 
 import os
@@ -21,7 +18,7 @@ from harness.git import origin
 from harness.measure.failures import outcome_of
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run, ranks
-from harness.program.process import Read
+from harness.program.process import LAST_BYTES, Read
 from harness.program.ranks import RankOutput, first_failed
 from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, Value
 from harness.program.steps import ProgramSteps
@@ -34,8 +31,6 @@ CUT_S = 1.0
 """A program that may be ended early is ended this long before the worker's timeout."""
 POLL_S = 0.5
 """Longest time between two reads of a program without ranks."""
-LAST_BYTES = 200
-"""Of a line that a detail shows."""
 LEAST_SHARE = 0.8
 """Of the time from line to line that a program's own times of its steps make up, or it is noted."""
 
@@ -176,8 +171,7 @@ class _Session:
         )
 
     def _may_end(self, now: float) -> bool:
-        steps = self.program.steps
-        if steps is not None and steps.until == "sampled":
+        if self.program.steps and self.program.steps.until == "sampled":
             if self.series.enough:
                 self.ended = "sampled"
             elif self.series.must_end(now, self.deadline):
@@ -192,15 +186,11 @@ class _Session:
             last = self.own.stdout.last or self.own.stderr.last
             problem = f"no step was read: no line of output matches progress '{steps.step}'"
             raise MissingMetric(f"{problem}; the last: {last[:LAST_BYTES]!r}")
-        done = f"progress: the program ended after {finished} steps"
+        why = f"including {steps.setup_steps} of setup; a sample needs two more lines"
         if finished > steps.setup_steps + 1:
-            raise MissingMetric(
-                f"{done}, whose lines arrived together, so that their times are unknown; have it "
-                "flush its output after each step, or print the time of each step"
-            )
-        raise MissingMetric(
-            f"{done}, including {steps.setup_steps} of setup; a sample needs two more lines"
-        )
+            why = "whose lines arrived together, so that their times are unknown; have it flush "
+            why += "its output after each step, or print the time of each step"
+        raise MissingMetric(f"progress: the program ended after {finished} steps, {why}")
 
     @property
     def _step_times(self) -> Sequence[Value]:
@@ -338,9 +328,9 @@ class _Session:
         """Values of all metrics but step_s: those after `since`, or all if none is later."""
         found = {}
         for name, values in self.metrics.values.items():
-            later = [v.value for v in values if v.at >= since]
-            if name != "step_s":
-                found[name] = tuple(later or [v.value for v in values])
+            later = [v for v in values if v.at >= since] or values
+            found[name] = tuple(v.value for v in later)
+        found.pop("step_s", None)
         return found
 
     def _effective(self) -> dict[str, Scalar]:

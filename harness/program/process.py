@@ -31,6 +31,8 @@ STDERR_BYTES = 4096
 """End of a stream that is kept for a record."""
 MAX_LINE_BYTES = 2**16
 """A longer line is read up to here."""
+LAST_BYTES = 200
+"""Of a line that a detail shows."""
 TRACEBACK, FATAL = "Traceback (most recent call last)", "Fatal Python error: "
 DRAIN_S = 0.5
 """Time to read after the program's end, if a process that it left behind holds the pipe open."""
@@ -45,29 +47,22 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def folder(program: Program, roots: Sequence[str]) -> Path:
-    """The folder a program starts in: `cwd`, relative to the working tree under test, or to the
-    current folder if there is none."""
+    """The folder a program starts in: `cwd`, relative to the working tree under test."""
     return top(roots) / program.cwd
 
 
 def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
     """Why a program cannot be started; empty if it can."""
-    where = folder(program, roots)
-    tree = top(roots).resolve()
+    where, tree = folder(program, roots), top(roots).resolve()
+    not_in = f"is not in the tree under test, {tree}; write it relative to"
     if roots and not where.resolve().is_relative_to(tree):
-        return (
-            f"cwd {program.cwd!r} is not in the tree under test, {tree}; "
-            "write it relative to the repository's root"
-        )
+        return f"cwd {program.cwd!r} {not_in} the repository's root"
     if not where.is_dir():
         return f"cwd {program.cwd!r} is not a folder in {tree}; correct it"
     if roots and (outside := _outside(program, tree)):
-        return (
-            f"command names {outside}, which is not in the tree under test, {tree}; "
-            "write it relative to cwd"
-        )
+        return f"command names {outside}, which {not_in} cwd"
     name = program.argv[0]
-    if name == INTERPRETER or find(case, program, where) is not None:
+    if find(case, program, where) is not None:
         return ""
     if "/" in name:
         place = f"not an executable file in {where.resolve()}"
@@ -158,13 +153,12 @@ def variables(world_size: int) -> list[dict[str, str]]:
         return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        host, port = free.getsockname()
     size = str(world_size)
-    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1"}
-    return [
-        {**shared, "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        for rank in range(world_size)
-    ]
+    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": host}
+    shared["MASTER_PORT"] = str(port)
+    ranks = map(str, range(world_size))
+    return [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,37 +210,23 @@ class Tail:
 
 
 class Lines:
-    """Cuts one stream into lines."""
+    """Cuts one stream into lines, without line ends and empty lines."""
 
     def __init__(self) -> None:
         self._begun = b""
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
-        """The lines that end in a chunk, without line ends and empty lines."""
-        *whole, rest = _ENDS.split(chunk)
-        for piece in whole:
-            line = self._cut(piece)
-            self._begun = b""
-            if line:
-                yield line.decode(errors="replace")
-        self._begun = self._cut(rest)
-
-    def rest(self) -> Iterator[str]:
-        """The last line, if it has no end."""
-        if self._begun:
-            yield self._begun.decode(errors="replace")
-        self._begun = b""
-
-    def _cut(self, piece: bytes) -> bytes:
-        """The line so far and this piece, up to the longest line."""
-        room = MAX_LINE_BYTES - len(self._begun)
-        return self._begun + piece[:room] if room > 0 else self._begun
+    def feed(self, chunk: bytes) -> tuple[str, ...]:
+        """The lines that end in a chunk; an empty one, the end of the stream, ends the last."""
+        *whole, rest = _ENDS.split(self._begun + chunk)
+        self._begun = rest[:MAX_LINE_BYTES]
+        if not chunk:
+            whole, self._begun = [rest], b""
+        return tuple(x[:MAX_LINE_BYTES].decode(errors="replace") for x in whole if x)
 
 
 def reads(processes: Processes, poll_s: float) -> Iterator[Read]:
-    """All output of a program in order, copied to the standard output, and a read without data when
-    a process ends and at least every `poll_s`. Of several ranks, lines are copied with the rank
-    before each."""
+    """All output of a program in order, copied to the standard output (of several ranks, with the
+    rank before each line), and a read without data when a process ends and every `poll_s`."""
     woken, wake = socket.socketpair()
     woken.setblocking(False)
     wake.setblocking(False)
@@ -291,7 +271,7 @@ def _until_end(
     for key in [*waiting.get_map().values()]:
         if key.fileobj is not woken:
             rank, is_stderr, lines = key.data
-            yield Read(time.monotonic(), tuple(lines.rest()), is_stderr, b"", rank)
+            yield Read(time.monotonic(), lines.feed(b""), is_stderr, b"", rank)
 
 
 def _read(
@@ -300,7 +280,7 @@ def _read(
     data, (rank, is_stderr, lines) = os.read(key.fd, CHUNK_BYTES), key.data
     if not data:
         waiting.unregister(key.fileobj)
-    found = tuple(lines.feed(data) if data else lines.rest())
+    found = lines.feed(data)
     marked = "".join(f"{rank_mark(rank)}{line}\n" for line in found) if mark else ""
     left = memoryview(marked.encode() if mark else data)
     while left:
@@ -309,8 +289,7 @@ def _read(
 
 
 def abort_when_asked(processes: Processes) -> None:
-    """Abort the program when the worker is asked for its stacks, so that its Python writes them.
-    The parent asks only if the program hangs and will be killed."""
+    """Abort the program, which hangs, when the worker is asked for stacks: Python writes them."""
     faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:

@@ -1,9 +1,7 @@
 """Runs a program once more, with a hook, to count and profile its steps if it is Python with torch.
 
 The process that is timed has no hook. This one has the hook's folder on its PYTHONPATH
-(harness.program.startup): it waits for torch, then counts and profiles a few steps
-(harness.program.step_hook), in rank 0 of several. It ends once the hook has answered; its times are
-not used.
+(harness.program.startup) and ends once the hook (harness.program.step_hook) has answered.
 """
 
 import json
@@ -30,7 +28,7 @@ from harness.measure.profile import (
 )
 from harness.messages import MeasureOrder
 from harness.program import process, ranks
-from harness.program.process import Read, Tail
+from harness.program.process import LAST_BYTES, Read, Tail
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import ANSWER, SKIPPED_STEPS, HookOrder
 from harness.records import OPTIMIZER, VARIABLE_PREFIXES, Measurement, Outcome, Program
@@ -41,7 +39,6 @@ COUNTED_STEPS = 4
 GRACE_S = 30.0
 """Time for torch and the program to start, beyond SLOWER times the setup of the timed process."""
 HEADER = "\n[the harness runs the program once more and counts what a step does]\n"
-LAST_BYTES = 200
 NATIVE = re.compile(
     r"(CU(BLAS|DA|DNN)|G?OMP_|HOME|KMP_|LANG|LC_|LD_|MALLOC_|MKL_|N(CCL|VIDIA|VTE)_|OPENBLAS_|PATH"
     r"|PY(THON|TORCH)|RAYON_|TMP|TOKENIZERS_|TORCH|TRITON_|TZ|UCX_)"
@@ -78,9 +75,8 @@ def attested(
     alive: Callable[[], None],
 ) -> Measurement:
     """The measurement, which is ok, with counters and profile, or with the reason why they are
-    unknown; a PATH_MISMATCH if what ran breaks a rule of the case, or if a module of the code under
-    test was loaded from another tree. `timed`: its steps, or why they cannot be counted. All is
-    over at `ends_at` (time.monotonic); `alive` is called regularly."""
+    unknown; a PATH_MISMATCH if what ran breaks a rule of the case, or if a module came from another
+    tree. `timed`: its steps, or why they cannot be counted. All is over at `ends_at`."""
     case, program = order.case, order.case.program
     try:
         if program is None or not case.settings.profile:

@@ -51,25 +51,25 @@ MOST_LINES = {
     "harness/analysis": 4_340,
     "harness/bisect": 1_690,
     "harness/cli": 1_880,
-    "harness/executor": 360,
+    "harness/executor": 350,
     "harness/gate": 1_910,
-    "harness/git": 480,
+    "harness/git": 460,
     "harness/integrations": 740,
     "harness/machine": 1_250,
-    "harness/measure": 2_180,
-    "harness/program": 1_670,
+    "harness/measure": 2_070,
+    "harness/program": 1_640,
     "harness/records": 1_730,
     "harness/report": 4_300,
-    "harness/runner": 2_260,
+    "harness/runner": 2_200,
     "harness/store": 770,
     "harness/suite": 1_950,
-    "harness/worker": 680,
+    "harness/worker": 660,
     "nsa": 13_290,
     "suites": 2_970,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 20_850, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 20_750, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -1,14 +1,13 @@
 """Child side: one order in, one answer out. Every error of a case becomes an outcome."""
 
 import gc
-import importlib
 import traceback
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from harness.measure import accuracy, attestation, diagnosis, memory, self_test, timing
+from harness.measure import accuracy, attestation, diagnosis, facts, memory, self_test, timing
 from harness.measure.failures import outcome_of
 from harness.messages import (
     Answer,
@@ -42,8 +41,7 @@ def work(order: Order, channel: Channel) -> None:
             case SelfTestOrder():
                 channel.send(SelfTested(readings=self_test.run(WorkerReporter(channel).phase)))
             case DescribeOrder():
-                facts = importlib.import_module("harness.measure.facts").describe()
-                channel.send(Facts(facts=facts))
+                channel.send(Facts(facts=facts.describe()))
     except BaseException as error:  # noqa: BLE001 - the parent reads the log if there is no answer
         traceback.print_exception(error)
 

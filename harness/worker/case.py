@@ -1,4 +1,4 @@
-"""Child side: one case, measured in this process. Accuracy is checked before anything is timed."""
+"""Child side: one case, measured in this process; accuracy is checked before anything is timed."""
 
 import statistics
 import sys
@@ -32,10 +32,9 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     channel.send(Built(tokens=workload.tokens, flops=workload.flops, bytes=workload.bytes))
 
     reporter.phase("accuracy")
+    checked = Accuracy(skipped="switched off (measure.accuracy)")
     if case.settings.accuracy:
         checked = accuracy.compare(workload, reporter.alive)
-    else:
-        checked = Accuracy(skipped="switched off (measure.accuracy)")
     memory.release_cached()
 
     reporter.phase("warmup")
@@ -140,7 +139,6 @@ def _timed(
     follow: _Follower,
 ) -> timing.Timing:
     """Warm-up and samples; StepsMissing if a training run lacks steps at the deadline."""
-
     workload = follow.workload
 
     def prepare(step: int) -> None:

@@ -34,11 +34,9 @@ def load_factory(name: str) -> Factory:
             raise  # the module exists, but one of its imports does not
         if hides(error):
             raise
-        raise NoFactory(
-            name,
-            f"no module {error.name!r} is installed, or in the current folder",
-            "Check the spelling, install it, or add its folder to PYTHONPATH.",
-        ) from error
+        problem = f"no module {error.name!r} is installed, or in the current folder"
+        remedy = "Check the spelling, install it, or add its folder to PYTHONPATH."
+        raise NoFactory(name, problem, remedy) from error
     try:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
@@ -86,9 +84,8 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
             raise
         return None  # the case ends as a path mismatch
     except NoFactory as error:
-        return Refusal(
-            case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
-        )
+        said = {"problem": str(error), "remedy": error.remedy}
+        return Refusal(case_id=case.case_id, of_factory=True, **said)
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=bounded(str(error)))
     return None

@@ -1,11 +1,8 @@
 """The warm parent of all workers: it has imported torch, never touched CUDA, and forks.
 
-A fresh interpreter imports torch in seconds; a fork of this one starts in milliseconds, without a
-CUDA context, thread pool or tensor. One worker lives at a time.
-
-As "child subreaper" it inherits the processes that a worker leaves behind, in other process groups
-and sessions too, so that it can end them all. If the harness dies, the socket closes, and the
-forkserver ends every process below it.
+A fork starts in milliseconds, without a CUDA context, thread pool or tensor. One worker lives at a
+time. As "child subreaper" the forkserver inherits the processes that a worker leaves behind, so
+that it can end them all. If the harness dies, the socket closes, and it ends all below it.
 
 Protocol, over a SOCK_SEQPACKET socket, JSON objects. Requests come in a file in memory, the first
 descriptor of a message; replies are short:
@@ -162,7 +159,8 @@ def _become_worker(
         faulthandler.enable(all_threads=True)
         faulthandler.register(messages.ASK_FOR_STACKS, all_threads=True)
         os.environ.update(env)
-        _enter(order)
+        if _import_from(order.first) and order.roots:
+            os.chdir(order.roots[0])
         answer.work(order, messages.Channel(answers))
         status = 0
     except BaseException:  # noqa: BLE001 - the parent reads the log
@@ -180,13 +178,6 @@ def _import_from(folders: Sequence[str]) -> bool:
     if moved:
         sys.path[:] = [*folders, *(place for place in sys.path if place not in folders)]
     return moved
-
-
-def _enter(order: messages.Order) -> None:
-    """Import from the folders of the order first, and work in its first root, unless that is so
-    already."""
-    if _import_from(order.first) and order.roots:
-        os.chdir(order.roots[0])
 
 
 def _end_descendants(grace_s: float) -> int:
@@ -210,7 +201,7 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
-    """Import the factories' modules, with these folders first on the path, and what they name in
+    """Import the factories' modules, these folders first on the path, and what they name in
     PRELOAD. Why a fork of this process would differ from a fresh one, or nothing."""
     try:
         _import_from(first)

@@ -317,8 +317,8 @@ def test_lines_are_cut_at_any_end_and_at_their_longest(monkeypatch: pytest.Monke
     monkeypatch.setattr("harness.program.process.MAX_LINE_BYTES", 8)
     lines = Lines()
 
-    found = [*lines.feed(b"one\r\ntw"), *lines.feed(b"o\rthree\n\n"), *lines.feed(b"x" * 20)]
-    found += [*lines.feed(b"yy\nend"), *lines.rest(), *lines.rest()]
+    chunks = (b"one\r\ntw", b"o\rthree\n\n", b"x" * 20, b"yy\nend", b"", b"")
+    found = [line for chunk in chunks for line in lines.feed(chunk)]
 
     assert found == ["one", "two", "three", "x" * 8, "end"]
 
