@@ -121,9 +121,6 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     )
 
 
-# --- two runs ----------------------------------------------------------------------------
-
-
 def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
     return {c.case_id: c for c in passing(run.suite.cases, filters)}
 

@@ -123,9 +123,6 @@ def settled(suite: str, case_id: str, state: State, found: Sequence[Finding]) ->
     )
 
 
-# --- the checks --------------------------------------------------------------------------
-
-
 def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Whether it ran correctly, and with the required kernels and operators."""
     found = _with_sentence(verdict.ran(evidence.case, summary), "ran")
@@ -173,9 +170,6 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     return State.UNCOMPARED, [finding]
 
 
-# --- exemptions --------------------------------------------------------------------------
-
-
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy
 ) -> tuple[list[Finding], str]:
@@ -200,9 +194,6 @@ def _median(measured: Sequence[Measurement], case: Case) -> float | None:
     enough = case.settings.min_samples
     medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
     return statistics.median(medians) if medians else None
-
-
-# --- the whole ---------------------------------------------------------------------------
 
 
 def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Decision, str]:

@@ -153,9 +153,6 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
 
 
-# --- suites and cases ----------------------------------------------------------------------
-
-
 def _gone(
     mode: Mode,
     trees: Trees,
@@ -182,9 +179,6 @@ def _gone(
             for case in before.cases if before else ():
                 if case.case_id not in measured.get(choice.suite, set()):
                     yield (choice.suite, case.case_id), why
-
-
-# --- the machine -------------------------------------------------------------------------
 
 
 def _sides(
@@ -232,7 +226,9 @@ def _preflight(plan: Plan) -> None:
             missing = {case.case_id: _lacks(case, side, plan.trees) for case in cases}
             side.cannot |= {(path, i): f"there is no {what}" for i, what in missing.items() if what}
             there = [case for case in cases if not missing[case.case_id]]
-            for case in there if _refusal(side, suite, there) else ():
+            if not _refusal(side, suite, there):
+                continue
+            for case in there:
                 if refused := _refusal(side, suite, [case]):
                     reason = refused.reason if isinstance(refused, CaseRefused) else str(refused)
                     side.cannot[path, case.case_id] = reason

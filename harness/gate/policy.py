@@ -27,9 +27,6 @@ NOISY_TOLERANCE = 0.05
 """A noisy case passes below this. Few of its clean cases could be bounded by the usual 3 %."""
 
 
-# --- the form ----------------------------------------------------------------------------
-
-
 Date = Annotated[datetime.date, Field(strict=False)]
 
 
@@ -92,9 +89,6 @@ class PolicyForm(Form):
             if len(names) > len(set(names)):
                 raise wrong("names a suite twice", key=key, remedy="Put its cases in one entry.")
         return self
-
-
-# --- the record --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,9 +81,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     )
 
 
-# --- measuring ---------------------------------------------------------------------------
-
-
 def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:
     bench = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
@@ -219,9 +216,6 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     return answers
 
 
-# --- judging -----------------------------------------------------------------------------
-
-
 def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     """The answer for every task, from its stored measurements."""
     candidate = plan.sides[-1]
@@ -257,9 +251,6 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
 def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
     writers = [w for m in measured for w in m.writers.values()]
     return replace(side, folders=tuple(str(w.folder) for w in writers))
-
-
-# --- recorded counters -------------------------------------------------------------------
 
 
 def count(request: Request, observer: Observer, say: Say) -> counters.CounterBaseline:

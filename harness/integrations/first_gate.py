@@ -43,7 +43,6 @@ TEMPLATES = {
     ),
     "gitlab": ("ci/gitlab.yml",),
 }
-INCLUDE = "include:\n  - local: ci/gitlab.yml\n"
 IGNORED = ("__pycache__/", "*.egg-info/", "/.gate-venv/", "/gate/", "/comment/", "/reports/")
 """What a job of the workflows writes."""
 TRIAL_S = 120.0
@@ -56,22 +55,17 @@ ON_CPU |= {"tolerance": 0.25, "stored_tolerance": 0.25}
 NOTHING = "Nothing was written. Repair it, and repeat the command."
 APART = "Nothing was written. Look for other load (harness doctor), or {more}, and repeat it."
 VALUES = "Give each axis its values: --axis rows=256,4096. A brace of your own is doubled: {{."
-NO_STEPS = (
-    "No steps were recognised in the output: the gate times the whole program.",
-    "  To time steps, print a line for each, such as: step 3 step_ms=12.5",
-)
+NO_STEPS = """No steps were recognised in the output: the gate times the whole program.
+  To time steps, print a line for each, such as: step 3 step_ms=12.5"""
 
 Shown = Callable[[Suite], AbstractContextManager[RunObserver]]
-"""What follows a run of a suite."""
 Measure = Callable[[Suite, Path], Run]
-"""Measures a suite into a folder of runs."""
 
 
 @dataclass(slots=True)
 class FirstGate:
-    """What to write: path from the root -> its whole text; and what was seen and measured."""
-
     files: dict[str, str] = field(default_factory=dict)
+    """Path from the root -> the whole text to write."""
     notes: list[str] = field(default_factory=list)
 
     def write(self) -> None:
@@ -95,7 +89,8 @@ def prepared(
     root = Repository.around(Path.cwd()).root
     if root.resolve() != Path.cwd().resolve():
         raise HarnessError("a gate starts at the root of the repository", f"Run: cd {root}")
-    forge = "gitlab" if _is_gitlab(root) else "github"
+    remotes = try_git(root, "remote", "-v") or ""
+    forge = "gitlab" if Path(".gitlab-ci.yml").exists() or "gitlab" in remotes else "github"
     names = [SUITE, POLICY, REQUIREMENTS, *TEMPLATES[forge]]
     if there := [name for name in names if Path(name).exists()]:
         problem = f"{', '.join(there)} exist{'s' * (len(there) == 1)}; nothing was written"
@@ -121,20 +116,14 @@ def prepared(
     found.files[REQUIREMENTS] = _requirements_text(root, found.notes)
     gpu = run.environment.gpu is not None
     found.files |= {name: _template(name, gpu=gpu) for name in TEMPLATES[forge]}
-    if forge == "gitlab" and Path(".gitlab-ci.yml").exists():
-        found.notes.append(f"To do: add to .gitlab-ci.yml:\n{INCLUDE}")
-    elif forge == "gitlab":
-        found.files[".gitlab-ci.yml"] = INCLUDE
+    if forge == "gitlab":
+        found.notes.append("To do: add to .gitlab-ci.yml: include: [{local: ci/gitlab.yml}]")
     ignore = Path(".gitignore")
     lines = ignore.read_text("utf-8").splitlines() if ignore.exists() else []
     found.files[".gitignore"] = "\n".join([*lines, *(x for x in IGNORED if x not in lines), ""])
     if gpu:
         found.notes.append("To do: give CI a runner with a GPU: see ci/README.md of the harness.")
     return found
-
-
-def _is_gitlab(root: Path) -> bool:
-    return (root / ".gitlab-ci.yml").exists() or "gitlab" in (try_git(root, "remote", "-v") or "")
 
 
 def _printed(measure: Measure, suite: Suite, notes: list[str]) -> tuple[Mapping[str, Any], float]:
@@ -148,31 +137,22 @@ def _printed(measure: Measure, suite: Suite, notes: list[str]) -> tuple[Mapping[
     read = readings(output)
     if m.outcome is not Outcome.TIMEOUT or "progress" not in read:
         _require_ok(run)
-    notes += recognised(read, output)
+    notes.append(recognised(read, output))
     return read, m.wall_s
 
 
-def recognised(read: Mapping[str, Any], output: str) -> Sequence[str]:
-    """The lines of a program's output that end a step or state its time."""
-    progress, metrics = read.get("progress", {}), read.get("metrics", {})
+def recognised(read: Mapping[str, Any], output: str) -> str:
+    """What of a program's output ends a step and what states its time, with the last such line."""
     ways = {
-        "end of a step": progress.get("step"),
-        "step time": metrics.get("step_s", {}).get("line"),
+        "progress": read.get("progress", {}).get("step"),
+        "step_s": read.get("metrics", {}).get("step_s", {}).get("line"),
     }
     found = [
-        f"  {what}: as in `{last(pattern, output).string.strip()[:60]}`"
-        for what, pattern in ways.items()
+        f"\n  {key}: as in `{last(pattern, output).string.strip()[:60]}`"
+        for key, pattern in ways.items()
         if pattern
     ]
-    if not found:
-        return NO_STEPS
-    if progress.get("until") == "sampled":
-        found.append("  The program is stopped as soon as enough steps are timed.")
-    wrong = f"  If this is wrong, change `metrics` and `progress` in {SUITE}."
-    return ["Recognised in the output of the program:", *found, wrong]
-
-
-# --- measuring ---------------------------------------------------------------------------
+    return f"Read from the output:{''.join(found)}" if found else NO_STEPS
 
 
 def _started(
@@ -203,9 +183,6 @@ def _started(
 def _require_ok(run: Run) -> None:
     if bad := next((m for m in run.measurements if m.outcome is not Outcome.OK), None):
         raise HarnessError(f"{bad.case_id}: {bad.outcome}: {bad.detail}", NOTHING)
-
-
-# --- the files ---------------------------------------------------------------------------
 
 
 def axis(text: str) -> tuple[str, Any]:
