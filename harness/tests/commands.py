@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.records import Measurement, Suite
+from harness.records import Measurement, OverSteps, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
@@ -22,11 +22,15 @@ STEPS = r"progress: {step: 'step (?P<step>\d+)'}"
 LOSS = r"metrics: {loss: {line: 'loss (?P<value>\S+)', unit: nats, better: lower}}"
 
 
+def asked(*rows: str) -> Suite:
+    """A suite with one workload of these rows."""
+    return suites.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
+
+
 def suite_of(program: str, folder: Path, *lines: str) -> Suite:
     """A suite with one workload: a Python program of this text, and further lines of YAML."""
     (folder / "program.py").write_text("import os, sys, time, json, signal\n" + program)
-    rows = ["command: ['{python}', program.py]", f"cwd: {folder}", *lines]
-    return suites.loads(HEAD + "".join(f"    {row}\n" for row in rows), "suite.yaml")
+    return asked("command: ['{python}', program.py]", f"cwd: {folder}", *lines)
 
 
 def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
@@ -42,3 +46,8 @@ def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
 
 def measured(warm: Launcher, folder: Path, program: str, *lines: str) -> Measurement:
     return run(warm, folder, suite_of(program, folder, *lines))
+
+
+def steps_of(m: Measurement) -> OverSteps:
+    assert m.over_steps is not None
+    return m.over_steps

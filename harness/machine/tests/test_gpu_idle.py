@@ -36,11 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         (FREE, replace(FREE, used_bytes=2e9), "1.5 GB of the GPU are in use"),
         (GpuUse(used_bytes=2e9), GpuUse(used_bytes=2e9), "2.0 GB of the GPU are in use"),
         (HELD, HELD, "the GPU is shared"),
-        (
-            FREE,
-            replace(FREE, throttle_mask=0x83),
-            "throttled at the start: power brake",
-        ),
+        (FREE, replace(FREE, throttle_mask=0x83), "throttled at the start: power brake"),
         (GpuUse(), GpuUse(), ""),  # NVML shows nothing
     ],
 )

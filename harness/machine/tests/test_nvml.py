@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+import torch
 
 from harness.errors import ProbeError
 from harness.machine import environment, nvml
@@ -181,7 +182,6 @@ def test_in_a_container_foreign_processes_are_unavailable(
 
 @pytest.mark.gpu
 def test_a_real_gpu_answers() -> None:
-    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no GPU")
     (gpu, *_) = nvml.gpus()
@@ -197,14 +197,11 @@ def test_a_real_gpu_answers() -> None:
     reading = {name: value for name, value in probe.read().items() if value is not None}
     probe.close()
     facts = worker_facts.describe()
-    captured = environment.capture(facts, command=(), repository=None)
+    seen = facts["gpu"]
 
-    assert captured.gpu == gpu
+    assert environment.capture(facts, command=(), repository=None).gpu == gpu
     assert facts["gpu_uuids"][0] == gpu.uuid
-    assert (facts["gpu"]["name"], facts["gpu"]["compute_capability"]) == (
-        gpu.name,
-        gpu.compute_capability,
-    )
+    assert (seen["name"], seen["compute_capability"]) == (gpu.name, gpu.compute_capability)
     assert isinstance(facts["torch_settings"]["expandable_segments"], bool)
     assert facts["versions"]["cudnn"].count(".") == 2
     assert probe.unavailable.keys() <= {"gpu_foreign_processes"}

@@ -39,28 +39,19 @@ def jitter(seconds: float) -> Iterator[float]:
             yield seconds * (1 + part / 1000)
 
 
-def measure(
-    monkeypatch: pytest.MonkeyPatch,
-    times_s: Iterable[float],
-    *,
-    settings: MeasureSettings = SETTINGS,
-    **rest: Any,
-) -> Timing:
-    return take(lambda: "out", settings, Planted(times_s, monkeypatch), **rest)
+def measure(monkeypatch: pytest.MonkeyPatch, times_s: Iterable[float], **rest: Any) -> Timing:
+    return take(lambda: "out", SETTINGS, Planted(times_s, monkeypatch), **rest)
 
 
 def test_samples_begin_after_the_warm_up_and_every_step_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sampling: list[float] = []
-    steps: list[float] = []
+    sampling, steps, times_s = list[float](), list[float](), chain([9.0, 3.0, 1.0], jitter(0.1))
 
-    taken = measure(
-        monkeypatch,
-        chain([9.0, 3.0, 1.0], jitter(0.1)),
-        sampling=sampling.append,
-        inspect=lambda reading, _: steps.append(reading.host_s),
-    )
+    def inspect(reading: TimedStep, _: int) -> None:
+        steps.append(reading.host_s)
+
+    taken = measure(monkeypatch, times_s, sampling=sampling.append, inspect=inspect)
 
     assert taken.warmup_s[:3] == (9.0, 3.0, 1.0)
     assert taken.samples_s == taken.host_samples_s

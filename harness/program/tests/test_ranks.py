@@ -14,6 +14,7 @@ from harness.tests.commands import LOSS, STEPS, measured, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of
 
 TWO = "world_size: 2"
+ABORTS = "import atexit; atexit.register(os.abort); raise OSError('no data')"
 RANK = "rank = int(os.environ['RANK'])\n"
 GLOO = """
 import torch, torch.distributed as dist
@@ -54,18 +55,10 @@ for i in range(1, 13):
     ("fault", "outcome", "said"),
     [
         ("raise OSError('no data')", Outcome.CRASH, "rank 1 exited with 1, after its step 4: OS"),
-        (
-            "import atexit; atexit.register(os.abort); raise OSError('no data')",
-            Outcome.CRASH,
-            "rank 1 was killed by SIGABRT, after its step 4: OSError: no data",
-        ),
+        (ABORTS, Outcome.CRASH, "rank 1 was killed by SIGABRT, after its step 4: OSError: no data"),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, "rank 1 exited with 1, after its step 4: Mem"),
         ("print('step 5 loss nan'); hang()", Outcome.NON_FINITE, "rank 1: loss is nan"),
-        (
-            "print('step 5 loss x'); hang()",
-            Outcome.UNSUPPORTED,
-            "rank 1: loss: 'x' is not a number",
-        ),
+        ("print('step 5 loss x'); hang()", Outcome.UNSUPPORTED, "rank 1: loss: 'x' is not a numb"),
         ("sys.exit(0)", Outcome.CRASH, "rank 0 exited with 1, after its step 4: Runtime"),
     ],
 )
@@ -115,10 +108,7 @@ def test_an_earlier_failure_than_a_garbled_line_is_awaited(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("end", "said"),
     [  # every rank of nsa.train knows the losses of all
-        (
-            "sys.exit('error: the loss of rank 1 is nan at step 5\\n  Lower --lr.')",
-            "the loss of rank 1 is",
-        ),
+        ("sys.exit('error: the loss of rank 1 is nan\\n  Lower --lr.')", "the loss of rank 1 is"),
         ("print('step 2 took', 'nan' if rank else 1); time.sleep(60)", "rank 1: step_s is nan"),
     ],
 )
