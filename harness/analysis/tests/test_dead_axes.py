@@ -66,6 +66,7 @@ def of_length(c: Case, **changes: Any) -> list[Measurement]:
 NOISY = {0: (1.0, 1.00002, 1.00001), 1: (1.00001, 1.00002, 1.00003), 2: (1.001, 1.00101, 1.00102)}
 """Outputs of three processes: those of 0 and 1 differ by 1.5 times what one case's do."""
 AS_FAST = {"time_differs": False}
+PROVIDERS = [case({"seq_len": 512}, provider=name) for name in ("p", "q")]
 
 
 def slow_at(step: int) -> dict[str, Any]:
@@ -82,11 +83,7 @@ def slow_at(step: int) -> dict[str, Any]:
         (FLAGS, lambda c: did(c, 0.05 - 0.01 * int(c.axes["flag"])), {"time_differs": True}),
         (FLAGS, lambda c: did(c, 0.05 - 0.002 * int(c.axes["flag"]), processes=1), AS_FAST),
         (FLAGS, lambda c: did(c, output=NOISY[int(c.axes["flag"])]), {"values": ((0,), (1,))}),
-        (
-            [case({"seq_len": 512}, provider=name) for name in ("dense", "flash")],
-            did,
-            {"provider": "", "axes": ("provider",), "values": (("dense",), ("flash",))},
-        ),
+        (PROVIDERS, did, {"provider": "", "axes": ("provider",), "values": (("p",), ("q",))}),
     ],
 )
 def test_values_without_effect_are_dead(
@@ -99,12 +96,7 @@ def test_values_without_effect_are_dead(
 
 @pytest.mark.parametrize(
     "changed",
-    [
-        pytest.param({"ops": 101}, id="one operator more"),
-        pytest.param({"names": "abd"}, id="another kernel as often"),
-        pytest.param({"output": (1.0 + 1e-12,) * 3}, id="the outputs in the twelfth digit"),
-        pytest.param({"dtype": "bfloat16"}, id="the outputs' dtype"),
-    ],
+    [{"ops": 101}, {"names": "abd"}, {"output": (1.0 + 1e-12,) * 3}, {"dtype": "bfloat16"}],
 )
 def test_an_axis_that_changes_anything_is_not_dead(changed: dict[str, Any]) -> None:
     assert inert(FLAGS, did)  # without the change
@@ -112,49 +104,34 @@ def test_an_axis_that_changes_anything_is_not_dead(changed: dict[str, Any]) -> N
     assert inert(FLAGS, lambda c: did(c, **changed if c.axes["flag"] else {})) == ()
 
 
-@pytest.mark.parametrize(
-    ("cases", "measure"),
-    [
-        pytest.param(
-            SWEEP,
-            lambda c: of_length(c, ops=120 if c.case_id.endswith("2048/flag=2") else 100),
-            id="one value in one group",
-        ),
-        pytest.param(
-            sweep(flag=[0, 1, 2]),
-            lambda c: did(c, output=NOISY[int(c.axes["flag"])]),
-            id="one value by more than noise",
-        ),
-    ],
-)
-def test_an_axis_of_which_one_value_changes_anything_is_not_dead(
-    cases: Sequence[Case], measure: Callable[[Case], list[Measurement]]
-) -> None:
-    assert not [d for d in inert(cases, measure) if "flag" in d.axes]
+def test_an_axis_of_which_one_value_changes_anything_is_not_dead() -> None:
+    def in_one_group(c: Case) -> list[Measurement]:
+        return of_length(c, ops=120 if c.case_id.endswith("2048/flag=2") else 100)
+
+    by_noise = inert(sweep(flag=[0, 1, 2]), lambda c: did(c, output=NOISY[int(c.axes["flag"])]))
+    assert not [d for d in (*inert(SWEEP, in_one_group), *by_noise) if "flag" in d.axes]
 
 
 @pytest.mark.parametrize(
     ("until_sampled", "changed", "dead"),
     [
-        pytest.param(False, lambda _: {}, True, id="the same steps"),
-        pytest.param(False, lambda _: {"steps": 10}, False, id="fewer steps"),
-        pytest.param(False, lambda _: slow_at(100), False, id="a slow step"),
-        pytest.param(False, lambda process: slow_at(50 + 9 * process), True, id="anywhere"),
-        pytest.param(True, lambda _: {"steps": 190}, True, id="ended by the harness"),
+        (False, lambda _: {}, True),
+        (False, lambda _: {"steps": 10}, False),
+        (False, lambda _: slow_at(100), False),
+        (False, lambda process: slow_at(50 + 9 * process), True),  # in each process another one
+        (True, lambda _: {"steps": 190}, True),
     ],
 )
 @pytest.mark.parametrize("is_program", [True, False])
 def test_runs_of_other_steps_do_not_do_the_same(
     is_program: bool, until_sampled: bool, changed: Callable[[int], dict[str, Any]], dead: bool
 ) -> None:
-    program = Program(
-        argv=("x",), steps=Steps(step="s", until="sampled" if until_sampled else "exit")
-    )
-    cases = [replace(c, program=program) for c in FLAGS] if is_program else FLAGS
-    ended = None if is_program else until_sampled
+    steps = Steps(step="s", until="sampled" if until_sampled else "exit")
+    program = Program(argv=("x",), steps=steps)
+    cases = [replace(c, program=program if is_program else None) for c in FLAGS]
 
     def measure(c: Case) -> list[Measurement]:
-        measured = did(c, until_sampled=ended)
+        measured = did(c, until_sampled=None if is_program else until_sampled)
         return [trained(m, **changed(m.process) if c.axes["flag"] else {}) for m in measured]
 
     assert bool(inert(cases, measure)) is dead
@@ -182,28 +159,22 @@ def test_cases_of_which_too_little_is_known_are_not_compared(
     assert inert(FLAGS, measure) == ()
 
 
-@pytest.mark.parametrize(("syncs_agree", "dead"), [(True, 1), (False, 0)])
-def test_counters_that_differ_between_processes_are_not_compared(
-    syncs_agree: bool, dead: int
-) -> None:
-    def counted(process: int) -> Counters:
-        syncs = 0 if syncs_agree else process
-        return Counters(dispatched_ops=process, host_syncs=syncs, steps=2)
+@pytest.mark.parametrize("syncs_agree", [True, False])
+def test_counters_that_differ_between_processes_are_not_compared(syncs_agree: bool) -> None:
+    def counted(m: Measurement) -> Measurement:
+        syncs = 0 if syncs_agree else m.process
+        return replace(m, counters=Counters(dispatched_ops=m.process, host_syncs=syncs, steps=2))
 
-    def measure(c: Case) -> list[Measurement]:
-        return [replace(m, counters=counted(m.process)) for m in did(c)]
-
-    assert len(inert(FLAGS, measure)) == dead
+    assert len(inert(FLAGS, lambda c: [*map(counted, did(c))])) == syncs_agree
 
 
 def test_a_profile_of_more_steps_does_not_show_an_effect() -> None:
     """What runs now and then may be in one of the profiles only."""
+    more: dict[str, Any] = {"profile": Profile(fingerprint="abcd", steps=9)}
 
-    def measure(c: Case) -> list[Measurement]:
-        more = Profile(fingerprint="abcd", steps=9)
-        return [replace(m, profile=more) if c.axes["flag"] else m for m in did(c)]
-
-    (found,) = inert(FLAGS, measure)
+    (found,) = inert(
+        FLAGS, lambda c: [replace(m, **more if c.axes["flag"] else {}) for m in did(c)]
+    )
 
     assert found.without_kernels
 
@@ -215,22 +186,20 @@ RATE = MetricSource(metric="rate", unit="tokens/s")
 def reporting(c: Case, *curves: Sequence[float], **changes: Any) -> list[Measurement]:
     """A program whose processes report these losses, and a rate that is noise."""
     found = did(c, output=None, processes=len(curves), **changes)
-    return [
-        replace(m, readings={"loss": tuple(curves[m.process]), "rate": (m.samples_s[0],)})
-        for m in found
-    ]
+    read = [{"loss": tuple(curves[m.process]), "rate": (m.samples_s[0],)} for m in found]
+    return [replace(m, readings=values) for m, values in zip(found, read, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "dead"),
     [
-        pytest.param([LOSSES, LOSSES], [LOSSES, LOSSES], 1, id="equal"),
-        pytest.param([LOSSES], [LOSSES], 1, id="one process"),
-        pytest.param([LOSSES[2:], LOSSES], [LOSSES[1:], LOSSES[:-3]], 1, id="later start"),
-        pytest.param([LOSSES] * 2, [(*LOSSES[:-1], 0.1)] * 2, 0, id="the last digit"),
-        pytest.param([LOSSES], [LOSSES[::-1]], 0, id="may be noise"),
-        pytest.param([LOSSES, LOSSES[::-1]], [LOSSES, LOSSES], 0, id="noise"),
-        pytest.param([()], [()], 0, id="nothing"),
+        ([LOSSES, LOSSES], [LOSSES, LOSSES], 1),
+        ([LOSSES], [LOSSES], 1),
+        ([LOSSES[2:], LOSSES], [LOSSES[1:], LOSSES[:-3]], 1),  # they start later
+        ([LOSSES] * 2, [(*LOSSES[:-1], 0.1)] * 2, 0),
+        ([LOSSES], [LOSSES[::-1]], 0),  # may be noise
+        ([LOSSES, LOSSES[::-1]], [LOSSES, LOSSES], 0),
+        ([()], [()], 0),
     ],
 )
 def test_equal_reported_metrics_stand_for_outputs(
@@ -245,23 +214,18 @@ def test_equal_reported_metrics_stand_for_outputs(
 
 
 def varying(c: Case, *steps: int, **changes: Any) -> list[Measurement]:
-    counters = Counters(
-        dispatched_ops=steps[0],
-        host_syncs=3,
-        steps=len(steps),
-        differing=("dispatched_ops",),
-        series={"dispatched_ops": steps},
-    )
-    return [replace(m, counters=counters) for m in did(c, **changes)]
+    counters = Counters(dispatched_ops=steps[0], host_syncs=3, steps=len(steps))
+    varied: dict[str, Any] = {"differing": ("dispatched_ops",), "series": {"dispatched_ops": steps}}
+    return [replace(m, counters=replace(counters, **varied)) for m in did(c, **changes)]
 
 
 @pytest.mark.parametrize(
     ("steps", "dead"),
     [
-        pytest.param((90, 110, 95), 1, id="the same step by step"),
-        pytest.param((90, 110), 1, id="fewer steps"),
-        pytest.param((95, 120, 100), 0, id="overlap"),
-        pytest.param((200, 220, 205), 0, id="apart"),
+        ((90, 110, 95), 1),
+        ((90, 110), 1),
+        ((95, 120, 100), 0),  # the ranges overlap
+        ((200, 220, 205), 0),
     ],
 )
 def test_counts_that_vary_from_step_to_step_are_the_same_in_every_step_or_unknown(
@@ -280,11 +244,11 @@ TRAIN = Program(
 @pytest.mark.parametrize(
     ("program", "flags", "curve", "withdrawn"),
     [
-        pytest.param(TRAIN, {"--seq-len": False}, (), True, id="never read"),
-        pytest.param(TRAIN, {}, LOSSES, True, id="the same losses"),
-        pytest.param(TRAIN, {"--seq-len": True}, (), False, id="read"),
-        pytest.param(TRAIN, {}, (), False, id="unknown"),
-        pytest.param(replace(TRAIN, work_axes=()), {}, LOSSES, False, id="other work"),
+        (TRAIN, {"--seq-len": False}, (), True),
+        (TRAIN, {}, LOSSES, True),
+        (TRAIN, {"--seq-len": True}, (), False),
+        (TRAIN, {}, (), False),
+        (replace(TRAIN, work_axes=()), {}, LOSSES, False),
     ],
 )
 def test_tokens_computed_from_an_axis_without_effect_are_withdrawn(

@@ -7,23 +7,27 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.effects import MAX_LEVELS, effects
+from harness.analysis.effects import MAX_LEVELS, Effect, effects
 from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, Stack, stacks
 from harness.analysis.summary import summarise
 from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
-from harness.tests.fake_runs import case, ended, run, sweep, timed
+from harness.tests.fake_runs import case, ended, run, sweep, taking, timed
+
+Measure = Callable[[Any], list[Measurement]]
+
+
+def found_in(cases: Sequence[Case], measure: Measure) -> tuple[Effect, ...]:
+    return effects(summarise(run(cases, measure)))
 
 
 def test_the_planted_effect_is_found() -> None:
-    cases = sweep(seq_len=[512, 2048], gc=["off", "on"])
-
     def measure(c: Any) -> list[Measurement]:
         step = 0.1 * c.axes["seq_len"] / 512 * (1.24 if c.axes["gc"] == "on" else 1)
         return timed(c, step, cv=0.005)
 
-    found = {e.axis: e for e in effects(summarise(run(cases, measure)))}
+    length, gc = found_in(sweep(seq_len=[512, 2048], gc=["off", "on"]), measure)
 
-    gc, length = found["gc"], found["seq_len"]
+    assert length.axis == "seq_len"
     assert (gc.base, gc.value, gc.pairs) == ("off", "on", 2)
     assert (gc.low or math.inf) < 1.24 < (gc.high or 0)
     assert length.ratio == pytest.approx(1, abs=0.02)  # per token
@@ -32,23 +36,19 @@ def test_the_planted_effect_is_found() -> None:
 
 def test_each_provider_is_compared_with_the_first_that_ran() -> None:
     slower = {"first": 1.0, "ours": 1.0, "dense": 4.0, "peer": 2.0}
-    cases = [
-        case({"seq_len": n}, provider=provider)
-        for provider in slower
-        for n in ((512, 2048) if provider != "peer" else (2048,))
-    ]
+    cases = [case({"seq_len": n}, provider=p) for p in slower for n in (512, 2048)]
+    cases.remove(next(c for c in cases if c.provider == "peer"))
 
     def measure(c: Any) -> list[Measurement]:
         if c.provider == "first":
             return ended(c, Outcome.CRASH)
         return timed(c, slower[c.provider] * 1e-4 * c.axes["seq_len"], cv=0.005)
 
-    found = effects(summarise(run(cases, measure)))
+    dense, peer = (e for e in found_in(cases, measure) if e.axis == "provider")
 
-    by_provider = {(e.base, e.value): e for e in found if e.axis == "provider"}
-    assert [*by_provider] == [("ours", "dense"), ("ours", "peer")]
-    assert [e.pairs for e in by_provider.values()] == [2, 1]
-    assert by_provider["ours", "dense"].ratio == pytest.approx(4, rel=0.02)
+    assert (dense.base, dense.value, dense.pairs) == ("ours", "dense", 2)
+    assert (peer.base, peer.value, peer.pairs) == ("ours", "peer", 1)
+    assert dense.ratio == pytest.approx(4, rel=0.02)
 
 
 def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
@@ -57,10 +57,8 @@ def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
     def measure(c: Any) -> list[Measurement]:
         return timed(c, 0.1) if c.axes["gc"] == "off" else ended(c, Outcome.CRASH)
 
-    assert [
-        e for e in effects(summarise(run(apart, lambda c: timed(c, 0.1)))) if e.axis == "b"
-    ] == []
-    assert effects(summarise(run(sweep(gc=["off", "on"]), measure))) == ()
+    assert not [e for e in found_in(apart, lambda c: timed(c, 0.1)) if e.axis == "b"]
+    assert found_in(sweep(gc=["off", "on"]), measure) == ()
 
 
 @pytest.mark.parametrize(
@@ -81,8 +79,8 @@ def test_a_case_that_timed_out_bounds_the_effect(
             return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
         return timed(c, 1.0, cv=0.0001, tokens=512)
 
-    cases = sweep(gc=["off", "on"], seq_len=[512, 2048])
-    bounds = [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc" and e.at_least]
+    made = found_in(sweep(gc=["off", "on"], seq_len=[512, 2048]), measure)
+    bounds = [e for e in made if e.axis == "gc" and e.at_least]
 
     assert [e.within for e in bounds] == [within for _, within in found]
     assert [e.ratio for e in bounds] == pytest.approx([ratio for ratio, _ in found], rel=0.02)
@@ -95,10 +93,9 @@ def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
     def measure(c: Any) -> list[Measurement]:
         if c.axes["gc"] == "off":
             return ended(c, Outcome.TIMEOUT, lower_bound_s=1000.0, tokens=512)
-        made = timed(c, 1.0, processes=2, tokens=512)
-        return [replace(m, samples_s=(s,) * 20) for m, s in zip(made, (1.0, 1.3), strict=True)]
+        return taking(c, 1.0, 1.3)
 
-    (effect,) = effects(summarise(run(sweep(gc=["off", "on"]), measure)))
+    (effect,) = found_in(sweep(gc=["off", "on"]), measure)
 
     assert 1 / effect.ratio == pytest.approx(1000 / 1.3**5)
 
@@ -107,10 +104,8 @@ def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
 def test_a_flag_without_effect_is_negligible_if_the_interval_shows_it(
     processes: int, negligible: bool
 ) -> None:
-    cases = sweep(NSA_USE_FA2=[0, 1])
-
-    (effect,) = effects(
-        summarise(run(cases, lambda c: timed(c, 0.1, cv=0.001, processes=processes)))
+    (effect,) = found_in(
+        sweep(NSA_USE_FA2=[0, 1]), lambda c: timed(c, 0.1, cv=0.001, processes=processes)
     )
 
     assert (effect.low is not None, effect.negligible) == (negligible, negligible)
@@ -122,63 +117,47 @@ def planted(effect: Callable[[Mapping[str, Any]], float], cases: Sequence[Case])
     def measure(c: Case) -> list[Measurement]:
         return timed(c, 0.1 * (effect(c.axes) if c.axes["gc"] == "on" else 1), cv=0.002)
 
-    return [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc"]
+    return [e for e in found_in(cases, measure) if e.axis == "gc"]
+
+
+TEXT = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
 
 
 def test_an_effect_is_that_in_each_level_of_the_axis_that_changes_it() -> None:
-    cases = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
-
-    found = planted(lambda axes: 1.76 if axes["seq_len"] == 512 else 1.29, cases)
+    found = planted(lambda axes: 1.76 if axes["seq_len"] == 512 else 1.29, TEXT)
 
     assert [(e.within, e.pairs) for e in found] == [({"seq_len": 512}, 2), ({"seq_len": 2048}, 2)]
-    assert [e.ratio for e in found] == [
-        pytest.approx(1.76, rel=0.01),
-        pytest.approx(1.29, rel=0.01),
-    ]
+    assert [e.ratio for e in found] == pytest.approx([1.76, 1.29], rel=0.01)
     assert not any(e.disagree for e in found)
 
 
 def test_an_effect_that_two_axes_change_is_split_by_both() -> None:
-    cases = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
-
     def both(axes: Mapping[str, Any]) -> float:
-        return (
-            1.2 * (1.5 if axes["seq_len"] == 512 else 1) * (2 if axes["dataset"] == "text" else 1)
-        )
+        return {512: 1.5, 2048: 1.0}[axes["seq_len"]] * {"text": 2.4, "random": 1.2}[
+            axes["dataset"]
+        ]
 
-    assert sorted(e.ratio for e in planted(both, cases)) == pytest.approx(
-        [1.2, 1.8, 2.4, 3.6], rel=0.01
-    )
+    ratios = sorted(e.ratio for e in planted(both, TEXT))
+    assert ratios == pytest.approx([1.2, 1.8, 2.4, 3.6], rel=0.01)
 
 
 def test_providers_are_not_pooled_where_another_axis_separates_as_well() -> None:
-    grown: dict[tuple[str, Any], float] = {
-        ("nsa", 512): 1.3,
-        ("nsa", 2048): 1.32,
-        ("dense", 512): 1.3,
-        ("dense", 2048): 2.6,
-    }
-    cases = [
-        case({"seq_len": length, "gc": gc}, provider=provider)
-        for provider, length in grown
-        for gc in ("off", "on")
-    ]
+    grown: dict[str, Any] = {"nsa": {512: 1.3, 2048: 1.32}, "dense": {512: 1.3, 2048: 2.6}}
+    cases = [c for p in grown for c in sweep(provider=p, seq_len=[512, 2048], gc=["off", "on"])]
 
     def measure(c: Case) -> list[Measurement]:
-        factor = grown[c.provider, c.axes["seq_len"]] if c.axes["gc"] == "on" else 1
+        factor = grown[c.provider][c.axes["seq_len"]] if c.axes["gc"] == "on" else 1
         return timed(c, 0.1 * factor, cv=0.002)
 
-    found = [e for e in effects(summarise(run(cases, measure))) if e.axis == "gc"]
+    found = [e for e in found_in(cases, measure) if e.axis == "gc"]
 
     assert found[0].within == {"provider": "nsa"}
 
 
 def test_pairs_that_too_many_levels_separate_disagree() -> None:
-    lengths = [2**i for i in range(MAX_LEVELS + 1)]
+    cases = sweep(seq_len=[2**i for i in range(MAX_LEVELS + 1)], gc=["off", "on"])
 
-    (found,) = planted(
-        lambda axes: 1 + axes["seq_len"] / 10, sweep(seq_len=lengths, gc=["off", "on"])
-    )
+    (found,) = planted(lambda axes: 1 + axes["seq_len"] / 10, cases)
 
     assert found.disagree
     assert found.within == {}
@@ -186,15 +165,10 @@ def test_pairs_that_too_many_levels_separate_disagree() -> None:
 
 
 def test_axes_that_only_change_together_are_one() -> None:
-    cases = [
-        case({"seq_len": n, "batch": b, "gc": gc})
-        for n, b in ((2048, 16), (8192, 4))
-        for gc in ("off", "on")
-    ]
+    sizes = ((2048, 16, "off"), (2048, 16, "on"), (8192, 4, "off"), (8192, 4, "on"))
+    cases = [case({"seq_len": n, "batch": b, "gc": gc}) for n, b, gc in sizes]
 
-    found = effects(
-        summarise(run(cases, lambda c: timed(c, float(c.axes["batch"]) * 0.01, cv=0.002)))
-    )
+    found = found_in(cases, lambda c: timed(c, float(c.axes["batch"]) * 0.01, cv=0.002))
 
     together = next(e for e in found if e.axis == "seq_len/batch")
     assert (together.base, together.value, together.pairs) == ("2048/16", "8192/4", 2)
@@ -224,32 +198,21 @@ def stacked(*cases: Case, profile: Profile | None = None, **step_s: Any) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("profile", "parts"),
+    ("profile", "parts"),  # seconds of select, window, other kernels and the time outside of them
     [
-        (
-            seen(0.06, select=0.04, window=0.01, none=0.01),
-            {"select": 0.04, "window": 0.01, OTHER: 0.01, OUTSIDE: 0.04},
-        ),
-        (
-            seen(0.06, select=0.08, window=0.04),
-            {"select": 0.04, "window": 0.02, OTHER: 0, OUTSIDE: 0.04},
-        ),
-        (
-            seen(0.09, select=0.04, window=0.01),
-            {"select": 0.04, "window": 0.01, OTHER: 0.04, OUTSIDE: 0.01},
-        ),
-        (
-            seen(0.11, select=0.04, window=0.07),
-            {"select": 0.4 / 11, "window": 0.7 / 11, OTHER: 0, OUTSIDE: 0},
-        ),
+        (seen(0.06, select=0.04, window=0.01, none=0.01), (0.04, 0.01, 0.01, 0.04)),
+        (seen(0.06, select=0.08, window=0.04), (0.04, 0.02, 0, 0.04)),
+        (seen(0.09, select=0.04, window=0.01), (0.04, 0.01, 0.04, 0.01)),
+        (seen(0.11, select=0.04, window=0.07), (0.4 / 11, 0.7 / 11, 0, 0)),
     ],
 )
 def test_the_parts_of_a_profile_add_up_to_the_step(
-    profile: Profile, parts: dict[str, float]
+    profile: Profile, parts: Sequence[float]
 ) -> None:
     (found,) = stacked(case({"seq_len": 512}), profile=profile)
 
-    assert found.parts == pytest.approx(parts)
+    names = ("select", "window", OTHER, OUTSIDE)
+    assert found.parts == pytest.approx(dict(zip(names, parts, strict=True)))
     assert sum(found.parts.values()) == pytest.approx(found.step_s)
 
 
@@ -259,13 +222,9 @@ def test_a_case_that_a_rule_asks_is_shown_before_a_longer_one() -> None:
     two = seen(0.06, select=0.04, window=0.01)
     recorded = run(cases, lambda c: timed(c, 0.1 * (1 + int(c.axes["batch"])), cv=0, profile=two))
 
-    found = stacks(recorded, summarise(recorded), [cases[0].case_id])
-
-    assert [s.case.workload for s in found] == ["w0", "w5", "w4", "w3"]
-
-    found = stacks(recorded, summarise(recorded), [cases[0].case_id], first=(cases[2].case_id,))
-
-    assert [s.case.workload for s in found] == ["w2", "w0", "w5", "w4"]
+    for first, shown in (((), "w0 w5 w4 w3"), ((cases[2].case_id,), "w2 w0 w5 w4")):
+        found = stacks(recorded, summarise(recorded), [cases[0].case_id], first=first)
+        assert [s.case.workload for s in found] == shown.split()
 
 
 def test_an_operator_is_shown_beside_many_cases_of_the_model() -> None:
@@ -283,13 +242,9 @@ def test_an_operator_is_shown_beside_many_cases_of_the_model() -> None:
 
 
 def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_counts() -> None:
+    every = {"Optimizer.step#AdamW.step": 0.02, "nsa.optimiser": 0.01, "nccl:all_reduce": 0.01}
+    every["nsa.feed_forward"] = 0.02
     profile = seen(0.06, select=0.03)
-    every = {
-        "Optimizer.step#AdamW.step": 0.02,
-        "nsa.optimiser": 0.01,
-        "nccl:all_reduce": 0.01,
-        "nsa.feed_forward": 0.02,
-    }
     assert profile.breakdown is not None
     graph = replace(profile.breakdown, kernels_by_range=every, ranges="as without replay")
     profile = replace(profile, breakdown=graph)

@@ -46,17 +46,11 @@ REASONS, CLOCK = "gpu_throttle_reasons", "gpu_sm_clock_hz"
     ("channels", "found"),
     [
         # The reading at 0.5 s covers the time from the one at 0.4 s to the one at 0.6 s.
-        (
-            {REASONS: (0x0, 0x4, 0x1, 0x0, 0x4, 0x40, 0x0, 0x0, 0x4, 0x0, 0x0)},
-            {"throttled": (8, 9, 10, 11)},
-        ),
+        ({REASONS: (0, 0x4, 0x1, 0, 0x4, 0x40, 0, 0, 0x4, 0, 0)}, {"throttled": (8, 9, 10, 11)}),
         # A dropped clock is relative to the median of the process.
         ({CLOCK: (*[1.98e9] * 8, 1.2e9, *[1.9e9] * 2)}, {"clock_dropped": (14, 15, 16, 17)}),
         # A sample is discarded for the first of its reasons.
-        (
-            {REASONS: (0x0, 0x8, *[0x0] * 9), CLOCK: (2e9, 1e9, *[2e9] * 9)},
-            {"throttled": (0, 1, 2, 3)},
-        ),
+        ({REASONS: (0, 0x8, *[0] * 9), CLOCK: (2e9, 1e9, *[2e9] * 9)}, {"throttled": (0, 1, 2, 3)}),
         # The other ranks wait for the GPU of rank 1; each clock has its own median.
         (
             {CLOCK: (2e9,) * 11, "gpu1_sm_clock_hz": (*[1.2e9] * 8, 0.9e9, 1.2e9, 1.2e9)},
@@ -66,16 +60,6 @@ REASONS, CLOCK = "gpu_throttle_reasons", "gpu_sm_clock_hz"
         ({REASONS: (None,) * 11}, {}),
         ({REASONS: (0x4,) * 11}, {}),  # the power cap
         ({}, {}),
-    ],
-    ids=[
-        "throttled",
-        "clock",
-        "both",
-        "rank-1-clock",
-        "rank-1-throttled",
-        "failed",
-        "power-cap",
-        "unavailable",
     ],
 )
 def test_only_samples_around_a_bad_reading_are_discarded(
@@ -120,8 +104,7 @@ def with_discards(indices: Iterable[int]) -> Run:
 
 
 def test_estimates_use_the_kept_samples_only() -> None:
-    made = with_discards(range(12))
-    (summary,) = summarise(made)
+    (summary,) = summarise(with_discards(range(12)))
 
     clean = summary_of(timed(CASE, 0.05)).metrics["step_s"]
     assert summary.metrics["step_s"].value == pytest.approx(clean.value, rel=0.01)
@@ -141,8 +124,7 @@ def test_a_process_that_took_few_samples_may_lose_one_of_four(lost: int, counts:
 
 @pytest.mark.parametrize(("count", "processes"), [(15, 3), (16, 2)])
 def test_a_process_that_kept_too_few_samples_does_not_count(count: int, processes: int) -> None:
-    made = with_discards(range(count))
-    (summary,) = summarise(made)
+    (summary,) = summarise(with_discards(range(count)))
 
     assert summary.outcome is Outcome.OK
     assert summary.metrics["step_s"].processes == processes
@@ -224,21 +206,19 @@ def test_only_a_step_that_waits_for_bytes_can_be_faster_by_the_cache(
 
 def test_without_wall_time_and_phases_only_the_lifetimes_are_known() -> None:
     made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=(), wall_s=0.179))
+    known = overhead.TimeUse(wall_s=0.179, work_s=None, overhead_s=None)
 
-    used = overhead.time_use(made)
-
-    assert used == overhead.TimeUse(wall_s=0.179, work_s=None, overhead_s=None)
-    assert overhead.time_use(run([CASE], lambda _: [])) is None
+    assert [overhead.time_use(r) for r in (made, run([CASE], lambda _: []))] == [known, None]
 
 
 @pytest.mark.parametrize(
     ("then", "now", "expected_s"),
     [
-        pytest.param((99.0, 12.0), {}, 12.0, id="as in the newest"),
-        pytest.param((12.0, None), {}, 12.0, id="the newest lacks it"),
-        pytest.param((12.0,), {"processes": 5}, 12.0, id="more processes"),
-        pytest.param((12.0,), {"sample_s": 4.0}, None, id="other settings"),
-        pytest.param((), {}, None, id="not measured"),
+        ((99.0, 12.0), {}, 12.0),
+        ((12.0, None), {}, 12.0),  # the newest lacks the case
+        ((12.0,), {"processes": 5}, 12.0),
+        ((12.0,), {"sample_s": 4.0}, None),
+        ((), {}, None),
     ],
 )
 def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(

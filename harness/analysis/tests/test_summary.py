@@ -27,7 +27,16 @@ from harness.records import (
     Rule,
     Telemetry,
 )
-from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import (
+    FLOPS_PER_TOKEN,
+    case,
+    ended,
+    environment,
+    run,
+    sweep,
+    taking,
+    timed,
+)
 
 CASE = case({"seq_len": 512})
 
@@ -134,9 +143,8 @@ def test_cases_that_scatter_alike_are_worth_all_their_processes() -> None:
 
     assert prior is not None
     assert prior.freedom > 12
-    assert statistics.geometric([1.0, 1.01], samples=2, prior=prior).freedom == pytest.approx(
-        min(1 + prior.freedom, 24)
-    )
+    made = statistics.geometric([1.0, 1.01], samples=2, prior=prior)
+    assert made.freedom == pytest.approx(min(1 + prior.freedom, 24))
 
 
 @pytest.mark.parametrize("values", [[[1.0, 1.1]] * 5 + [[1.0]], [[1.0, 1.0]] * 7])
@@ -174,15 +182,13 @@ def test_cases_of_another_clock_or_kind_lend_no_scatter(other: str) -> None:
 
 def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_speed() -> None:
     def measure(c: Case) -> list[Measurement]:
-        steps = (0.016, 1.6) if c is SIX[0] else (0.05, 0.0501)
-        pairs = [timed(c, s, cv=0.0, processes=2)[i] for i, s in enumerate(steps)]
-        return [replace(m, process=i) for i, m in enumerate(pairs)]
+        return taking(c, *((0.016, 1.6) if c is SIX[0] else (0.05, 0.0501)))
 
     made = run(SIX, measure, rules=[Rule(name="floor", metric="tokens_per_s", go=100.0)])
     (first, *others), verdict = of_run(made)
 
     assert first.outcome is Outcome.OK
-    assert first.apart["step_s"].ends == pytest.approx((0.016, 1.6), rel=0.01)
+    assert first.apart["step_s"].ends == (0.016, 1.6)
     assert not {"step_s", "tokens_per_s", "mfu"} & first.metrics.keys()
     assert "peak_memory_bytes" in first.metrics
     assert "not repeatable" in first.notes[-1]
@@ -207,7 +213,6 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
         ),
         (every(telemetry=probed(1, "gpu_foreign_processes")), "other processes"),
     ],
-    ids=["few", "disagree", "cap", "throttled", "shared"],
 )
 def test_a_weakness_gives_one_note(measurements: list[Measurement], words: str) -> None:
     (note,) = summary_of(measurements).notes
@@ -232,6 +237,13 @@ def test_idling_or_a_set_clock_is_not_throttling(mask: int) -> None:
 
 
 SAMPLING = Phase(name="sampling", start_s=1.0, end_s=2.0)
+COMPILES = {
+    "phases": (
+        replace(SAMPLING, name="warmup", end_s=12.0),
+        Phase(name="sampling", start_s=12.0, end_s=13.0),
+    ),
+    "warmup_s": (10.0, *(0.05,) * 20),
+}
 LAGGING = probed(lambda t: 0.9 if t > 1.39 else 0.01, "gpu_utilisation", until_s=2.0)
 
 
@@ -244,51 +256,26 @@ LAGGING = probed(lambda t: 0.9 if t > 1.39 else 0.01, "gpu_utilisation", until_s
         # Too few readings may all come from one window, as one of 6 % did on a busy H200.
         ({"telemetry": probed(0.06, "gpu_utilisation", every_s=2.1)}, None),
         ({"telemetry": probed(0.06, "gpu_utilisation", every_s=1.9)}, 0.06),
-        # Warm-up steps that compile are left out.
-        (
-            {
-                "phases": (
-                    Phase(name="warmup", start_s=1.0, end_s=12.0),
-                    Phase(name="sampling", start_s=12.0, end_s=13.0),
-                ),
-                "warmup_s": (10.0, *(0.05,) * 20),
-                "telemetry": probed(lambda t: 0.95 if t > 11.2 else 0.0, "gpu_utilisation"),
-            },
-            0.95,
-        ),
-        # So are failed readings.
-        (
-            {"telemetry": probed(lambda t: None if round(t * 20) % 2 else 0.8, "gpu_utilisation")},
-            0.8,
-        ),
+        ({**COMPILES, "telemetry": probed(lambda t: 0.95 * (t > 11.2), "gpu_utilisation")}, 0.95),
+        ({"telemetry": probed(lambda t: (None, 0.8)[round(t * 20) % 2], "gpu_utilisation")}, 0.8),
     ],
-    ids=["lags", "too short", "four", "five", "compiles", "failed"],
 )
 def test_only_readings_of_the_timed_steps_count(
     changes: Mapping[str, Any], found: float | None
 ) -> None:
-    measured = every(**changes)
-
-    summary = summary_of(measured)
+    summary = summary_of(every(**changes))
 
     assert summary.notes == ()
-    if found is None:
-        assert "gpu_utilisation" not in summary.metrics
-    else:
-        assert summary.metrics["gpu_utilisation"].value == pytest.approx(found)
-
-
-# --- what is not known -------------------------------------------------------------------
+    seen = summary.metrics.get("gpu_utilisation")
+    assert (seen and seen.value) == (found and pytest.approx(found))
 
 
 def test_float32_counts_as_tf32_only_if_the_worker_allowed_it() -> None:
     c = replace(CASE, axes={"seq_len": 512, "precision": "fp32"})
-
-    tf32, fp32 = (
-        summary_of(
-            timed(c, 0.05), case=c, env=environment(torch_settings={"allow_tf32_matmul": allowed})
-        ).metrics["mfu"]
-        for allowed in (True, False)
+    allowed, not_allowed = (
+        environment(torch_settings={"allow_tf32_matmul": allowed}) for allowed in (True, False)
     )
 
-    assert fp32.value / tf32.value == pytest.approx(494 / 67)
+    tf32, fp32 = (summary_of(timed(c, 0.05), case=c, env=e) for e in (allowed, not_allowed))
+
+    assert fp32.metrics["mfu"].value / tf32.metrics["mfu"].value == pytest.approx(494 / 67)

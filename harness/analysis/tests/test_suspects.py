@@ -7,23 +7,17 @@ import pytest
 
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis, diagnose
-from harness.records import Case, Gap, Match, Measurement, Outcome, Suspect, Suspects
+from harness.records import Case, Gap, Measurement, Outcome, Suspect, Suspects
 from harness.tests.fake_runs import ended, run, sweep, timed, to
 
-RULED_OUT, CONTRIBUTES, ENOUGH, UNDECIDED, NOT_TESTED = (
-    Conclusion.RULED_OUT,
-    Conclusion.CONTRIBUTES,
-    Conclusion.ENOUGH,
-    Conclusion.UNDECIDED,
-    Conclusion.NOT_TESTED,
-)
+RULED_OUT, CONTRIBUTES, UNDECIDED, ENOUGH, APART, WAS_OFF, NOT_TESTED = Conclusion
 
 GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s")
 FLAGS: dict[str, Any] = {"gc": ("off", "on"), "loop": (0, 1)}
 TESTED = (
     Suspect(name="gc", without=to(gc="off"), with_=to(gc="on")),
     Suspect(name="loop", without=to(loop=0), with_=to(loop=1), remedy="LOOP=0"),
-    Suspect(name="base", control=Match(criteria={"provider": ("dense",), "loop": (0,)})),
+    Suspect(name="base", control=to(provider="dense", loop=0)),
 )
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048], **FLAGS)]
 
@@ -57,7 +51,7 @@ def diagnosed(
     return {d.name: d for d in diagnose(suite, summarise(made))}
 
 
-HERE = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq_len=512))
+HERE = replace(GAP, where=to(seq_len=512))
 
 
 @pytest.mark.parametrize(
@@ -87,19 +81,16 @@ def test_a_case_far_above_what_was_expected_explains_nothing_by_itself(
 
 
 def test_a_share_is_of_the_logarithm_of_the_gap() -> None:
-    share = diagnosed({"gc": 10**0.5}, gap=HERE)["gc"].share
+    low, high = diagnosed({"gc": 10**0.5}, gap=HERE)["gc"].share or (0.0, 0.0)
 
-    assert share is not None
-    assert share[0] < 0.5 < share[1]
-    assert share == pytest.approx((0.5, 0.5), abs=0.05)
+    assert 0.45 < low < 0.5 < high < 0.55
 
 
 def test_an_effect_is_taken_where_the_gap_was_seen() -> None:
     """Over all lengths the pairs disagree, and the interval spans them."""
-    there, everywhere = diagnosed({"loop": 20.0}, gap=HERE), diagnosed({"loop": 20.0})
+    found = [diagnosed({"loop": 20.0}, gap=gap)["loop"].conclusion for gap in (HERE, GAP)]
 
-    assert there["loop"].conclusion is ENOUGH
-    assert everywhere["loop"].conclusion is UNDECIDED
+    assert found == [ENOUGH, UNDECIDED]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +111,7 @@ def test_without_intervals_or_pairs_nothing_is_concluded(options: dict[str, Any]
 
 
 def test_a_small_gap_is_not_explained() -> None:
-    assert not diagnosed({}, gap=Gap(metric="tokens_per_s", expected=500, seen=490, source="s"))
+    assert not diagnosed({}, gap=replace(GAP, seen=490))
 
 
 def test_a_gap_in_time_is_above_what_was_expected() -> None:
@@ -136,15 +127,15 @@ def test_a_gap_in_time_is_above_what_was_expected() -> None:
     ("by", "seen", "then", "conclusion"),
     [
         (20.0, 25, "on", ENOUGH),  # the case of that day makes 25.6 tokens/s here
-        (20.0, 25, "off", Conclusion.WAS_OFF),
-        (20.0, 5, "on", Conclusion.APART),
-        (4.0, 20, "unknown", Conclusion.APART),  # 6 times
+        (20.0, 25, "off", WAS_OFF),
+        (20.0, 5, "on", APART),
+        (4.0, 20, "unknown", APART),  # 6 times
     ],
 )
 def test_what_was_off_or_does_not_reproduce_the_gap_is_no_cause_of_it(
     by: float, seen: float, then: str, conclusion: Conclusion
 ) -> None:
-    of_that_day = Match(criteria={"provider": ("nsa",), "loop": (1,), "gc": ("off",)})
+    of_that_day = to(provider="nsa", loop=1, gc="off")
     gap = replace(HERE, expected=10 * seen, seen=seen, then=of_that_day)
 
     found = diagnosed({"loop": by}, gap=gap, then={"loop": then})["loop"]

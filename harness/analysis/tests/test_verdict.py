@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.analysis.scaling import ScalingFit, ScalingPoint
-from harness.analysis.summary import summarise
 from harness.analysis.verdict import EVERY_CASE_RAN, judge, of_run
 from harness.records import (
     FAILURES,
@@ -22,7 +21,6 @@ from harness.records import (
     Decision,
     Estimate,
     Fact,
-    Match,
     Measurement,
     MeasureSettings,
     Metric,
@@ -32,7 +30,7 @@ from harness.records import (
     TensorDigest,
     Verdict,
 )
-from harness.tests.fake_runs import case, environment, run, sweep, timed
+from harness.tests.fake_runs import case, environment, run, sweep, taking, timed, to
 
 GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
     Decision.GO,
@@ -64,16 +62,10 @@ def summary(
     **changes: Any,
 ) -> CaseSummary:
     """A case whose metric has this interval."""
-    allow = changes.pop("allow", {})
+    one = case({"name": name}, allow=changes.pop("allow", {}))
     metrics = {"step_s": estimate(1, 1.1), metric: estimate(low, high)}
-    return CaseSummary(
-        **{
-            "case": case({"name": name}, allow=allow),
-            "outcome": outcome,
-            "metrics": metrics if outcome is Outcome.OK else {},
-            **changes,
-        }
-    )
+    known = metrics if outcome is Outcome.OK else {}
+    return CaseSummary(case=one, outcome=outcome, metrics=known, **changes)
 
 
 def verdict(
@@ -81,31 +73,6 @@ def verdict(
 ) -> Verdict:
     suite = run([s.case for s in summaries], lambda _: [], rules=rules).suite
     return judge(suite, HERE, summaries, fits)
-
-
-@pytest.mark.parametrize(
-    ("stated", "decision"), [("", INCONCLUSIVE), ("atomic additions", GO), (None, GO)]
-)
-def test_processes_with_other_outputs_pass_only_if_the_suite_allows_it(
-    stated: str | None, decision: Decision
-) -> None:
-    """None: a run that was stored before this was judged."""
-    one = replace(case({"name": "a"}), nondeterministic=stated)
-    digests = [TensorDigest(name="", dtype="", shape=(), norm=n, projection=0.0) for n in (1, 2)]
-
-    def measured(of: Case) -> list[Measurement]:
-        return [
-            replace(m, output_digest=(digests[m.process == 1],))
-            for m in timed(of, 1.0, processes=one.settings.processes)
-        ]
-
-    (summed,) = summarise(run([one], measured))
-    found = verdict(summed, rules=())
-
-    assert (summed.differing, found.decision) == ((1,), decision)
-    assert stated or [f.fact for r in found.rules for f in r.findings] == (
-        [Fact.NOT_DETERMINISTIC] if stated == "" else []
-    )
 
 
 def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:
@@ -146,34 +113,49 @@ bounds = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 
 @given(
     st.lists(st.tuples(bounds, bounds, st.sampled_from([None, *Outcome])), min_size=1, max_size=3),
-    st.sampled_from(["all", "any"]),
+    st.sampled_from([all, any]),
     st.sampled_from([m for m in METRICS.values() if m.name != "scaling_exponent"]),
 )
 def test_go_needs_finite_intervals_of_ok_cases(
-    found: list[tuple[float | None, float | None, Outcome | None]], quantifier: str, metric: Metric
+    found: list[tuple[float | None, float | None, Outcome | None]], quantifier: Any, metric: Metric
 ) -> None:
-    rule = Rule(name="r", metric=metric.name, go=500, abort=500, quantifier=quantifier)
-    summaries = [
-        summary(low, high, name=str(i), outcome=outcome, metric=metric.name)
-        for i, (low, high, outcome) in enumerate(found)
-    ]
+    rule = Rule(name="r", metric=metric.name, go=500, quantifier=quantifier.__name__)
 
-    result = stated(*summaries, rule=rule)
+    def good(low: float | None, high: float | None, outcome: Outcome | None) -> bool:
+        known = [math.nan if end is None else end for end in (low, high)]
+        met = known[0] >= 500 if metric.higher_is_better else known[1] <= 500
+        return outcome is Outcome.OK and all(map(math.isfinite, known)) and met
 
-    good = [
-        outcome is Outcome.OK
-        and low is not None
-        and high is not None
-        and math.isfinite(low)
-        and math.isfinite(high)
-        and (low >= 500 if metric.higher_is_better else high <= 500)
-        for low, high, outcome in found
-    ]
-    if result.decision is GO:
-        assert all(good) if quantifier == "all" else any(good)
+    result = stated(
+        *(
+            summary(low, high, name=str(i), outcome=outcome, metric=metric.name)
+            for i, (low, high, outcome) in enumerate(found)
+        ),
+        rule=rule,
+    )
+
+    assert result.decision is not GO or quantifier(good(*one) for one in found)
 
 
 # --- outcomes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stated", "decision"), [("", INCONCLUSIVE), ("atomic additions", GO), (None, GO)]
+)
+def test_processes_with_other_outputs_pass_only_if_the_suite_allows_it(
+    stated: str | None, decision: Decision
+) -> None:
+    """None: a run that was stored before this was judged."""
+    one = replace(case({"name": "a"}), nondeterministic=stated)
+    digests = [TensorDigest(name="", dtype="", shape=(), norm=n, projection=0.0) for n in (1, 2)]
+    made = [replace(m, output_digest=(digests[m.process == 1],)) for m in timed(one, 1.0)]
+
+    (summed,), found = of_run(run([one], lambda _: made))
+
+    assert (summed.differing, found.decision) == ((1,), decision)
+    facts = [f.fact for r in found.rules for f in r.findings]
+    assert facts == ([Fact.NOT_DETERMINISTIC] if stated == "" else [])
 
 
 @pytest.mark.parametrize("outcome", [*Outcome, None])
@@ -228,12 +210,11 @@ def test_without_a_rule_a_case_that_was_slow_or_busy_at_its_time_limit_is_measur
 @pytest.mark.parametrize(
     ("cases", "rules", "decision"),
     [
-        pytest.param([late(5.2, name="b")], (), INCONCLUSIVE, id="stood-still"),
-        pytest.param([SLOW, summary(name="c", outcome=Outcome.HANG)], (), NO_GO, id="a-hang"),
-        pytest.param([SLOW], (replace(BUSY, match=Match(criteria={"name": ("a",)})),), INCONCLUSIVE,
-            id="a-rule"),
+        ([late(5.2, name="b")], (), INCONCLUSIVE),  # it stood still
+        ([SLOW, summary(name="c", outcome=Outcome.HANG)], (), NO_GO),
+        ([SLOW], (replace(BUSY, match=to(name="a")),), INCONCLUSIVE),
     ],
-)  # fmt: skip
+)
 def test_another_timeout_is_not_measured(
     cases: list[CaseSummary], rules: tuple[Rule, ...], decision: Decision
 ) -> None:
@@ -256,14 +237,14 @@ def test_the_fastest_case_names_those_that_are_not_told_apart_from_it() -> None:
 @pytest.mark.parametrize(
     ("rule", "case", "decision", "fact"),
     [
-        pytest.param(FLOOR, late(5.2), NO_GO, Fact.AT_MOST, id="below-abort"),
-        pytest.param(FLOOR, late(2.0), INCONCLUSIVE, Fact.ENDED, id="between"),
-        pytest.param(FLOOR, late(None), INCONCLUSIVE, Fact.ENDED, id="no-bound"),
-        pytest.param(FAST, late(5.2), NO_GO, Fact.AT_LEAST, id="step-over"),
-        pytest.param(FAST, late(5.0), INCONCLUSIVE, Fact.ENDED, id="step-at-abort"),
-        pytest.param(BUSY, late(5.2), INCONCLUSIVE, Fact.ENDED, id="other-metric"),
-        pytest.param(BUSY, summary(), INCONCLUSIVE, Fact.NO_METRIC, id="absent-metric"),
-        pytest.param(ELSEWHERE, summary(), INCONCLUSIVE, Fact.OTHER_DEVICE, id="other-gpu"),
+        (FLOOR, late(5.2), NO_GO, Fact.AT_MOST),
+        (FLOOR, late(2.0), INCONCLUSIVE, Fact.ENDED),
+        (FLOOR, late(None), INCONCLUSIVE, Fact.ENDED),
+        (FAST, late(5.2), NO_GO, Fact.AT_LEAST),
+        (FAST, late(5.0), INCONCLUSIVE, Fact.ENDED),
+        (BUSY, late(5.2), INCONCLUSIVE, Fact.ENDED),
+        (BUSY, summary(), INCONCLUSIVE, Fact.NO_METRIC),
+        (ELSEWHERE, summary(), INCONCLUSIVE, Fact.OTHER_DEVICE),
     ],
 )
 def test_an_unknown_value_and_the_bound_of_a_timeout_are_never_go(
@@ -313,11 +294,11 @@ def test_any_names_the_undecided_cases_that_may_be_go() -> None:
     assert good.perhaps == ()
 
 
-@pytest.mark.parametrize("rule", [FLOOR, ANY], ids=["all", "any"])
+@pytest.mark.parametrize("rule", [FLOOR, ANY])
 def test_a_rule_that_matches_nothing_is_inconclusive(rule: Rule) -> None:
-    nothing = replace(rule, match=Match(criteria={"provider": ("dense",)}))
-
-    assert stated(summary(), rule=nothing).decision is INCONCLUSIVE
+    assert (
+        stated(summary(), rule=replace(rule, match=to(provider="dense"))).decision is INCONCLUSIVE
+    )
 
 
 # --- the whole verdict -------------------------------------------------------------------
@@ -326,11 +307,10 @@ def test_a_rule_that_matches_nothing_is_inconclusive(rule: Rule) -> None:
 @pytest.mark.parametrize(("first", "second"), [*combinations(WORST_FIRST, 2)])
 def test_the_worse_of_two_rules_decides(first: Decision, second: Decision) -> None:
     intervals = {NO_GO: (10, 20), INCONCLUSIVE: (90, 110), CONDITIONAL: (200, 300), GO: (600, 700)}
-    rules = tuple(replace(FLOOR, name=n, match=Match(criteria={"name": (n,)})) for n in ("a", "b"))
+    rules = tuple(replace(FLOOR, name=n, match=to(name=n)) for n in ("a", "b"))
+    cases = (summary(*intervals[d], name=n) for n, d in (("a", second), ("b", first)))
 
-    v = verdict(
-        summary(*intervals[second], name="a"), summary(*intervals[first], name="b"), rules=rules
-    )
+    v = verdict(*cases, rules=rules)
 
     assert (v.decision, v.decided_by) == (first, "b")
 
@@ -356,49 +336,40 @@ def test_a_verdict_names_what_decided_it(
 # --- exponents ---------------------------------------------------------------------------
 
 
-def curve(low: float | None, high: float | None, **changes: Any) -> ScalingFit:
+def curve(low: float | None, high: float | None, axis: str = "seq_len") -> ScalingFit:
     """A fit over the cases a and b."""
-    ids = ("train/nsa/name=a", "train/nsa/name=b")
-    fit = ScalingFit(
-        axis="seq_len",
+    return ScalingFit(
+        axis=axis,
         group="train/nsa",
         workload="train",
-        points=tuple(ScalingPoint(case_id=name, x=x) for x, name in enumerate(ids, 1)),
+        points=tuple(ScalingPoint(case_id=f"train/nsa/name={name}", x=1.0) for name in "ab"),
         exponent=None if low is None else estimate(low, high),
         reason="two",
     )
-    return replace(fit, **changes)
 
 
 @pytest.mark.parametrize(
-    ("fit", "decision", "fact"),
+    ("fit", "decision", "fact", "others"),
     [
-        (curve(1.0, 1.1), GO, Fact.DECIDED),
-        (curve(1.2, 1.4), INCONCLUSIVE, Fact.OPEN),
-        (curve(1.4, 1.5), CONDITIONAL, Fact.DECIDED),
-        (curve(1.9, 2.1), NO_GO, Fact.DECIDED),
-        (curve(None, None), INCONCLUSIVE, Fact.NO_FIT),
+        (curve(1.0, 1.1), GO, Fact.DECIDED, ""),
+        (curve(1.2, 1.4), INCONCLUSIVE, Fact.OPEN, ""),
+        (curve(1.4, 1.5), CONDITIONAL, Fact.DECIDED, ""),
+        (curve(1.9, 2.1), NO_GO, Fact.DECIDED, ""),
+        (curve(None, None), INCONCLUSIVE, Fact.NO_FIT, ""),
+        (curve(1.0, 1.1), INCONCLUSIVE, Fact.NO_GROUP, "c"),  # a case outside of every fit
+        (curve(1.0, 1.1, axis="batch"), INCONCLUSIVE, Fact.NO_GROUP, "ab"),
     ],
 )
 def test_an_exponent_is_judged_by_its_interval(
-    fit: ScalingFit, decision: Decision, fact: Fact
+    fit: ScalingFit, decision: Decision, fact: Fact, others: str
 ) -> None:
-    result = stated(summary(), summary(name="b"), rule=SCALES, fits=(fit,))
+    cases = (summary(name=name) for name in sorted({*"ab", *others}))
+
+    result = stated(*cases, rule=SCALES, fits=(fit,))
 
     assert result.decision is decision
-    assert [f.fact for f in result.findings] == [fact]
-    assert result.evidence == ("train/nsa/name=a", "train/nsa/name=b")
-
-
-def test_a_matched_case_outside_every_fit_is_inconclusive() -> None:
-    cases = (summary(), summary(name="b"))
-    fit, other = curve(1.0, 1.1), curve(1.0, 1.1, axis="batch")
-
-    result = stated(*cases, summary(name="c"), rule=SCALES, fits=(fit,))
-
-    assert result.decision is INCONCLUSIVE
-    assert result.evidence == ("train/nsa/name=c",)
-    assert stated(*cases, rule=SCALES, fits=(other,)).decision is INCONCLUSIVE
+    assert {f.fact for f in result.findings} == {fact}
+    assert result.evidence == tuple(f"train/nsa/name={name}" for name in others or "ab")
 
 
 # --- processes that scatter ---------------------------------------------------------------
@@ -412,13 +383,14 @@ def scattered(rule: Rule, steps: Mapping[str, Sequence[float]]) -> RuleResult:
     names = {c.case_id: "dense" if c.provider == "dense" else str(c.axes["seq_len"]) for c in cases}
 
     def measure(c: Case) -> list[Measurement]:
-        times = steps[names[c.case_id]]
-        made = [timed(c, s, cv=0.0, processes=len(times))[i] for i, s in enumerate(times)]
-        return [replace(m, process=i) for i, m in enumerate(made)]
+        return taking(c, *steps[names[c.case_id]])
 
     asked = [c for c in cases if names[c.case_id] in steps]
     _, result = of_run(run(asked, measure, rules=[rule]))
     return next(r for r in result.rules if r.stated)
+
+
+QUICK = Rule(name="quick", metric="step_s", go=1.0, match=to(seq_len=64))
 
 
 @pytest.mark.parametrize(
@@ -439,9 +411,7 @@ def scattered(rule: Rule, steps: Mapping[str, Sequence[float]]) -> RuleResult:
 def test_processes_that_scatter_decide_only_far_from_the_limit(
     limit: float, steps: Sequence[float], decision: Decision, likely: Decision | None
 ) -> None:
-    rule = Rule(name="quick", metric="step_s", go=limit, match=Match(criteria={"seq_len": (64,)}))
-
-    result = scattered(rule, {"64": steps})
+    result = scattered(replace(QUICK, go=limit), {"64": steps})
 
     assert (result.decision, [f.likely for f in result.findings]) == (decision, [likely])
 
@@ -459,28 +429,29 @@ def test_processes_that_scatter_decide_only_far_from_the_limit(
 def test_processes_on_one_side_decide_beyond_the_usual_scatter(
     others: float, limit: float, decision: Decision
 ) -> None:
-    rule = Rule(name="quick", metric="step_s", go=limit, match=Match(criteria={"seq_len": (64,)}))
+    rule = replace(QUICK, go=limit)
     ends = {"1024": (2.0, 2.0 * others), "16384": (3.0, 3.0 * others), "dense": (1.0, others)}
 
     assert scattered(rule, {"64": (1.0, 1.1), **ends}).decision is decision
 
 
-@pytest.mark.parametrize(("go", "decision"), [(2.0, GO), (100.0, INCONCLUSIVE), (1e5, NO_GO)])
-def test_a_ratio_of_scattered_processes_decides_only_far_from_the_limit(
-    go: float, decision: Decision
+FASTER = replace(QUICK, match=to(provider="nsa", seq_len=64), against=to(provider="dense"))
+OF_TWO = {"64": (0.004, 0.009), "dense": (4.0, 4.1)}
+GROWING = {"64": (0.01, 0.021), "1024": (0.16, 0.17), "16384": (2.56, 2.56)}
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "go", "decision"),
+    [
+        (FASTER, OF_TWO, 2.0, GO),
+        (FASTER, OF_TWO, 100.0, INCONCLUSIVE),
+        (FASTER, OF_TWO, 1e5, NO_GO),
+        (SCALES, GROWING, 1.8, GO),
+        (SCALES, GROWING, 1.3, INCONCLUSIVE),
+        (SCALES, GROWING, 0.2, NO_GO),
+    ],
+)
+def test_a_ratio_or_exponent_of_scattered_processes_decides_only_far_from_the_limit(
+    rule: Rule, steps: Mapping[str, Sequence[float]], go: float, decision: Decision
 ) -> None:
-    ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
-    rule = Rule(name="faster", metric="step_s", go=go, match=ours, against=theirs)
-    rule = replace(rule, match=Match(criteria={"provider": ("nsa",), "seq_len": (64,)}))
-
-    assert scattered(rule, {"64": (0.004, 0.009), "dense": (4.0, 4.1)}).decision is decision
-
-
-@pytest.mark.parametrize(("go", "decision"), [(1.8, GO), (1.3, INCONCLUSIVE), (0.2, NO_GO)])
-def test_an_exponent_of_scattered_processes_decides_only_far_from_the_limit(
-    go: float, decision: Decision
-) -> None:
-    rule = replace(SCALES, go=go, abort=None)
-    steps = {"64": (0.01, 0.021), "1024": (0.16, 0.17), "16384": (2.56, 2.56)}
-
-    assert scattered(rule, steps).decision is decision
+    assert scattered(replace(rule, go=go, abort=None), steps).decision is decision
