@@ -10,11 +10,9 @@ suites of any commit do too: `from harness.records import Scalar`.
 from harness.records.asked import *
 from harness.records.comparison import *
 from harness.records.environment import *
-from harness.records.evidence import *
 from harness.records.judged import *
 from harness.records.measured import *
 from harness.records.metrics import *
 from harness.records.outcome import *
 from harness.records.profile import *
 from harness.records.program import *
-from harness.records.self_test import *

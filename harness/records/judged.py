@@ -204,12 +204,6 @@ class RuleResult:
         return tuple(f for f in self.findings if f.fact is Fact.SLOW)
 
     @property
-    def in_time(self) -> str:
-        """`2 of 8 cases end in time`; empty if all do."""
-        ended = self.judged - len(self.slow)
-        return f"{ended} of {self.judged} cases end in time" if self.slow else ""
-
-    @property
     def evidence(self) -> tuple[str, ...]:
         """Ids of the cases that decided."""
         return tuple(case_id for f in self.findings for case_id in f.cases)
@@ -260,8 +254,10 @@ class Verdict:
         """`CONDITIONAL`, `measured`, or `A100 not measured; NVIDIA H200: CONDITIONAL`."""
         text = str(self.decision if self.here is None else self.here)
         if not self.asked and (self.rule is None or text == Decision.GO):
-            in_time = self.rule.in_time if self.rule else ""
-            text = f"measured: {in_time}" if in_time else "measured"
+            text = "measured"
+            if self.rule and (late := len(self.rule.slow)):
+                ended = self.rule.judged - late
+                text = f"measured: {ended} of {self.rule.judged} cases end in time"
         if self.not_measured:
             text = f"{self.not_measured} not measured; {self.device}: {text}"
         return f"{text} (partial: {self.partial})" if self.partial else text

@@ -12,12 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.records.asked import Suite
-from harness.records.environment import Environment
-from harness.records.evidence import Evidence, require_inside
-from harness.records.outcome import Clock, Outcome, Scalar, Stop
+from harness.records.environment import Environment, SelfTest
+from harness.records.outcome import Clock, Evidence, Outcome, Scalar, Stop, require_inside
 from harness.records.profile import Breakdown, Counters, Profile
 from harness.records.program import Rank
-from harness.records.self_test import SelfTest
 
 SCHEMA_VERSION = 4
 MAX_DETAIL_BYTES = 4096

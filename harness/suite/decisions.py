@@ -165,14 +165,10 @@ def _observation(o: Observation) -> Observation:
 
 MetricName = Annotated[Text, AfterValidator(metric_name)]
 Known = Annotated[
-    Gap,
-    reads(Gap, metric=MetricName, expected=Positive, seen=Positive),
-    AfterValidator(_worse),
+    Gap, reads(Gap, metric=MetricName, expected=Positive, seen=Positive), AfterValidator(_worse)
 ]
 Observed = Annotated[
-    Observation,
-    reads(Observation, metric=Text, seen=Positive),
-    AfterValidator(_observation),
+    Observation, reads(Observation, metric=Text, seen=Positive), AfterValidator(_observation)
 ]
 InThatRun = Literal["on", "off", "unknown"]
 Tested = Annotated[Suspect, reads(Suspect, then=InThatRun), AfterValidator(_one_form)]

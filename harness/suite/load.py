@@ -90,15 +90,15 @@ def _find(ref: str | Path) -> tuple[Path, Path]:
 
 
 def loads(
-    text: str,
-    path: Path | str,
-    overrides: Sequence[str] = (),
-    filters: Sequence[str] = (),
+    text: str, path: Path | str, overrides: Sequence[str] = (), filters: Sequence[str] = ()
 ) -> Suite:
     """As `load`, from the text of a file; `path` gives the suite its name."""
     document = read(text, path)
     model = checked(SuiteModel, document)
-    if problems := [*_sweep_problems(model)]:
+    problems = [*_repeated("workloads", "workloads", model.workloads)]
+    for w, workload in enumerate(model.workloads):
+        problems += sweep.check(workload, ("workloads", w))
+    if problems:
         raise document.error(problems)
     cases, problems = _cases(model)
     if problems := [*problems, *(_decision_problems(model, cases) if cases else ())]:
@@ -129,26 +129,16 @@ def loads(
         cases=kept,
         left_out=len(cases) - len(kept),
         expectations=tuple(model.expectations),
-        rules=tuple(_complete(r, free.get(r.metric), cases) for r in model.verdict),
+        rules=tuple(
+            replace(r, free=free.get(r.metric), asked=len(r.pairs(cases) or r.needs(cases)))
+            for r in model.verdict
+        ),
         cost=model.cost,
         suspects=model.suspects,
     )
 
 
-def _complete(rule: Rule, free: Metric | None, cases: Sequence[Case]) -> Rule:
-    """The rule with what the suite says elsewhere."""
-    matched = [case for case in cases if rule.match.accepts(case)]
-    return replace(rule, free=free, asked=len(rule.pairs(cases) if rule.against else matched))
-
-
 # --- the file as written -----------------------------------------------------------------
-
-
-def _sweep_problems(model: SuiteModel) -> Iterator[Problem]:
-    """Problems that prevent the expansion of workloads."""
-    yield from _repeated("workloads", "workloads", model.workloads)
-    for w, workload in enumerate(model.workloads):
-        yield from sweep.check(workload, ("workloads", w))
 
 
 def _repeated(
