@@ -22,7 +22,6 @@ _SAMPLE |= {"discarded": "string"}
 _COLUMNS = {"case_id": "string", **_PROCESS, **_SAMPLE}
 _UNITS = {"_s": "s", "bytes": "B", "flops": "FLOP", "tokens": "tokens"}
 """End of a column's name -> its unit."""
-
 _NO_STEPS = pd.DataFrame(
     {"case_id": "", "process": 0, "step": 0, "step_s": 0.0, "end_s": 0.0}, index=[]
 ).astype({"case_id": "string", "process": "Int64", "step": "Int64"})
@@ -98,15 +97,13 @@ def load(run: str | Path, store: str | Path) -> RunFrames:
         for s in summaries
     ).convert_dtypes()
     rows = pd.DataFrame(_rows(whole), columns=[*_COLUMNS]).astype(_COLUMNS)
-    counted = pd.DataFrame(
-        (
-            (m.case_id, m.process, *(getattr(m.counters, n) for n in (*COUNTERS, "exact")))
-            for m in whole.measurements
-            if m.counters
-        ),
-        columns=["case_id", "process", *COUNTERS, "exact"],
-    ).astype({"case_id": "string", **dict.fromkeys(["process", *COUNTERS], "Int64")})
-
+    counts = [
+        (m.case_id, m.process, *(getattr(m.counters, n) for n in (*COUNTERS, "exact")))
+        for m in whole.measurements
+        if m.counters
+    ]
+    counted = pd.DataFrame(counts, columns=["case_id", "process", *COUNTERS, "exact"])
+    counted = counted.astype({"case_id": "string", **dict.fromkeys(counted.columns[1:-1], "Int64")})
     summed = pd.DataFrame(_summed(s, metrics) for s in summaries)
 
     def framed(frame: pd.DataFrame) -> pd.DataFrame:

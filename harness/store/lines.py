@@ -65,11 +65,7 @@ KINDS: dict[str, type[Line]] = {
 
 
 def encode(line: Line) -> bytes:
-    """The line as UTF-8 JSON, with its newline.
-
-    Raises:
-        StoreError: A number is NaN or infinite, which JSON cannot express.
-    """
+    """The line as UTF-8 JSON, with its newline; StoreError for NaN and infinity."""
     kind = next(kind for kind, record in KINDS.items() if isinstance(line, record))
     fields = _adapter(kind).dump_python(line, mode="json", warnings="error")
     try:
@@ -85,15 +81,8 @@ def encode(line: Line) -> bytes:
 
 
 def decode(line: bytes, place: str) -> Line:
-    """The record of one line; unknown keys are ignored.
-
-    Args:
-        line: The JSON, with or without its newline.
-        place: `path:number`, for the error.
-
-    Raises:
-        StoreError: The line is damaged, or has another schema.
-    """
+    """The record of one line, without unknown keys; `place` is its `path:number`, for a StoreError
+    if it is damaged or has another schema."""
     try:
         fields = json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:  # also UnicodeDecodeError

@@ -89,13 +89,8 @@ def read(folder: Path) -> tuple[Run, int]:
 
 
 def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
-    """The run that lines describe, and how many bytes are whole lines.
-
-    Args:
-        data: The content of a run.jsonl.
-        folder: Where the run is stored.
-        path: The file with the lines, for errors.
-    """
+    """The run that the content of a run.jsonl describes, and how many bytes are whole lines; `path`
+    is the file, for errors."""
     whole, newline, cut_short = data.rpartition(b"\n")
     if not newline:
         raise StoreError(

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -21,26 +22,21 @@ LOG_NAME_LENGTH = 80
 """Of a case id in a file name; a hash makes the name unique."""
 
 
+@dataclass(slots=True)
 class RunWriter:
     """Appends to one run; the only writer while open.
 
     A context: leaving it releases the run. `finish` also marks the run complete.
     """
 
-    def __init__(
-        self, run_id: str, folder: Path, fd: int, recorded: int, began_at: float | None = None
-    ) -> None:
-        """Take over a locked descriptor of run.jsonl.
-
-        Args:
-            recorded: Number of measurements in the file.
-            began_at: time.monotonic at the start; None if another process started the run.
-        """
-        self.run_id = run_id
-        self.folder = folder
-        self._fd = fd
-        self._recorded = recorded
-        self._began_at = began_at
+    run_id: str
+    folder: Path
+    _fd: int
+    """Locked descriptor of run.jsonl."""
+    _recorded: int
+    """Number of measurements in the file."""
+    _began_at: float | None = None
+    """time.monotonic at the start; None if another process started the run."""
 
     def append(self, *found: Measurement | SelfTest | lines.MeasuredIn) -> None:
         """Record measurements, and what precedes them: the self-test, the environment of a card;
@@ -60,15 +56,8 @@ class RunWriter:
             stopped: Why processes are left; `resume` may continue such a run.
         """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
-        self._write(
-            lines.Ended(
-                at=now(),
-                measurements=self._recorded,
-                elapsed_s=elapsed_s,
-                wall_s=wall_s,
-                stopped=stopped,
-            )
-        )
+        ended = lines.Ended(at=now(), measurements=self._recorded, elapsed_s=elapsed_s)
+        self._write(replace(ended, wall_s=wall_s, stopped=stopped))
         self.close()
 
     def close(self) -> None:
@@ -120,13 +109,7 @@ class RunWriter:
         )
 
 
-def create(
-    root: Path,
-    suite: Suite,
-    environment: Environment,
-    *,
-    where: str = "",
-) -> RunWriter:
+def create(root: Path, suite: Suite, environment: Environment, *, where: str = "") -> RunWriter:
     """Start a run in a new folder, and record suite and environment.
 
     Args:
@@ -166,13 +149,12 @@ def create(
     except OSError as error:
         shutil.rmtree(folder)
         raise _cannot_begin(folder, error) from error
-    return RunWriter(run_id, folder, fd, recorded=0, began_at=began_at)
+    return RunWriter(run_id, folder, fd, 0, began_at)
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
-    """Continue an interrupted or stopped run, with the suite that the run stores.
-
-    An incomplete last line is removed from the file first.
+    """Continue an interrupted or stopped run, with the suite that the run stores. An incomplete
+    last line is removed from the file first.
 
     Args:
         root: The folder of the runs.
@@ -218,7 +200,7 @@ def _reopen(folder: Path) -> tuple[RunWriter, int]:
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         os.close(fd)
         raise
-    return RunWriter(run.run_id, folder, fd, recorded=len(run.measurements)), cut_bytes
+    return RunWriter(run.run_id, folder, fd, len(run.measurements)), cut_bytes
 
 
 def append_synced(fd: int, data: bytes) -> None:

@@ -61,7 +61,7 @@ MOST_LINES = {
     "harness/records": 1_720,
     "harness/report": 4_300,
     "harness/runner": 2_200,
-    "harness/store": 770,
+    "harness/store": 730,
     "harness/suite": 1_940,
     "harness/worker": 660,
     "nsa": 13_290,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 20_400, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 20_350, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

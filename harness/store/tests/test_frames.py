@@ -21,10 +21,9 @@ PROGRAM = Program(argv=("x",), readings=(MetricSource(metric="loss", unit="nats"
 
 def measure(c: Case) -> list[Measurement]:
     if c.case_id == GOOD.case_id:
-        said = {"loss": (9.0, 4.0, 2.5)}
         counted = Counters(host_syncs=4, steps=2)
-        made = timed(c, 0.05, readings=said, counters=counted)
-        return [replace(made[0], discarded={"throttled": (1,)}), *made[1:]]
+        first, *others = timed(c, 0.05, readings={"loss": (9.0, 4.0, 2.5)}, counters=counted)
+        return [replace(first, discarded={"throttled": (1,)}), *others]
     if c.case_id == ALONE.case_id:
         (m,) = timed(c, 0.1, processes=1, telemetry={"cpu_utilisation": 0.9})
         return [trained(m, bits_per_byte=lambda n: 8.0)]
@@ -52,9 +51,8 @@ def test_a_case_has_its_axes_its_outcome_and_its_metrics_with_units(recorded: Ru
     assert cases.step_s_lo.isna().tolist() == [False, True, True, True], "one has no interval"
     assert of_good.loss == 2.5
     units = cases.attrs["units"]
-    assert [units[n] for n in ("step_s", "step_s_lo", "loss", "peak_memory_bytes", "mfu")] == [
-        "s", "s", "nats", "B", "ratio",
-    ]  # fmt: skip
+    named = ("step_s", "step_s_lo", "loss", "peak_memory_bytes", "mfu")
+    assert " ".join(units[name] for name in named) == "s s nats B ratio"
     assert {n for n in cases if cases[n].dtype == float} <= units.keys()
 
 
