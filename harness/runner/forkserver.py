@@ -87,10 +87,8 @@ class Worker:
     def converse(
         self, seconds: float, meanwhile: Callable[[], float] = lambda: math.inf
     ) -> list[Message]:
-        """All its messages until it closes the pipe, at most this long; then it is ended.
-
-        `meanwhile` is called between messages, and returns the time.monotonic of its next call.
-        """
+        """All its messages until it closes the pipe, at most this long; then it is ended. Between
+        messages `meanwhile` is called, and returns the time.monotonic of its next call."""
         received: list[Message] = []
         reader, deadline = MessageReader(self.answers), time.monotonic() + seconds
         try:

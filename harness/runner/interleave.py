@@ -87,22 +87,24 @@ class Bench:
         self.held.callback(writer.close)
         side.writers[key] = writer
 
+    @property
+    def writers(self) -> list[RunWriter]:
+        """Of all stored runs."""
+        return [writer for side in self.sides for writer in side.writers.values()]
+
     def run_self_test(self, *, ask: bool = True) -> tuple[str, ...]:
         """The failed checks of a self-test on the candidate's side; if not asked, it is recorded as
         skipped."""
-        head, gpu = self.sides[-1], self.sides[-1].environment.gpu
-        skip = "" if ask else "not requested"
-        shown = run_self_test(head.launcher, self.rig.probes, gpu, skip=skip)
-        for side in self.sides:
-            for writer in side.writers.values():
-                writer.append(shown)
+        head, skip = self.sides[-1], "" if ask else "not requested"
+        shown = run_self_test(head.launcher, self.rig.probes, head.environment.gpu, skip=skip)
+        for writer in self.writers:
+            writer.append(shown)
         return tuple(f"{check.name}: {check.fact}" for check in shown.refuted)
 
     def finish(self) -> None:
         """Mark all stored runs as complete."""
-        for side in self.sides:
-            for writer in side.writers.values():
-                writer.finish()
+        for writer in self.writers:
+            writer.finish()
 
     def rounds(self, plan: Sequence[tuple[Task, range]], text: str) -> None:
         """Measure each task's processes of these indices, on all sides in turn. At Ctrl-C at most
@@ -144,16 +146,15 @@ def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pai
         if not (usable(baseline, task.case) and usable(candidate, task.case)):
             unsteady += 1
             continue
-        found.append(
-            Pair(
-                baseline_s=statistics.median(baseline.kept_s),
-                candidate_s=statistics.median(candidate.kept_s),
-                baseline_hz=clock(baseline),
-                candidate_hz=clock(candidate),
-                wall_s=(baseline.wall_s + candidate.wall_s) or None,
-                swapped=candidate.process % 2 == 1,  # see Bench.rounds
-            )
+        pair = Pair(
+            baseline_s=statistics.median(baseline.kept_s),
+            candidate_s=statistics.median(candidate.kept_s),
+            baseline_hz=clock(baseline),
+            candidate_hz=clock(candidate),
+            wall_s=(baseline.wall_s + candidate.wall_s) or None,
+            swapped=candidate.process % 2 == 1,  # see Bench.rounds
         )
+        found.append(pair)
     return tuple(found), unsteady
 
 

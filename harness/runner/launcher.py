@@ -1,7 +1,6 @@
-"""Parent side: starts workers, forks of a forkserver that has imported torch (a warm start).
-
-A case that sets environment variables gets a forkserver of its own (a cold start), because torch,
-CUDA and OpenMP read some when they load. The exception is NSA_*, which our code reads when called.
+"""Parent side: starts workers, forks of a forkserver that has imported torch (a warm start). A case
+with variables other than NSA_* gets a forkserver of its own (a cold start), because torch, CUDA and
+OpenMP read some when they load.
 """
 
 import shlex
@@ -83,9 +82,8 @@ class Launcher:
             self._warm = None
 
     def at(self, roots: Sequence[Path]) -> "Launcher":
-        """A launcher for the code in these folders that shares this one's forkserver, so that a
-        search imports torch once. This one must have no roots and must not preload. Close this one,
-        not the guest."""
+        """A launcher for the code in these folders that shares this one's forkserver. This one must
+        have no roots and must not preload. Close this one, not the guest."""
         guest = Launcher(roots)
         guest._elsewhere = self._elsewhere
         guest._host, guest._device = self, self._device
@@ -138,16 +136,11 @@ class Launcher:
             first, others = answer.refusals[0], len(answer.refusals) - 1
             cases = "case fails" if others == 1 else "cases fail"
             more = f"{others} more {cases} the same check." if others else ""
-            case = next((c for c in suite.cases if c.case_id == first.case_id), None)
-            line, column = factory_place(suite, case) if case and first.of_factory else (0, 0)
-            raise CaseRefused(
-                suite.path,
-                first.case_id,
-                first.problem,
-                "\n  ".join(filter(None, [first.remedy, more])),
-                line=line,
-                column=column,
-            )
+            remedy = "\n  ".join(filter(None, [first.remedy, more]))
+            case = next(c for c in suite.cases if c.case_id == first.case_id)
+            line, column = factory_place(suite, case) if first.of_factory else (0, 0)
+            name, problem = first.case_id, first.problem
+            raise CaseRefused(suite.path, name, problem, remedy, line=line, column=column)
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure; without one, a HarnessError with the last

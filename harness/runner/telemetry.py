@@ -62,12 +62,8 @@ class Recorder:
         names = {name: None for _, reading in self._readings for name in reading}
         return Telemetry(
             t_s=tuple(t_s for t_s, _ in self._readings),
-            channels={
-                name: tuple(reading.get(name) for _, reading in self._readings) for name in names
-            },
-            unavailable={
-                name: why for probe in self._probes for name, why in probe.unavailable.items()
-            },
+            channels={n: tuple(reading.get(n) for _, reading in self._readings) for n in names},
+            unavailable={n: why for probe in self._probes for n, why in probe.unavailable.items()},
         )
 
     def sample(self) -> ActivitySample:

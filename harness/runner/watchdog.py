@@ -213,11 +213,8 @@ class Story:
             hint = " (not by the harness; perhaps out of memory)" if name == "SIGKILL" else ""
             exited = f"exited with status {exit_code} and no answer"
             how = f"killed by {name}{hint}" if name else exited
-            return Ending(
-                outcome=Outcome.CRASH,
-                detail=f"{how}, {self.where()}",
-                evidence=replace(self.evidence(), signal=name),
-            )
+            seen, detail = replace(self.evidence(), signal=name), f"{how}, {self.where()}"
+            return Ending(outcome=Outcome.CRASH, detail=detail, evidence=seen)
         if self.answered.final:
             if now - self.heard_at <= EXIT_S:
                 return None
