@@ -1,6 +1,7 @@
 """The operator alone: the whole of NSA or one branch, forward or forward and backward."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -192,12 +193,10 @@ def _definition(p: AttentionPlan, x: AttentionInputs, blocks: Tensor, at: Positi
     return reference.gated_sum(x.gates, *(branch() for branch in branches.values()))
 
 
-def _worth(x: AttentionInputs, blocks: Tensor, at: Positions) -> Tensor:
-    """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64.
-
-    Callers round it to float32, in which selection works at every precision of the inputs.
-    """
-    importance = reference.block_importance(x.q.double(), x.k_cmp.double(), at)
+def worth(q: Tensor, k_cmp: Tensor, blocks: Tensor, at: Positions) -> Tensor:
+    """Importance (eq. 10) that the selected blocks hold together, [B, T, HKV], float64; callers
+    round it to float32, in which selection works at every precision of the inputs."""
+    importance = reference.block_importance(q.double(), k_cmp.double(), at)
     held = importance.gather(-1, blocks.clamp(min=0).long())
     return held.masked_fill(blocks < 0, 0).sum(-1)
 
@@ -216,9 +215,7 @@ def _with_gradients(
 
 
 def _run(p: AttentionPlan, x: AttentionInputs, forward: Forward) -> dict[str, Tensor]:
-    if not p.operator:
-        return _with_gradients(p, x, forward)
-    with p.operator.refusals():
+    with p.operator.refusals() if p.operator else nullcontext():
         return _with_gradients(p, x, forward)
 
 
@@ -245,10 +242,11 @@ def _check(
     outputs = _compared(p, x, sample, compute) if p.branch != "scores" else {}
     if not p.selects:
         return outputs
-    worth = [
-        _worth(_scoring(p, part), chosen, at) for part, chosen, at in _parts(p, x, blocks, sample)
-    ]
-    return outputs | {"selected": _kept(p, torch.cat(worth, 1))}
+    held = []
+    for part, chosen, at in _parts(p, x, blocks, sample):
+        by = _scoring(p, part)
+        held.append(worth(by.q, by.k_cmp, chosen, at))
+    return outputs | {"selected": _kept(p, torch.cat(held, 1))}
 
 
 def _scoring(p: AttentionPlan, x: AttentionInputs) -> AttentionInputs:
@@ -257,18 +255,13 @@ def _scoring(p: AttentionPlan, x: AttentionInputs) -> AttentionInputs:
     return p.definition.scores_by(x) if p.definition.scores_by else x
 
 
-def _kept(p: AttentionPlan, worth: Tensor) -> Tensor:
+def _kept(p: AttentionPlan, held: Tensor) -> Tensor:
     """As the provider keeps scores: blocks whose scores round to the same number are as good."""
-    kept = p.operator.scores if p.operator else torch.float32
-    return worth.to(kept).float()
+    return held.to(p.operator.scores if p.operator else torch.float32).float()
 
 
 def _reference(
-    p: AttentionPlan,
-    x: AttentionInputs,
-    blocks: Tensor,
-    sample: Sample | None,
-    dtype: torch.dtype,
+    p: AttentionPlan, x: AttentionInputs, blocks: Tensor, sample: Sample | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The definition in this dtype: the truth in float64, the bound in the working dtype."""
 
@@ -307,8 +300,8 @@ def _defined(
         outputs = _with_gradients(p, x, partial(_definition, p, blocks=blocks, at=at))
     if p.selects:
         x = _scoring(p, x)
-        worth = _worth(x, reference.select_blocks(x.q, x.k_cmp, at), at)
-        outputs["selected"] = worth if x.q.dtype == torch.float64 else _kept(p, worth)
+        best = worth(x.q, x.k_cmp, reference.select_blocks(x.q, x.k_cmp, at), at)
+        outputs["selected"] = best if x.q.dtype == torch.float64 else _kept(p, best)
     return outputs
 
 

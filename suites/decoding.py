@@ -14,6 +14,7 @@ from nsa import ops, reference, roofline
 from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.flags import Flags
+from suites.attention import worth
 from suites.axes import DENSE, DTYPES, Axes, AxisError, word_of
 
 SEED = 0
@@ -148,18 +149,9 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
 
 
 def _nsa_step(p: DecodePlan, x: _DecodeInputs) -> dict[str, Tensor]:
+    caches = x.k_cmp, x.v_cmp, x.k, x.v, x.k_win, x.v_win
     out, blocks = ops.decode_attention(
-        x.q,
-        x.k_cmp,
-        x.v_cmp,
-        x.k,
-        x.v,
-        x.k_win,
-        x.v_win,
-        x.gates,
-        x.lengths,
-        config=p.config,
-        route=p.provider,
+        x.q, *caches, x.gates, x.lengths, config=p.config, route=p.provider
     )
     return {"o": out, "blocks": blocks}
 
@@ -229,9 +221,14 @@ def _replay(
 def _checked(p: DecodePlan, x: _DecodeInputs, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     out = {"o": outputs["o"][:CHECKED_SEQUENCES].clone()}
     if not p.dense:
-        few = x.checked(torch.float64)
-        out["selected"] = _worth(p, few, outputs["blocks"][:CHECKED_SEQUENCES]).float()
+        few, blocks = x.checked(torch.float64), outputs["blocks"][:CHECKED_SEQUENCES]
+        out["selected"] = worth(few.q, few.k_cmp, blocks, _last(p, few)).float()
     return out
+
+
+def _last(p: DecodePlan, few: _DecodeInputs) -> Positions:
+    """The position of the one query."""
+    return Positions.of(few.q, config=p.config, q_start=p.context - 1)
 
 
 def _reference(
@@ -240,7 +237,7 @@ def _reference(
     """The definition, given the blocks that were selected: scores within rounding of each other
     may be chosen either way. Selections are compared by the importance of their blocks."""
     few = x.checked(dtype)
-    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
+    at = _last(p, few)
     if p.dense:
         return {"o": reference.dense_attention(few.q, few.k, few.v, at)}
     blocks = outputs["blocks"][:CHECKED_SEQUENCES]
@@ -253,17 +250,9 @@ def _reference(
         reference.selected_attention(few.q, few.k, few.v, blocks, at),
         reference.window_attention(few.q, k_win, v_win, replace(at, k_start=first)),
     )
-    best = reference.select_blocks(few.q, few.k_cmp, at)
-    worth = _worth(p, x.checked(torch.float64), best)
-    return {"o": out, "selected": worth if dtype == torch.float64 else worth.float()}
-
-
-def _worth(p: DecodePlan, few: _DecodeInputs, blocks: Tensor) -> Tensor:
-    """Importance (eq. 10) that the selected blocks hold together, [B, 1, HKV], float64."""
-    at = Positions.of(few.q, config=p.config, q_start=p.context - 1)
-    importance = reference.block_importance(few.q, few.k_cmp, at)
-    held = importance.gather(-1, blocks.clamp(min=0).long())
-    return held.masked_fill(blocks < 0, 0).sum(-1)
+    exact, best = x.checked(torch.float64), reference.select_blocks(few.q, few.k_cmp, at)
+    held = worth(exact.q, exact.k_cmp, best, _last(p, exact))
+    return {"o": out, "selected": held if dtype == torch.float64 else held.float()}
 
 
 def cost_of(p: DecodePlan) -> roofline.Cost:

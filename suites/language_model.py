@@ -100,18 +100,11 @@ def _training(config: TrainConfig, flags: Flags) -> tuple[Trainer, Workload]:
     model, autocast = trainer.model, AUTOCAST[config.precision]
     length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
     tokens = _random_bytes(1, length + 1, trainer.device)
-
-    exact = _exact(trainer.routes)
+    exact, compiled = Routes.reference(trainer.routes.running()), config.compile == "on"
 
     def check() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
-            return _learned(
-                model,
-                tokens,
-                trainer.routes,
-                trainer.prefill,
-                compile_parts=config.compile == "on",
-            )
+            return _learned(model, tokens, trainer.routes, trainer.prefill, compile_parts=compiled)
 
     def eager() -> dict[str, Tensor]:
         with _autocast(trainer.device, autocast):
@@ -124,11 +117,7 @@ def _training(config: TrainConfig, flags: Flags) -> tuple[Trainer, Workload]:
         eager=eager,
         tokens=trainer.tokens_per_step,
         flops=trainer.flops_per_step,
-        effective=lambda: {
-            **trainer.effective(),
-            **_sizes(model),
-            "checked_tokens": length,
-        },
+        effective=lambda: {**trainer.effective(), **_sizes(model), "checked_tokens": length},
         flags=flags.asked_for,
         stateful=True,
         unreplayed=partial(trainer.step, replay=False) if config.cuda_graph else None,
@@ -187,24 +176,12 @@ class InferencePlan:
     new_tokens: int = 0
 
 
-def forward_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
-    """Check the axes of one case of `forward`."""
-    given = Axes("forward", axes, flags)
+def forward_plan(
+    provider: str, axes: Mapping[str, Scalar], flags: Flags, workload: str = "forward"
+) -> InferencePlan:
+    """Check the axes of one case of `forward`, or of `layer`, the first one of this model."""
+    given = Axes(workload, axes, flags)
     return _inference_plan(provider, given, T=given.integer("seq_len"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPlan:
-    """One case of `layer`."""
-
-    whole: InferencePlan
-    """Of the model that the layer is the first of."""
-
-
-def layer_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> LayerPlan:
-    """Check the axes of one case of `layer`."""
-    given = Axes("layer", axes, flags)
-    return LayerPlan(whole=_inference_plan(provider, given, T=given.integer("seq_len")))
 
 
 def decode_plan(provider: str, axes: Mapping[str, Scalar], flags: Flags) -> InferencePlan:
@@ -260,7 +237,7 @@ def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     Axes and flags are those of `forward`.
     """
     flags = Flags.from_env()
-    plan = layer_plan(provider, axes, flags).whole
+    plan = forward_plan(provider, axes, flags, "layer")
     model = _inference_model(plan, flags)
     rng = torch.Generator().manual_seed(SEED)
     x = torch.randn(plan.B, plan.T, plan.model.dim, generator=rng).to(_device(), plan.dtype)
@@ -400,11 +377,6 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
 def _routes(model: ModelConfig, flags: Flags) -> Routes:
     """The routes that the flags choose; dense attention reads none."""
     return Routes() if model.attention == "dense" else flags.routes()
-
-
-def _exact(routes: Routes) -> Routes:
-    """The definition of the branches that these routes run."""
-    return Routes.reference(routes.running())
 
 
 def _sizes(model: ByteLM) -> dict[str, Scalar]:

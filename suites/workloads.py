@@ -37,7 +37,7 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "decode": _language_model.decode_plan,
     "decode_attention": _decoding.DecodePlan.read,
     "forward": _language_model.forward_plan,
-    "layer": _language_model.layer_plan,
+    "layer": partial(_language_model.forward_plan, workload="layer"),
     "train": _language_model.train_config,
     "training_run": partial(_language_model.train_config, run=True),
 }

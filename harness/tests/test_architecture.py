@@ -60,12 +60,12 @@ MOST_LINES = {
     "harness/program": 1_640,
     "harness/records": 1_720,
     "harness/report": 4_300,
-    "harness/runner": 2_200,
+    "harness/runner": 2_190,
     "harness/store": 730,
     "harness/suite": 1_940,
     "harness/worker": 660,
     "nsa": 13_290,
-    "suites": 2_970,
+    "suites": 2_930,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""

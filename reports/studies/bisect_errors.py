@@ -21,7 +21,7 @@ from harness import units
 from harness.analysis.statistics import Floats
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.search import CommitsConclusion, ExactSearch, NextBlock, NoisySearch
-from reports.studies.gate_errors import clopper_pearson, percent
+from reports.studies.gate_errors import clopper_pearson, percent, unshown
 from reports.studies.noise import NOISY, QUIET, TYPICAL, ModelledNoise
 
 COMMITS = 64
@@ -51,14 +51,8 @@ def carried_out(
     logs: Sequence[float] | Floats,
     cannot: Callable[[int], bool] = lambda position: False,
 ) -> tuple[CommitsConclusion, list[NextBlock]]:
-    """The conclusion of a search, and the blocks that it asked for.
-
-    Args:
-        search: A fresh one.
-        value: Of a position, without noise.
-        logs: The noise of each process, one after the other.
-        cannot: Whether a position cannot be measured.
-    """
+    """The conclusion of a fresh search, and the blocks that it asked for. `value` is that of a
+    position without noise, `logs` the noise of each process; `cannot`: be measured."""
     asked, taken = list[NextBlock](), 0
     while isinstance(block := search.next(), NextBlock):
         if broken := set(filter(cannot, block.positions)):
@@ -85,16 +79,8 @@ def bisect(
     rng: np.random.Generator,
     build_sd: float = 0.0,
 ) -> Bisected:
-    """Carry one bisection out.
-
-    Args:
-        search: A fresh one.
-        culprit: Position of the first bad commit.
-        factor: Its time over that of the commit before it.
-        noise: The node's; without effect on an exact search.
-        rng: Draws it.
-        build_sd: Luck of each commit's build, the same in all its processes.
-    """
+    """Carry one bisection out: the first bad commit takes `factor` times as long as the one before.
+    `build_sd`: luck of each commit's build, the same in all its processes."""
     logs = noise.sequence(rng, 1, LONGEST)[0]
     if isinstance(search, ExactSearch):
         found, asked = carried_out(search, lambda p: float(p >= culprit), np.zeros(LONGEST))
@@ -148,8 +134,23 @@ class Row:
             f"{commits:.1f}",
         ]
         if self.met is False:
-            cells[2] = f"**{cells[2]}, not shown: ≥ {units.percent(self.wanted or 0.0)}**"
+            cells[2] = unshown(cells[2], at_least=self.wanted)
         return f"| {' | '.join(cells)} |"
+
+
+def _histories(
+    commits: int,
+    effect: float,
+    noise: ModelledNoise,
+    rngs: Sequence[np.random.Generator],
+    build_sd: float = 0.0,
+) -> tuple[Bisected, ...]:
+    """One for each generator, which draws the place of the planted commit."""
+    made = []
+    for rng in rngs:
+        search, culprit = NoisySearch(commits, min(effect, 0.03)), int(rng.integers(1, commits + 1))
+        made.append(bisect(search, culprit, 1 + effect, noise, rng, build_sd))
+    return tuple(made)
 
 
 def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
@@ -158,16 +159,7 @@ def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
     for n, noise in enumerate((QUIET, TYPICAL, NOISY)):
         for e, effect in enumerate(EFFECTS):
             rng = np.random.default_rng([seed, n, e])
-            bisections = tuple(
-                bisect(
-                    NoisySearch(commits, min(effect, 0.03)),
-                    int(rng.integers(1, commits + 1)),
-                    1 + effect,
-                    noise,
-                    rng,
-                )
-                for _ in range(histories)
-            )
+            bisections = _histories(commits, effect, noise, [rng] * histories)
             wanted = WANTED[effect] if noise is not NOISY else None
             size = f"+{units.percent(effect)}"
             rows.append(Row(noise=noise.name, effect=size, bisections=bisections, wanted=wanted))
@@ -185,17 +177,7 @@ def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row,
     for sd in (0.0, 0.001, 0.005, 0.01):
         for effect in (0.03, 0.05):
             rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
-            bisections = tuple(
-                bisect(
-                    NoisySearch(commits, 0.03),
-                    int(own.integers(1, commits + 1)),
-                    1 + effect,
-                    QUIET,
-                    own,
-                    sd,
-                )
-                for own in rng.spawn(histories)
-            )
+            bisections = _histories(commits, effect, QUIET, rng.spawn(histories), sd)
             name, size = f"builds {units.percent(sd)}", f"+{units.percent(effect)}"
             rows.append(Row(noise=name, effect=size, bisections=bisections, wanted=None))
     return tuple(rows)

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -214,16 +215,16 @@ def percent(hits: int, trials: int, places: int) -> str:
 # --- the table ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """One figure of the table, with what it has to reach."""
 
     noise: str
     cases: int
+    trials: int
     figure: str
     """The column: what was counted."""
     hits: int
-    trials: int
     at_least: float | None = None
     at_most: float | None = None
     """Neither: stated, with nothing to reach."""
@@ -238,30 +239,13 @@ class Line:
 
 
 def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
-    """The figures of one setting.
-
-    Args:
-        tally: What became of its gates.
-        quiet_enough: Whether a planted slowdown has to be found in this noise.
-    """
+    """The figures of one setting. `quiet_enough`: a planted slowdown has to be found in it."""
     setting = tally.setting
     noise = setting.noise.name
     if setting.planted_noise is not None:
         noise += f", planted at {setting.planted_noise.name}"
 
-    def line(
-        figure: str, hits: int, at_least: float | None = None, at_most: float | None = None
-    ) -> Line:
-        return Line(
-            noise=noise,
-            cases=setting.cases,
-            figure=figure,
-            hits=hits,
-            trials=tally.gates,
-            at_least=at_least,
-            at_most=at_most,
-        )
-
+    line = partial(Line, noise, setting.cases, tally.gates)
     if setting.planted is None:
         yield line("clean: NO-GO", tally.blocked, at_most=0.01)
         yield line("clean: GO", tally.passed)
@@ -355,10 +339,13 @@ def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
 def _cell(line: Line) -> str:
     """Percent with its interval; a target that the interval does not show met says so."""
     text = percent(line.hits, line.trials, 2)
-    if line.met is False:
-        sign, end = ("≤", line.at_most) if line.at_least is None else ("≥", line.at_least)
-        return f"**{text}, not shown: {sign} {units.percent(end or 0.0)}**"
-    return text
+    return unshown(text, line.at_least, line.at_most) if line.met is False else text
+
+
+def unshown(text: str, at_least: float | None = None, at_most: float | None = None) -> str:
+    """A rate that is not shown to reach its target."""
+    sign, end = ("≤", at_most) if at_least is None else ("≥", at_least)
+    return f"**{text}, not shown: {sign} {units.percent(end or 0.0)}**"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

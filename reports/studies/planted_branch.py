@@ -37,11 +37,7 @@ class Plant:
     insert: str
 
     def into(self, text: str) -> str:
-        """The file's text with the line in it.
-
-        Raises:
-            ValueError: No line matches, or several do.
-        """
+        """The file's text with the line in it; ValueError if no line matches, or several do."""
         lines = text.splitlines(keepends=True)
         fits = [n for n, line in enumerate(lines) if re.search(self.after, line)]
         if len(fits) != 1:
@@ -52,21 +48,9 @@ class Plant:
 
 
 def make(source: Path, folder: Path, plant: Plant, commits: int, at: int) -> tuple[str, str]:
-    """Make the clone and its branch.
-
-    Args:
-        source: The repository, a bare one, or a bundle of it.
-        folder: Where to clone; it must not exist.
-        plant: The line.
-        commits: How many of the last first parents are between good and bad.
-        at: Before which of them the planted commit comes, from 1.
-
-    Returns:
-        The good commit and the planted one.
-
-    Raises:
-        ValueError: The history is too short, or the line has no place in one of its commits.
-    """
+    """Clone a repository, or a bundle of it, with a branch on which the planted commit comes before
+    number `at` of the last first parents, from 1; the good commit and the planted one. ValueError
+    if the history is too short, or the line has no place in one of its commits."""
     run_git(Path(), "clone", "--quiet", str(source), str(folder))
     line = run_git(folder, "rev-list", "--first-parent", "--reverse", "HEAD").split()[
         -commits - 1 :
