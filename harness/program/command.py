@@ -92,7 +92,7 @@ class _Session:
         self.processes = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
         process.abort_when_asked(self.processes)
-        if self.own.finder is None:
+        if self.program.steps is None:
             self.reporter.since = self.began_at
             self.reporter.phase("sampling", self.began_at)
         for read in process.reads(self.processes, ALIVE_S if self.program.ranks else POLL_S):
@@ -245,9 +245,8 @@ class _Session:
             if outcome is Outcome.CRASH and (said := NOT_FINITE.search(line)):
                 if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
                     self.first = self.outputs[rank]  # all may fail by one message
-                return self.failed(
-                    Outcome.NON_FINITE, f"{line[:LAST_BYTES].removeprefix('error: ')}; {how}"
-                )
+                why = line[:LAST_BYTES].removeprefix("error: ")
+                return self.failed(Outcome.NON_FINITE, f"{why}; {how}")
         return self.failed(outcome, detail)
 
     def measurement(self) -> Measurement:

@@ -187,6 +187,7 @@ class _HookedRun:
     def _why(self, notes: list[Mapping[str, Any]], how: str) -> str:
         failed = [note["failed"] for note in notes if "failed" in note]
         steps = [note["steps"] for note in notes if "steps" in note]
+        reached = {note.get("at") for note in notes}
         if failed:
             return str(failed[0])
         if how:
@@ -194,11 +195,11 @@ class _HookedRun:
         if steps:
             needed = self.skip + COUNTED_STEPS
             return f"it makes {max(steps)} steps; {needed} are needed to count two"
-        if any(note.get("at") == "steps" for note in notes):
+        if "steps" in reached:
             return f"counting did not end within {self.ends_at - self.began:.3g} s"
         if not notes:
             return "no Python of the program started with the hook (python -I, -E and -S do not)"
-        if not any(note.get("at") == "torch" for note in notes):
+        if "torch" not in reached:
             return "the program is not Python with torch"
         unseen = "line of progress in what Python writes" if self.timed.by_lines else OPTIMIZER
         return f"the hook saw no {unseen}"
@@ -207,11 +208,9 @@ class _HookedRun:
 def _reads(
     notes: Sequence[Mapping[str, Any]], pid: int, asked: HookOrder, words: Sequence[str]
 ) -> dict[str, bool]:
-    """Variables and options -> whether they were read, if that is known.
-
-    It is not known of what the process that counts copied as a whole; nor of variables, if the
-    suite starts a shell and not Python with these words.
-    """
+    """Variables and options -> whether they were read, if that is known: not of what the process
+    that counts copied as a whole, nor of variables if the suite starts a shell, not Python with
+    these words."""
     own = [n for n in notes if n["pid"] == pid]
     copied, parsed, dropped = ({n.get(k) for n in own} for k in ("copied", "parsed", "dropped"))
     direct = any(note["argv"][-len(words) :] == [*words] for note in notes if "argv" in note)

@@ -1,8 +1,6 @@
-"""The ranks of a distributed program: what each prints, its steps, and which failed first.
-
-The failure of one rank breaks the collectives of the others, which then fail too or wait for ever.
-So the first failure is awaited for a moment, and one that names a broken connection for longer: the
-rank that broke it may still be ending.
+"""The ranks of a distributed program: what each prints, its steps, and which failed first. Its
+failure breaks the collectives of the others, so it is awaited for a moment, and one that names a
+broken connection for longer: the rank that broke it may still be ending.
 """
 
 import math
@@ -14,7 +12,7 @@ from dataclasses import replace
 
 from harness.messages import signal_name
 from harness.program.process import Read, Tail
-from harness.program.reported import MissingMetric, NotFinite, ReportedMetrics, StepReader
+from harness.program.reported import MissingMetric, NotFinite, ReportedMetrics, step_in
 from harness.program.steps import ProgramSteps
 from harness.records import MeasureSettings, Program, Rank
 
@@ -43,7 +41,7 @@ class RankOutput:
     ) -> None:
         self.rank = rank
         self.stdout, self.stderr = Tail(), Tail()
-        self.finder = StepReader(program.steps) if program.steps else None
+        self._steps = program.steps
         self.metrics = ReportedMetrics(program)
         setup_steps = program.steps.setup_steps if program.steps else 0
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
@@ -68,7 +66,7 @@ class RankOutput:
         for line in read.lines:
             step = None
             try:
-                step = self.finder.read(line) if self.finder else None
+                step = step_in(line, self._steps) if self._steps else None
                 self._unfinished |= self.metrics.read_line(line, read.at)
             except (NotFinite, MissingMetric) as error:
                 own_step = step.count if step else None
@@ -127,8 +125,8 @@ def records(outputs: Sequence[RankOutput], since: float) -> tuple[Rank, ...]:
         return ()
     found = []
     for o, steps in zip(outputs, step_counts(outputs), strict=True):
-        began_and_took = zip(o.series.began_at, o.series.time_s, strict=True)
-        times = [time_s for began_at, time_s in began_and_took if began_at + time_s > since]
+        steps_of = zip(o.series.began_at, o.series.time_s, strict=True)
+        times = [time_s for began_at, time_s in steps_of if began_at + time_s > since]
         step_s = statistics.fmean(times) if steps and times else None
         ended = how_ended(o.code) if o.code else ""
         found.append(Rank(rank=o.rank, steps=steps or None, step_s=step_s, ended=ended))

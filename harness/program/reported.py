@@ -131,30 +131,24 @@ class Step:
     """What was reported since the step before, by metric."""
 
 
-class StepReader:
-    """Finds the lines that report progress."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._step = re.compile(steps.step)
-
-    def read(self, line: str) -> Step | None:
-        """The step that a line finishes. A group of the pattern that matches no number is a
-        MissingMetric, a time that is NaN or infinite NotFinite."""
-        found = self._step.search(line)
-        if found is None:
-            return None
-        named = found.groupdict()
-        count = named.get("step")
-        if count is not None and not count.isdecimal():
-            raise MissingMetric(f"step: {count!r} is not a whole number, in {_short(line)}")
-        time_s = None
-        for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
-            if time_s is None and (text := named.get(name)) is not None:
-                time_s = _number(MetricSource(metric=name, scale=scale), text, line)
-                if time_s <= 0:
-                    problem = f"{name}: a step took {text}, in the line {_short(line)}"
-                    raise MissingMetric(f"{problem}; have the program print more digits")
-        return Step(None if count is None else int(count), time_s)
+def step_in(line: str, steps: Steps) -> Step | None:
+    """The step that a line finishes. A group of the pattern that matches no number is a
+    MissingMetric, a time that is NaN or infinite NotFinite."""
+    found = re.search(steps.step, line)
+    if found is None:
+        return None
+    named = found.groupdict()
+    count = named.get("step")
+    if count is not None and not count.isdecimal():
+        raise MissingMetric(f"step: {count!r} is not a whole number, in {_short(line)}")
+    time_s = None
+    for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
+        if time_s is None and (text := named.get(name)) is not None:
+            time_s = _number(MetricSource(metric=name, scale=scale), text, line)
+            if time_s <= 0:
+                problem = f"{name}: a step took {text}, in the line {_short(line)}"
+                raise MissingMetric(f"{problem}; have the program print more digits")
+    return Step(None if count is None else int(count), time_s)
 
 
 def _short(found: object) -> str:

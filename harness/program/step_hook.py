@@ -1,9 +1,8 @@
 """Inside a program: counts and profiles its steps.
 
-A step ends with a line of progress that the program writes, or with a step of its first optimizer.
-The program is not changed: the hook wraps the `write` of its standard streams, and PyTorch calls
-it after steps of optimizers. After a few steps harness.measure.profile takes the next ones, and the
-hook writes the answer for the harness. If several processes load the hook, the first answer counts.
+A step ends with a line of progress that the program writes (the hook wraps the `write` of its
+standard streams), or with a step of its first optimizer. After a few steps harness.measure.profile
+takes the next ones. If several processes load the hook, the first answer counts.
 """
 
 import atexit

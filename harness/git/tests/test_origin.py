@@ -13,7 +13,6 @@ from harness.tests import fake_runs
 from harness.tests.gate_repositories import repository, write
 from harness.tests.workers import QUICK, make_suite, run
 
-ROOT = Path(__file__).resolve().parents[3]
 MAKE = """\
 import torch
 from harness.workload import Workload
@@ -33,9 +32,8 @@ def case(factory: str, program: Program | None = None) -> Case:
     return found
 
 
-SLEEP = dataclasses.replace(
-    case("toysuites.workloads:sleeps"), case_id="sleep", provider="a", axes={"step_s": 0.001}
-)
+SLEEP = case("toysuites.workloads:sleeps")
+SLEEP = dataclasses.replace(SLEEP, case_id="sleep", provider="a", axes={"step_s": 0.001})
 
 
 @pytest.fixture
@@ -93,8 +91,7 @@ def test_a_module_that_the_tree_has_must_come_from_the_tree(
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed package; the current folder has a namespace package of the same name."""
-    site = {"kern/__init__.py": "", "kern/ops.py": MAKE}
-    write(tmp_path / "site", site)
+    write(tmp_path / "site", {"kern/__init__.py": "", "kern/ops.py": MAKE})
     own = {
         "kern/model.py": MAKE,
         "kern/ops.py": MAKE,
@@ -115,8 +112,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_shadowed_package_is_a_path_mismatch_with_both_files(
     installed: Path, tmp_path: Path
 ) -> None:
-    kern = ("bench:make", "late:make", "kern.ops:make")
-    cases = [case(name) for name in (*kern, "plain:make")]
+    cases = [case(f"{name}:make") for name in ("bench", "late", "kern.ops", "plain")]
     with Launcher() as launcher:
         launcher.check(make_suite(*cases))
         *shadowed, plain = run(launcher, tmp_path, *cases)

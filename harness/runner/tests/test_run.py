@@ -6,8 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from harness.runner import run as running
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.tests import fake_runs
+from harness.tests.processes import wait_until
 from harness.tests.workers import (
     GPU,
     QUICK,
@@ -238,13 +238,6 @@ def still_running(path: Path) -> list[int]:
     assert len(pids) == 3
     alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
     return [p.pid for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
-def wait_until(happened: Callable[[], bool], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> None:

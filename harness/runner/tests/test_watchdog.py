@@ -127,24 +127,17 @@ def test_the_first_step_of_a_program_begins_with_its_output_or_its_use_of_a_gpu(
     assert found == (bound_s and pytest.approx(bound_s - watchdog.UNREPORTED_S, abs=0.02))
 
 
-def test_a_rank_that_showed_no_step_has_an_unknown_number() -> None:
-    story = reported(settings=replace(QUICK, timeout_s=2.5))
-    story.answered.rank_steps = (19, 0)
-
-    assert [r.steps for r in recorded(story, after(story, 2.5)).ranks] == [19, None]
-
-
 def part(*steps: int, **values: tuple[float, ...]) -> OverSteps:
     times_s = tuple(float(n) for n in steps)
     return OverSteps(step=steps, step_s=times_s, end_s=times_s, values=values)
 
 
-def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
+def test_the_steps_of_a_process_without_an_answer_are_kept_and_those_of_its_ranks() -> None:
     story = reported(1.0, settings=replace(QUICK, timeout_s=9.0))
     bad = replace(part(4, loss=(1.0,), grad_norm=(5.0,)), not_finite={"grad_norm": (3, 4)})
     for at, over_steps in ((2, part(1, 2, loss=(3.0, 2.0))), (3, part(3)), (4, bad)):
-        done = StepsDone(steps=at, spent_s=at, shortest_s=1.0, over_steps=over_steps)
-        story.hear(done, AT + at)
+        times = {"steps": at, "spent_s": float(at), "shortest_s": 1.0, "rank_steps": (19, 0)}
+        story.hear(StepsDone(over_steps=over_steps, **times), AT + at)  # type: ignore[arg-type]
 
     m = recorded(story, after(story, 9.0))
 
@@ -153,6 +146,7 @@ def test_the_steps_of_a_process_without_an_answer_are_kept() -> None:
     assert m.outcome is Outcome.TIMEOUT
     assert m.over_steps == replace(whole, not_finite={"grad_norm": (3, 4)})
     assert OverSteps.joined([part(1), part(2)]) is None, "no value was reported"
+    assert [r.steps for r in m.ranks] == [19, None], "one showed no step"
 
 
 TWO_S = {"samples_s": (1.0, 1.0), "host_samples_s": (1.0, 1.0), "samples_at_s": (0.0, 1.0)}
@@ -211,12 +205,13 @@ def watched(
 
 def test_an_answer_is_joined_to_what_the_parent_saw(tmp_path: Path) -> None:
     done, probe = StepsDone(steps=1, spent_s=0.5, shortest_s=0.5), Counter()
+    answer = Answer(measurement=replace(FAILED, effective={"name": "a\udc80"}))  # no Unicode
 
-    m = watched(tmp_path, done, Answer(measurement=FAILED), probe=probe, survivors=2)
+    m = watched(tmp_path, done, answer, probe=probe, survivors=2)
 
     said = "loss; 2 processes survived SIGKILL"
     assert (m.outcome, m.detail) == (Outcome.NON_FINITE, said)
-    assert m.effective == {"start": "cold"}
+    assert m.effective == {"name": "a?", "start": "cold"}
     assert m.telemetry
     assert len(m.telemetry.t_s) == probe.readings == 1
     assert m.evidence
@@ -269,11 +264,7 @@ def test_the_log_of_a_workload_keeps_its_head_and_its_tail(tmp_path: Path) -> No
     log = (tmp_path / "x.log").read_bytes()
     assert len(log) == LOG_HEAD_BYTES + len(LEFT_OUT) + LOG_TAIL_BYTES
     assert (log[:4], log[-4:]) == (b"head", b"tail")
-
-
-def test_a_run_that_is_removed_while_it_goes_on_is_no_traceback(tmp_path: Path) -> None:
-    evidence.cut_log(tmp_path / "gone/x.log")
-
+    evidence.cut_log(tmp_path / "gone/x.log")  # of a run that somebody removed
     assert evidence.raised_in(tmp_path / "gone/x.log", None) == ""
 
 
@@ -298,12 +289,6 @@ def test_a_line_without_an_end_is_read_in_linear_time_with_pauses(
 
     assert looks == MAX_LINE_BYTES // MAX_DRAIN_BYTES
     assert time.process_time() - began_s < 3.0, "0.05 s; a quadratic reader takes ten"
-
-
-def test_a_lone_surrogate_does_not_garble_an_answer(tmp_path: Path) -> None:
-    m = watched(tmp_path, Answer(measurement=replace(FAILED, effective={"name": "a\udc80"})))
-
-    assert (m.outcome, m.effective["name"]) == (Outcome.NON_FINITE, "a?")
 
 
 def recorder_of(

@@ -15,8 +15,9 @@ import torch
 
 from harness.measure import profile
 from harness.messages import REPORTED_STEPS, WorkerReporter
-from harness.records import Outcome, PathRule
+from harness.records import Case, Outcome, PathRule
 from harness.tests.answers import answered
+from harness.tests.commands import steps_of
 from harness.tests.fake_workloads import good
 from harness.tests.faulty import evidence_of
 from harness.tests.faulty import make_case as faulty_case
@@ -24,6 +25,11 @@ from harness.tests.workers import QUICK, make_case
 from harness.workload import Unsupported, Workload
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def own(fake: str, **axes: Any) -> Case:
+    """The case of a workload of this file."""
+    return replace(make_case("", axes=axes), factory=f"{__name__}:{fake}")
 
 
 def raises(provider: str, axes: Any) -> Workload:
@@ -51,7 +57,7 @@ def trains(provider: str, axes: Any) -> Workload:
 
     def run() -> dict[str, torch.Tensor]:
         taken.append(next(steps))
-        return {"loss": torch.tensor(float(taken[-1]) if taken[-1] != axes["bad"] else math.nan)}
+        return {"loss": torch.tensor(math.nan if taken[-1] == axes["bad"] else float(taken[-1]))}
 
     def recorded() -> dict[str, Any]:
         norm = math.inf if taken[-1] == 2 else 1 / 3
@@ -89,10 +95,8 @@ def test_the_step_without_its_graph_reaches_the_profile(monkeypatch: pytest.Monk
         return profile.without_profile("not here")
 
     monkeypatch.setattr(profile, "take", take)
-    case = make_case("", axes={})
 
-    assert answered(replace(case, factory=f"{__name__}:replays")).outcome is Outcome.OK
-
+    assert answered(own("replays")).outcome is Outcome.OK
     assert [ask.unreplayed for ask in asked] == [print]
 
 
@@ -119,9 +123,7 @@ def noted(error: Exception) -> Exception:
 def test_each_error_has_its_outcome_and_traceback(
     error: BaseException, outcome: Outcome, said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    case = replace(make_case("", axes={"error": error}), factory=f"{__name__}:raises")  # type: ignore[dict-item]
-
-    m = answered(case)
+    m = answered(own("raises", error=error))
 
     assert (m.outcome, said in m.detail) == (outcome, True), m.detail
     assert ("GB in the process" in m.detail) is (outcome is Outcome.OUT_OF_MEMORY)
@@ -143,13 +145,12 @@ def test_what_is_no_workload_is_a_crash(fake: str, said: str) -> None:
 
 
 def test_a_training_run_that_lacks_steps_at_the_time_limit_is_a_timeout() -> None:
-    case = replace(make_case("", axes={"steps": 1000, "bad": 0}), factory=f"{__name__}:trains")
+    case = own("trains", steps=1000, bad=0)
     m = answered(case, launched_at=time.monotonic() - QUICK.timeout_s)
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail == "took 3 of 1,000 steps before the time limit"
-    assert m.over_steps is not None
-    assert m.over_steps.step == (1, 2, 3)
+    assert steps_of(m).step == (1, 2, 3)
 
 
 def test_too_few_samples_at_the_time_limit_are_kept() -> None:
@@ -160,7 +161,7 @@ def test_too_few_samples_at_the_time_limit_are_kept() -> None:
 
 
 def test_a_timed_output_that_is_not_the_first_one_is_incorrect() -> None:
-    m = answered(replace(make_case(""), factory=f"{__name__}:wrong_after_a_while"))
+    m = answered(own("wrong_after_a_while"))
 
     assert (m.outcome, m.samples_s) == (Outcome.INCORRECT, ())
     assert "compared with step 0: output: error 1, bound" in m.detail
@@ -168,7 +169,7 @@ def test_a_timed_output_that_is_not_the_first_one_is_incorrect() -> None:
 
 def test_steps_that_change_state_are_not_compared_and_the_digest_is_of_the_first() -> None:
     """As in training: no output comes back."""
-    m = answered(replace(make_case(""), factory=f"{__name__}:counts_up"))
+    m = answered(own("counts_up"))
 
     assert (m.outcome, m.until_sampled) == (Outcome.OK, True)
     assert [d.norm for d in m.output_digest] == [1.0]
@@ -177,7 +178,7 @@ def test_steps_that_change_state_are_not_compared_and_the_digest_is_of_the_first
 @pytest.mark.parametrize("by", ["address", "values"])
 def test_a_kernel_that_keeps_its_last_output_is_found(by: str) -> None:
     """It is incorrect, or it computes in every step."""
-    m = answered(replace(make_case("", axes={"by": by}), factory=f"{__name__}:remembers"))
+    m = answered(own("remembers", by=by))
 
     if by == "address":
         assert (m.outcome, "fresh inputs" in m.detail) == (Outcome.INCORRECT, True), m.detail
@@ -229,52 +230,30 @@ def test_a_forbidden_operator_is_a_path_mismatch_without_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fake", "axes", "said", "origin"),
+    ("fake", "said", "origin"),
     [
-        (
-            "nan_at_step",
-            {"bad": 4},
-            "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)",
-            {"computation": "run", "value": "NaN", "step": 4, "precision": "float32",
-             "operator": "aten.sub", "module": "Overflowing.second"},
-        ),
-        ("nan_of_inputs", {"bad": 4}, "", {"value": "NaN", "step": 4, "operator": "aten.log"}),
-        (
-            "nan_from_a_gradient",  # found in the step before it shows
-            {},
-            "first in step 3",
-            {"value": "NaN", "step": 2, "note": "in the backward pass"},
-        ),
-        (
-            "nan_in_check",
-            {},
-            "",
-            {"computation": "check", "value": "NaN", "precision": "bfloat16",
-             "operator": "aten.div", "step": None},
-        ),
-        (
-            "nan_past_the_dispatcher",  # named where it arrives
-            {},
-            "",
-            {"step": 1, "tensor": "input 0 of aten.mul", "operator": "",
-             "note": "produced outside torch's operators, or before these steps"},
-        ),
-        ("inf_loss", {}, "", {"value": "Inf", "step": 2, "operator": "aten.reciprocal"}),
-        (
-            "nan_once",
-            {},
-            "",
-            {"value": "",
-             "note": "not reproduced in 4 steps: it does not depend on the case alone"},
-        ),
+        ("nan_at_step", "loss: 1 of 1 values are NaN or Inf, first in step 4 (counted from 0)",
+         {"computation": "run", "value": "NaN", "step": 4, "precision": "float32",
+          "operator": "aten.sub", "module": "Overflowing.second"}),
+        ("nan_of_inputs", "", {"value": "NaN", "step": 4, "operator": "aten.log"}),
+        ("nan_from_a_gradient", "first in step 3",  # found in the step before it shows
+         {"value": "NaN", "step": 2, "note": "in the backward pass"}),
+        ("nan_in_check", "", {"computation": "check", "value": "NaN", "precision": "bfloat16",
+                              "operator": "aten.div", "step": None}),
+        ("nan_past_the_dispatcher", "",  # named where it arrives
+         {"step": 1, "tensor": "input 0 of aten.mul", "operator": "",
+          "note": "produced outside torch's operators, or before these steps"}),
+        ("inf_loss", "", {"value": "Inf", "step": 2, "operator": "aten.reciprocal"}),
+        ("nan_once", "", {"value": "", "note": "not reproduced in 4 steps: it does not depend on "
+                          "the case alone"}),
     ],
 )  # fmt: skip
 def test_nan_and_inf_are_traced_to_their_origin(
-    tmp_path: Path, fake: str, axes: dict[str, Any], said: str, origin: dict[str, object]
+    tmp_path: Path, fake: str, said: str, origin: dict[str, object]
 ) -> None:
     (tmp_path / "mark").touch()
 
-    m = answered(faulty_case(fake, axes={"path": str(tmp_path / "mark"), **axes}))
+    m = answered(faulty_case(fake, axes={"path": str(tmp_path / "mark"), "bad": 4}))
 
     assert (m.outcome, said in m.detail) == (Outcome.NON_FINITE, True), m.detail
     (found,) = evidence_of(m).origins
@@ -284,13 +263,12 @@ def test_nan_and_inf_are_traced_to_their_origin(
 
 
 def test_a_training_run_takes_its_steps_and_records_each() -> None:
-    m = answered(replace(make_case("", axes={"steps": 30, "bad": 0}), factory=f"{__name__}:trains"))
+    m = answered(own("trains", steps=30, bad=0))
 
+    seen = steps_of(m)
     assert m.outcome is Outcome.OK, m.detail
     assert len(m.warmup_s) + len(m.samples_s) == 30
     assert m.until_sampled is False
-    seen = m.over_steps
-    assert seen is not None
     assert seen.step == tuple(range(1, 31))
     assert seen.step_s == pytest.approx((*m.warmup_s, *m.samples_s))
     assert list(seen.end_s) == sorted(seen.end_s)
@@ -315,10 +293,9 @@ def test_every_step_of_a_training_run_is_reported_but_very_quick_ones() -> None:
 
 def test_a_training_run_that_fails_keeps_its_steps_and_names_its_own() -> None:
     """Quick steps are not reported one by one, and the last ones are reported before the end."""
-    axes = {"steps": 60, "bad": REPORTED_STEPS + 15}
-    m = answered(replace(make_case("", axes=axes), factory=f"{__name__}:trains"))
+    bad = REPORTED_STEPS + 15
+    m = answered(own("trains", steps=60, bad=bad))
 
-    assert (m.outcome, evidence_of(m).steps) == (Outcome.NON_FINITE, axes["bad"])
-    assert m.detail == f"loss: 1 of 1 values are NaN or Inf, first in step {axes['bad']}"
-    assert m.over_steps is not None
-    assert m.over_steps.step == tuple(range(1, axes["bad"] + 1))
+    assert (m.outcome, evidence_of(m).steps) == (Outcome.NON_FINITE, bad)
+    assert m.detail == f"loss: 1 of 1 values are NaN or Inf, first in step {bad}"
+    assert steps_of(m).step == tuple(range(1, bad + 1))
