@@ -12,11 +12,7 @@ from harness.records import (
     Accuracy,
     Case,
     CostPlan,
-    Decision,
-    Estimate,
-    Expectation,
     Gap,
-    Gpu,
     Match,
     Measurement,
     Outcome,
@@ -30,7 +26,7 @@ from harness.records import (
 from harness.report import explained
 from harness.report.tests.test_report import values
 from harness.report.text import case_names
-from harness.tests.fake_runs import H200, environment, run, sweep, timed, to, variables
+from harness.tests.fake_runs import run, sweep, timed, to, variables
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
 
@@ -123,46 +119,6 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
 
     assert said in built["answer"]
     assert built["next"].startswith(step)
-
-
-def test_the_best_of_several_cases_has_its_name() -> None:
-    """What one configuration reaches, the others need not."""
-    best = replace(FLOOR, quantifier="any", go=1.0, abort=None)
-    built = values(measured(dense_s=1.5, rules=(best, RATIO)))
-    said = str(built["parts"].rows[0])
-
-    assert "best of 2 cases: " in said
-    assert "(nsa, seq_len=" in said
-
-
-def test_noted_expectations_decide_nothing() -> None:
-    slow = Expectation(metric="step_s", match=to(provider="nsa"), high=0.5)
-    built = values(measured(expectations=(slow, replace(slow, gpu="A100"))))
-
-    assert built["verdict"].decision is Decision.GO
-    assert "1 expectation for A100." in str(built["expectations"])
-    assert "'2 missed'" in str(built["expectations"])
-
-
-def test_a_large_effect_that_leaves_enough_speed_says_so() -> None:
-    gap = Gap(metric="tokens_per_s", expected=100, seen=33, source="s")
-    suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
-    effect = Estimate(value=18.6, low=17.4, high=19.9, processes=3, samples=60)
-    kernels = Diagnosis(
-        name="no kernels", conclusion=Conclusion.UNDECIDED, effect=effect, reached=4200.0
-    )
-    loose = replace(kernels, name="loose", reached=50.0)
-
-    said = explained.line([kernels, loose], suite, "NVIDIA H200")
-    table = explained.suspects_table([kernels, loose], suite)
-    since = explained.suspects_table([kernels, loose], suite, [kernels], "2026-11-21")
-
-    assert said == "not explained: no suspect costs enough here"
-    assert table is not None
-    assert [row[-1] for row in table.rows] == ["undecided: still 4,200 tokens/s here", "undecided"]
-    assert since is not None
-    assert since.columns[3] == ">on 2026-11-21"
-    assert [row[3] for row in since.rows] == ["18.6x [17.4 … 19.9] slower", "–"]
 
 
 @pytest.mark.parametrize(
@@ -258,23 +214,6 @@ def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
     assert section["table"].rows[0][1:3] == ("under 11.4 (timeout)", "over 45 s (timeout)")
 
 
-def test_labels_name_cases_and_the_partner_is_what_differs() -> None:
-    labels = (("small model", to(workload="train", provider="nsa")),)
-    recorded = measured(labels=labels, axis_names={"seq_len": "T"})
-
-    page = "\n".join(cell for row in values(recorded)["rules"].rows for cell in row)
-
-    assert "small model, T=" in page
-    assert "as fast as dense (" in page
-    assert "train/nsa" not in page
-
-
-def test_a_label_that_fits_two_cases_alike_is_not_used() -> None:
-    recorded = measured(labels=(("all", to(seq_len=512)), ("all", to(seq_len=2048))))
-
-    assert set(case_names(recorded.suite).values()) == {c.case_id for c in CASES}
-
-
 def test_a_label_of_several_workloads_or_providers_names_one_of_each_case() -> None:
     cases = [*CASES, *sweep(workload="others", provider="dense", seq_len=[512])]
     labels = (("paper shape", Match(criteria={"seq_len": (512,)})),)
@@ -304,20 +243,6 @@ def test_correctness_counts_processes_and_names_the_reason() -> None:
     assert [row[1:] for row in built["correctness"].rows] == [
         ("6 of 12, 1,024 tokens; 3 by 256 of 2,048 rows", "0.4 (dq)", "96 GiB: 6"),
     ]
-
-
-def test_a_curve_that_bends_is_answered_by_its_segments() -> None:
-    rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=2.0)
-    growth = {256: 1.0, 512: 1.01, 1024: 1.5, 2048: 2.25}
-    recorded = run(
-        sweep(seq_len=[*growth]),
-        lambda c: timed(c, growth[int(c.axes["seq_len"])], cv=0.0001),
-        rules=[rule],
-    )
-
-    (row,) = (r for r in values(recorded)["rules"].rows if r[0] == "growth")
-
-    assert "over seq_len 512–2048; before that flat to 512" in row[-1]
 
 
 # --- the first provider against the others -----------------------------------------------
@@ -382,15 +307,6 @@ def test_a_table_has_a_column_a_provider_and_how_they_compare() -> None:
     ends = [row[-1].rpartition("] ")[2] for row in table.rows]
     assert ends == ["slower", "as fast", "faster", "faster"]
     assert [row[-1].startswith("~") for row in table.rows] == [False, True, False, False]
-
-
-def test_the_power_limit_stands_with_its_share_of_the_default() -> None:
-    def said(gpu: Gpu) -> str:
-        return str(values(replace(measured(), environment=environment(gpu=gpu)))["trust"])
-
-    assert "power limit 85.7 % of its default" in said(replace(H200, power_limit_w=600.0))
-    assert "power limit" not in said(replace(H200, default_power_limit_w=None))
-    assert "power limit" not in said(H200)
 
 
 def test_a_suite_with_a_cost_says_what_is_ready() -> None:

@@ -8,10 +8,9 @@ import pytest
 
 from harness.analysis.dead_axes import DeadAxis
 from harness.records import Case, Counters, Profile, Run, TensorDigest
-from harness.report.conditions import flag_sentences
 from harness.report.tests.test_report import values
 from harness.report.text import dead_axis_sentence
-from harness.tests.fake_runs import case, run, sweep, timed
+from harness.tests.fake_runs import run, sweep, timed
 
 DEAD = DeadAxis(
     workload="train",
@@ -68,23 +67,3 @@ def test_an_axis_without_effect_is_a_cause_and_in_the_profile() -> None:
 
     assert "flag has no effect" in f"{built['lines']}{built['why']}"
     assert built["dead"][0].startswith("`train/nsa`: `flag` has no effect (0 and 1)")
-
-
-def with_flags(env: dict[str, str], read: dict[str, bool]) -> list[str]:
-    cases = [case({"seq_len": 512}, env=env)]
-    return [*flag_sentences(run(cases, lambda c: timed(c, 0.05, flags_read=read)))]
-
-
-def test_variables_are_grouped_by_whether_they_were_read() -> None:
-    sentences = with_flags(
-        {"NSA_USE_FA2": "1", "NSA_X": "1", "OMP_NUM_THREADS": "4"},
-        {"NSA_USE_FA2": True, "NSA_X": False, "NSA_TB_DISABLE": False, "--n": False, "--m": True},
-    )
-
-    assert [s.partition(": ")[2] for s in sentences] == [
-        "`NSA_USE_FA2`.",
-        "`--n`, `NSA_X`.",
-        "`OMP_NUM_THREADS`.",
-        "`NSA_TB_DISABLE`.",
-    ]
-    assert with_flags({}, {}) == []

@@ -13,7 +13,6 @@ from harness.records import (
     Counters,
     Decision,
     Measurement,
-    Outcome,
     PathRule,
     Profile,
     Rule,
@@ -25,7 +24,6 @@ from harness.report import profile as page
 from harness.report.tables import Table
 from harness.report.text import case_names
 from harness.tests import fake_runs
-from harness.tests import test_planted_causes as planted
 
 GPU = Profile(
     kernels=(
@@ -75,20 +73,6 @@ def counts(run: Run) -> Table:
     return table
 
 
-def test_the_wait_for_the_host_is_shown() -> None:
-    run, _ = recorded()
-
-    (limit,) = limits(run)
-
-    assert limit[:2] == ("host", "2 of 2")
-    for fact in ("16.9 % of the step", "34 host syncs"):
-        assert fact in limit[2]
-    said = page.limit_sentence(run, summarise(run), case_names(run.suite))
-    assert said.startswith("nsa, seq_len=512 is limited by host: GPU works for 16.9 % of the step")
-    on_a_cpu = replace(run, environment=fake_runs.environment(gpu=None))
-    assert limits(on_a_cpu) == ()
-
-
 def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     """The host of a step of 58 us, captured as a graph, had its result after 74."""
     assert GPU.breakdown is not None
@@ -97,36 +81,6 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     run, _ = recorded(profile=replace(GPU, breakdown=waited))
 
     assert limits(run)[0][0] == "host and GPU"
-
-
-def test_a_limited_clock_is_named() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        dense = c.provider == "dense"
-        seen = {"gpu_sm_clock_hz": 1.0e9 if dense else 1.9e9, "gpu_utilisation": 0.99}
-        made = fake_runs.timed(c, 0.2 if dense else 0.05, telemetry=seen)
-        return [planted.channel(m, "gpu_throttle_reasons", lambda _: 4) for m in made]
-
-    cases = [c for p in ("nsa", "dense") for c in fake_runs.sweep(provider=p, seq_len=[512])]
-    found = limits(fake_runs.run(cases, measure))
-
-    (limited,) = [row for row in found if "power limit" in row[0]]
-    assert "dense, seq_len=512" in limited[2]
-    assert "of 1,980 MHz, limited by power in " in limited[2]
-
-
-def test_cases_with_equal_counts_share_a_row() -> None:
-    table = counts(recorded()[0])
-
-    assert table.columns == ("cases", ">operators", ">host syncs", ">launches")
-    assert table.rows == (("`train/nsa`", "1,200", "34", "900"),)
-
-
-def test_the_reason_of_unknown_counts_is_given_once() -> None:
-    unknown = {"kernel_launches": "no GPU", "device_waits": "no GPU"}
-    counters = replace(COUNTED, kernel_launches=None, unknown=unknown, hidden=("torch.compile",))
-
-    said = "Not counted: no GPU; operators inside torch.compile."
-    assert counts(recorded(counters=counters)[0]).remarks == (said,)
 
 
 # --- what a rule makes of it -------------------------------------------------------------
@@ -196,11 +150,3 @@ def test_unchecked_requirements_leave_the_verdict_open_but_invisible_kernels_do_
     assert found == {gate.EVERY_CASE_RAN: MET, **rules}
     expected = Decision.INCONCLUSIVE if OPEN in rules.values() else Decision.GO
     assert verdict.decision is expected
-
-
-def test_a_missing_kernel_is_a_no_go() -> None:
-    run, cases = recorded(kernels=KERNELS)
-    broken = fake_runs.ended(cases[0], Outcome.PATH_MISMATCH, profile=GPU, counters=COUNTED)
-    others = [m for m in run.measurements if m.case_id != cases[0].case_id]
-
-    assert judged(replace(run, measurements=(*broken, *others))).decision is Decision.NO_GO

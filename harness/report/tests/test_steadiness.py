@@ -97,13 +97,3 @@ def test_a_doubt_says_whether_a_rule_depends_on_it(provider: str, judged: str) -
     made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted), rules=(rule,))
 
     assert values(made)["trust"].endswith(f"no steady state: 1 case ({judged} judged).")
-
-
-def test_a_case_whose_processes_differ_is_not_repeatable() -> None:
-    def measure(c: Case) -> list[Measurement]:
-        apart = 1.5 if c is CASES[0] else 1.1
-        return [m for i in (1, apart) for m in timed(c, 0.05 * i, processes=1)]
-
-    trust = values(run(CASES, measure))["trust"]
-
-    assert "processes 1.3x apart: 1 case" in trust

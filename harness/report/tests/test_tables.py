@@ -1,13 +1,11 @@
 """The tables of a report, cell by cell where the page of a run does not show the case."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.analysis import scaling
 from harness.analysis.summary import summarise
-from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
+from harness.records import Case, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
 from harness.report.text import case_names
 from harness.tests.fake_runs import ended, environment, run, sweep, timed
@@ -26,17 +24,6 @@ def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() ->
     assert isinstance(commands, tuple)
     assert "# with /v/bin/python" in commands
     assert page["exports"] == ["export PYTHONPATH='/a b'"]
-
-
-def test_a_failed_case_is_not_said_to_have_run_as_the_others() -> None:
-    """It has no last sample after which it could have been observed."""
-
-    def measure(c: Case) -> list[Measurement]:
-        return timed(c, 0.05) if c.axes["gc"] == "off" else ended(c, Outcome.TIMEOUT)
-
-    _, table = tables.effective(summarise(run(sweep(gc=["off", "on"]), measure)))
-
-    assert [row[1] for row in table.rows] == ["as above", "not available (timeout)"]
 
 
 def test_what_did_not_run_has_its_reason() -> None:
@@ -75,25 +62,6 @@ def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsew
     assert [row[0] for row in table.rows] == ["nsa, gc=off"]
 
 
-def test_the_cost_of_a_timeout_is_a_lower_bound_and_one_process_has_no_interval() -> None:
-    once, late = sweep(gc=["off", "on"])
-
-    def measure(c: Case) -> list[Measurement]:
-        if c is once:
-            return timed(c, 0.05, processes=1)
-        return ended(c, Outcome.TIMEOUT, lower_bound_s=2.0)
-
-    recorded = run([once, late], measure)
-    plan = CostPlan(steps=1800, usd_per_gpu_hour=3.0)
-    recorded = replace(recorded, suite=replace(recorded.suite, cost=plan))
-
-    table = conditions.cost(summarise(recorded), recorded, case_names(recorded.suite))
-
-    assert table
-    assert table.rows[0][1].endswith(" (not bounded by 1 process)")
-    assert table.rows[1][1:] == ("more than 1 h ($3.00)",)
-
-
 def test_the_tokens_of_a_timeout_bound_its_rate() -> None:
     """With start-up, where no step was timed: no tokens in 60 s, or two of three steps' worth."""
     quick = MeasureSettings(timeout_s=60.0)
@@ -126,15 +94,3 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
 
     assert str(page["sections"]).count("'not repeatable'") == 2
     assert "not repeatable, so without a speed" in str(page["lines"])
-
-
-def test_a_curve_that_bends_is_stated_by_segment() -> None:
-    steps: dict[Any, float] = {128: 0.037, 256: 0.037, 512: 0.039, 1024: 0.053, 2048: 0.099}
-
-    def measure(c: Case) -> list[Measurement]:
-        return timed(c, steps[c.axes["seq_len"]], cv=0.001)
-
-    (fit,) = scaling.fit(summarise(run(sweep(seq_len=list(steps)), measure)))
-
-    assert tables.growth(fit).startswith("flat to 512, 0.4")
-    assert re.search(r" to 1,024, then 0\.\d+ \[.*\] to 2,048$", tables.growth(fit))

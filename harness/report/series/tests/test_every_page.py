@@ -7,8 +7,7 @@ import pytest
 from harness.cli import report as command
 from harness.errors import HarnessError
 from harness.records import Rule
-from harness.report.series import every_page, pages
-from harness.report.series.pages import Made
+from harness.report.series import every_page
 from harness.store import reader
 from harness.tests.fake_runs import run, sweep, timed
 from harness.tests.stored_runs import A100, dated, record, store
@@ -61,13 +60,6 @@ def test_a_page_whose_run_is_gone_is_an_error_and_another_page_is_left_alone(
     )
     with pytest.raises(HarnessError, match="20200101"):
         every_page.write(tmp_path, runs)
-
-
-def test_the_last_line_of_a_page_says_how_it_was_made() -> None:
-    line = '<!-- made from {"run": "r1", "mark": "v2", "rules": "suites/x y.yaml"} -->'
-
-    assert pages.made(f"# A page\n\n{line}\n") == Made(run="r1", mark="v2", rules="suites/x y.yaml")
-    assert pages.made(f"{line}\n# A page\n") is None
 
 
 def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
