@@ -6,16 +6,12 @@ from typing import Any
 import pytest
 
 from harness.bisect.culprit import (
-    SHOWN,
     CallsChange,
     ProfileChange,
     profile_change,
 )
-from harness.bisect.search import CommitsConclusion
 from harness.records import MAX_USES, Counters, Measurement, Profile, Use
 from harness.tests.fake_runs import case, timed
-
-FOUND = CommitsConclusion(reason="", culprits=(2,), good=1, confirmed=True)
 
 
 def ran(*kernels: tuple[str, float, float], **counts: Any) -> Measurement:
@@ -37,16 +33,6 @@ def test_names_that_came_went_or_ran_more_often_are_listed_by_their_time() -> No
         ("kernel", "gone", 1, 0),
         ("kernel", "more", 1, 2),
     ]
-
-
-def test_only_the_names_with_the_most_time_are_listed_and_a_name_counts_in_all_ranges() -> None:
-    many = [(f"k{n}", 1, float(n)) for n in range(1, 9)]
-
-    twice = tuple(Use(name="twice", where=where, calls=1, time_s=1.0) for where in "ab")
-    before = replace(ran(), profile=Profile(kernels=twice))
-    found = profile_change(before, ran(("twice", 2, 99.0), *many))
-
-    assert [c.name for c in found.calls] == [f"k{n}" for n in range(8, 8 - SHOWN, -1)]
 
 
 def test_a_name_may_be_among_those_that_a_full_record_left_out() -> None:

@@ -12,7 +12,6 @@ from harness.bisect.posterior import (
     ProcessReading,
 )
 from harness.bisect.search import (
-    ANCHOR_PAIRS,
     BisectStage,
     CommitsConclusion,
     ExactSearch,
@@ -84,19 +83,6 @@ def test_a_probability_is_that_of_a_plain_sum_over_the_level() -> None:
         for bad in ((0, 1, 1), (0, 0, 1))
     ]
     assert found == pytest.approx(likelihood[0] / sum(likelihood), abs=0.001)
-
-
-def test_noise_and_step_are_found_from_the_blocks() -> None:
-    rng = np.random.default_rng(2)
-    blocks = [
-        {p: x + rng.normal(0, 0.003) for p, x in ((0, 0.0), (4, STEP), (8, STEP))}
-        for _ in range(40)
-    ]
-
-    posterior = after(8, *blocks)
-
-    assert posterior.scale == pytest.approx(0.003, rel=0.25)
-    assert posterior.step == pytest.approx(STEP, rel=0.05)
 
 
 # --- the search --------------------------------------------------------------------------
@@ -190,21 +176,6 @@ def test_commits_that_cannot_be_measured_are_named_together(search: Search, most
     assert not found.found
     assert len(asked) <= most
     assert not {p for a in asked for p in a.positions} & {*cannot}
-
-
-def test_the_same_blocks_give_the_same_probabilities() -> None:
-    """Resuming relies on it."""
-    _, asked = noisy(20, last=32, factor=1.05)
-    first, again = NoisySearch(32, 0.03), NoisySearch(32, 0.03)
-    for i, question in enumerate(asked):
-        block = [
-            ProcessReading(position=p, value=1.05 if p >= 20 else 1.0) for p in question.positions
-        ]
-        first.add(question.stage, block)
-        first.next()  # asked after every block, as a search that is never interrupted is
-        again.add(question.stage, block)
-        if i + 1 >= ANCHOR_PAIRS:
-            assert first.probabilities() == pytest.approx(again.probabilities())
 
 
 def test_an_effect_may_be_larger_than_the_tolerance_of_a_stored_baseline() -> None:

@@ -143,15 +143,6 @@ def test_an_interrupted_search_resumes_from_its_journal(
     assert anchors == 2 * ANCHOR_PAIRS  # and not once more
 
 
-def test_a_search_without_budget_left_can_be_resumed(
-    past: Past, machine: Machine, tmp_path: Path
-) -> None:
-    result = searched(past, tmp_path, STEP_TIME, budget_s=0.0)
-
-    assert (result.found, result.resumable) == (False, True)
-    assert "time budget is spent" in bisection.sentence(result)
-
-
 def test_commits_that_cannot_be_measured_are_named_with_the_culprit(
     machine: Machine, tmp_path: Path
 ) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harness.bisect import session
 from harness.bisect.journal import STATE
 from harness.bisect.tests.planted import BUILD, CASE, SUITE_PATH, Planted, make
 from harness.tests.command_line import harness
-from harness.tests.gate_repositories import commit, fingerprint, git, repository
+from harness.tests.gate_repositories import fingerprint, git
 
 PLANTED = Planted(
     commits=16,
@@ -113,35 +112,3 @@ def killed(running: "subprocess.Popen[str]", state: Path) -> Path:
     running.kill()
     running.communicate()
     return journal
-
-
-WORKLOADS = """\
-import torch
-from harness.workload import Workload
-from toy import kernel
-
-def sleeps(provider, axes):
-    x = torch.ones(1 << 20, device="cuda")
-    return Workload(run=lambda: kernel.run(x))
-"""
-
-
-@pytest.mark.free_gpu
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_on_a_gpu_a_planted_kernel_is_found(tmp_path: Path) -> None:
-    once = "def run(x):\n    return x + 1\n"
-    files = {"toysuites/workloads.py": WORKLOADS, "toy/kernel.py": once}
-    folder = repository(tmp_path / "toys", files)
-    line = [git(folder, "rev-parse", "HEAD")]
-    for n in range(8):
-        text = once if n < 5 else once.replace("x + 1", "torch.sigmoid(x) + 1")
-        line.append(commit(folder, {"toy/kernel.py": f"import torch\n# {n}\n{text}"}))
-    places = ("--state", str(tmp_path / "state"), "--reports", str(tmp_path / "reports"))
-
-    asked = ("--case", "sleep/a", "--good", line[0], "--counter", "kernel_launches")
-    running = bisecting(folder, SUITE_PATH, *asked, *places)
-    answer, message = running.communicate(timeout=300)
-
-    assert running.returncode == 0, message
-    assert answer.startswith(line[6][:10])

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -41,18 +40,6 @@ def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
 
     assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*captured.get()}
     assert captured.get().count("T\N{REPLACEMENT CHARACTER}]52") == 3
-
-
-@pytest.mark.parametrize(("outcome", "bounds"), [(Outcome.TIMEOUT, True), (Outcome.HANG, False)])
-def test_a_timeout_shows_what_bounds_the_case_and_a_hang_does_not(
-    outcome: Outcome, bounds: bool
-) -> None:
-    here, late = Console(width=160), summary(1, outcome, lower_bound_s=51.2, tokens=512)
-
-    with here.capture() as captured:
-        here.print(console.summaries([late]))
-
-    assert ("under 10 " in captured.get() and "over 51.2 s" in captured.get()) is bounds
 
 
 def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +77,5 @@ def test_a_narrow_terminal_breaks_no_id_and_no_number(monkeypatch: pytest.Monkey
 
     for c in recorded.suite.cases:
         assert c.case_id in shown
-    assert "539 [537 … 541]" in shown
+    for number in ("539 [537 … 541]", "under 11.4"):
+        assert number in shown

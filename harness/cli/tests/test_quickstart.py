@@ -57,10 +57,6 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
     return Followed(folder, tuple(said), *pages)
 
 
-def test_the_script_of_the_page_is_short() -> None:
-    assert len(blocks("python")[0].splitlines()) <= 30
-
-
 def test_the_plan_and_the_run_show_commands_speed_and_loss(followed: Followed) -> None:
     plan, said = followed.said
 

@@ -136,22 +136,6 @@ def test_another_environment_leaves_times_undecided() -> None:
     assert compare(a, b, across=True).decision is NO_GO
 
 
-def test_another_card_of_the_model_widens_the_interval(tmp_path: Path) -> None:
-    def kept(card: str, step_s: float) -> str:
-        env = at(card, gpu=replace(H200, uuid=f"GPU-{card}"))
-        return store(tmp_path, side("s", steady(step_s), env=env))
-
-    def judged(other: str) -> tuple[Any, Any]:
-        case = comparing.runs(*(reader.load(tmp_path, i) for i in (first, other))).cases[0]
-        return case.decision, case.comparison
-
-    first = kept("a", 0.1)
-    decision, found = judged(kept("b", 0.105))
-    assert (decision, round(found.card, 4)) == (OPEN, 0.0756)
-    assert "of its interval the other card is ±7.56 %" in found.reason
-    assert judged(kept("b", 0.12))[0] == NO_GO
-
-
 def test_a_case_of_one_side_is_undecided() -> None:
     (other,) = sweep(seq_len=[4096])
     a = side("a", steady(0.1))

@@ -30,14 +30,6 @@ def load(text: str) -> policy.Policy:
     return policy.parse(text, Path("gate.yaml"))
 
 
-def test_thresholds_and_exemptions_are_taken_from_the_file() -> None:
-    found = load(WHOLE)
-
-    own = {"screen_pairs": 4, "confirm_pairs": 30, "tolerance": 0.04}
-    assert found.given == {**own, "most_pairs": 30}
-    assert [e.sentence for e in found.form.exempt] == ["exempt until 2026-12-31: short"]
-
-
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

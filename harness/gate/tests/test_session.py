@@ -236,23 +236,6 @@ def test_a_suite_and_a_policy_may_be_younger_than_the_commits(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("planted")
-def test_an_exempt_case_passes_until_the_exemption_expires(tmp_path: Path) -> None:
-    folder = repository(tmp_path, tree("a"))
-    commit(folder, {"toy/a.py": kernel(times=5)}, branch="change")
-
-    def gate(expires: str) -> GateVerdict:
-        entry = f"exempt: [{{cases: [sleep/*], because: safer, expires: {expires}}}]\n"
-        write(folder, {"ci/gate.yaml": TOYS_POLICY + entry})
-        return judge(folder, mode=Mode.RELATIVE, base="main", head="change")
-
-    passed, over = gate("2999-01-01"), gate("2020-01-01")
-
-    assert (passed.decision, of(passed, "a").change) == (GO, "slower"), passed.reason
-    assert of(passed, "a").exemption == "exempt until 2999-01-01: safer"
-    assert over.decision is NO_GO
-
-
-@pytest.mark.usefixtures("planted")
 def test_a_case_that_is_not_measured_any_more_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

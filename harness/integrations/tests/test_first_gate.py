@@ -243,17 +243,6 @@ def test_steps_and_times_are_read_from_the_output(output: str, found: Mapping[st
     } == pytest.approx(found)
 
 
-def test_the_lines_that_were_recognised_are_shown() -> None:
-    output = "\n".join(f"{line} took 7 ms" for line in STEPS)
-    bar = "\r".join(f"{i}%|#   | {i}/100 [00:01<00:02, 4.87it/s]" for i in range(5))
-
-    assert first_gate.recognised(readings(output), output).splitlines()[1:] == [
-        "  progress: as in `[step   4/9] time 4.5 s took 7 ms`",
-        "  step_s: as in `[step   4/9] time 4.5 s took 7 ms`",
-    ]
-    assert first_gate.recognised(readings(bar), bar) == first_gate.NO_STEPS
-
-
 def test_the_line_that_init_proposes_is_recognised() -> None:
     proposed = first_gate.NO_STEPS.partition("such as: ")[2]
     read = readings("\n".join(proposed.replace("3", str(i), 1) for i in range(5)))

@@ -214,6 +214,12 @@ def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:
     assert section["table"].rows[0][1:3] == ("under 11.4 (timeout)", "over 45 s (timeout)")
 
 
+def test_a_label_that_fits_two_cases_alike_is_not_used() -> None:
+    recorded = measured(labels=(("all", to(seq_len=512)), ("all", to(seq_len=2048))))
+
+    assert set(case_names(recorded.suite).values()) == {c.case_id for c in CASES}
+
+
 def test_a_label_of_several_workloads_or_providers_names_one_of_each_case() -> None:
     cases = [*CASES, *sweep(workload="others", provider="dense", seq_len=[512])]
     labels = (("paper shape", Match(criteria={"seq_len": (512,)})),)
