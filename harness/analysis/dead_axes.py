@@ -101,11 +101,7 @@ def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
 
 
 def _dead(
-    run: Run,
-    workload: str,
-    provider: str,
-    axes: tuple[str, ...],
-    members: Sequence[CaseSummary],
+    run: Run, workload: str, provider: str, axes: tuple[str, ...], members: Sequence[CaseSummary]
 ) -> Iterator[DeadAxis]:
     """These axes, if every value was compared with every other one and all do the same."""
     order = list(dict.fromkeys(_at(s, axes) for s in members))

@@ -92,12 +92,8 @@ def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
         a, b = pair
         at = {a.axis: b.within.get(a.axis), b.axis: a.within.get(b.axis)}
         rest = [{k: v for k, v in e.within.items() if k not in at} for e in pair]
-        if (
-            a.workload != b.workload
-            or a.axis == b.axis
-            or rest[0] != rest[1]
-            or None in at.values()
-        ):
+        apart = a.workload != b.workload or rest[0] != rest[1]
+        if apart or a.axis == b.axis or None in at.values():
             continue
         toward = [_toward(e, at) for e in pair]
         faster = toward[0].ratio < 1
@@ -156,12 +152,7 @@ _SidePair = tuple[CaseSummary, CaseSummary]
 
 
 def _pairs(
-    cases: Sequence[CaseSummary],
-    axis: str,
-    base: Scalar,
-    value: Scalar,
-    *,
-    timed: bool = True,
+    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar, *, timed: bool = True
 ) -> list[_SidePair]:
     """Cases at the base and at the value that are equal in all but the axis; only those with a
     speed, or also others."""
@@ -355,16 +346,9 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                 for s in ascending:
                     steps = [of.metrics["step_s"] for of in (s, partner[s.case.case_id])]
                     points.append((positive(s, axis), times_better(*steps, higher_is_better=False)))
-                found.append(
-                    Versus(
-                        workload=workload,
-                        ours=ours,
-                        theirs=theirs,
-                        axis=axis,
-                        points=tuple(points),
-                        cases=tuple(s.case.case_id for s in ascending),
-                    )
-                )
+                ids = tuple(s.case.case_id for s in ascending)
+                known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
+                found.append(Versus(**known, points=tuple(points), cases=ids))
     return tuple(found)
 
 

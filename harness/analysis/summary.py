@@ -94,8 +94,7 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
         for those in (s.metrics, s.apart)
     )
     note = f"tokens/s and MFU are withdrawn: they follow {axis}, which has no effect"
-    notes = (*s.notes, note)
-    s = replace(s, metrics=kept, apart=apart, notes=notes)
+    s = replace(s, metrics=kept, apart=apart, notes=(*s.notes, note))
     return replace(s, tokens=None, flops=None, withdrawn=axis)
 
 

@@ -153,28 +153,17 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
     higher = METRICS[gap.metric].higher_is_better
     worst = (min if higher else max)(values, key=lambda e: e.value, default=None)
     loose = tuple(s.case.case_id for s in cases if s.metrics.get(gap.metric) is worst)
+    found = Diagnosis(name=suspect.name, conclusion=Conclusion.NOT_TESTED, is_control=True)
     if worst is None or worst.low is None or worst.high is None:
-        return Diagnosis(
-            name=suspect.name,
-            conclusion=Conclusion.NOT_TESTED,
-            is_control=True,
-            undecided=loose if worst else (),
-        )
+        return replace(found, undecided=loose if worst else ())
     low, high, limit = worst.low, worst.high, gap.expected
     if not higher:
         low, high, limit = -high, -low, -limit
-    conclusion = Conclusion.UNDECIDED
     if low >= limit:
-        conclusion = Conclusion.RULED_OUT
-    elif high < limit:
-        conclusion = Conclusion.CONTRIBUTES
-    return Diagnosis(
-        name=suspect.name,
-        conclusion=conclusion,
-        effect=worst,
-        is_control=True,
-        undecided=loose if conclusion is Conclusion.UNDECIDED else (),
-    )
+        return replace(found, effect=worst, conclusion=Conclusion.RULED_OUT)
+    if high < limit:
+        return replace(found, effect=worst, conclusion=Conclusion.CONTRIBUTES)
+    return replace(found, effect=worst, conclusion=Conclusion.UNDECIDED, undecided=loose)
 
 
 def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:

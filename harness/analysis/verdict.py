@@ -104,10 +104,7 @@ def of_run(run: Run) -> tuple[Sequence[CaseSummary], Verdict]:
 
 
 def ran(
-    case: Case,
-    summary: CaseSummary | None,
-    peers: Sequence[str] = (),
-    late_counts: bool = False,
+    case: Case, summary: CaseSummary | None, peers: Sequence[str] = (), late_counts: bool = False
 ) -> Finding:
     """Whether a case ended ok in all processes, or in a way that the suite allows.
 
@@ -225,10 +222,7 @@ def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: 
 
 
 def _judge_rule(
-    rule: Rule,
-    device: str,
-    summaries: Sequence[CaseSummary],
-    fits: Sequence[ScalingFit],
+    rule: Rule, device: str, summaries: Sequence[CaseSummary], fits: Sequence[ScalingFit]
 ) -> RuleResult:
     if not gpu_matches(rule.gpu, device):
         return _not_applied(rule.name, Fact.OTHER_DEVICE, stated=rule, detail=device)
