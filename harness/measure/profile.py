@@ -74,12 +74,10 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """Which steps to count and profile."""
+    """Which steps to count and profile; `progress` is called after each."""
 
     step_s: float
-    """Typical time of a step."""
     time_left_s: float
-    """Until the process must be done."""
     profiling: bool = True
     """Whether to profile, or only to count operators."""
     profile_s: float = PROFILE_S
@@ -87,7 +85,6 @@ class ProfileRequest:
     more_steps: int = MORE_STEPS
     """Steps to count beyond two, if these differ, within a quarter of the time left."""
     progress: Callable[[], None] = lambda: None
-    """Called after every step."""
     trace: str = ""
     """File for a Chrome trace of the profiled steps, beside the log; empty for none."""
     unreplayed: Callable[[], Any] | None = None

@@ -65,7 +65,6 @@ class StepSeries:
         self._first = first
         self._next_look = 1
         self.warm_at: float | None = None
-        """time.monotonic at which the time allowed for warm-up began."""
         self.began_at = array("d")
         self.time_s = array("d")
         self.host_s = array("d")

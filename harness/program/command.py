@@ -79,7 +79,6 @@ class _Session:
             for rank in range(program.ranks or 1)
         ]
         self.own = self.outputs[0]
-        """Of rank 0, or of the only process."""
         self.metrics, self.series = self.own.metrics, self.own.series
         self.first: RankOutput | None = None
         """The rank that failed first."""

@@ -71,8 +71,7 @@ def refusal(case: Case, program: Program, roots: Sequence[str]) -> str:
 
 
 def _outside(program: Program, tree: Path) -> str:
-    """A file that the command names in the user's working tree, though the commit under test has
-    it, too, in `tree`. Data that the commit does not have is allowed."""
+    """A file that the command names in the user's working tree, though `tree` has it, too."""
     git = Path(try_git(tree, "rev-parse", "--git-common-dir") or "")
     home = (tree / git).resolve().parent
     if git.name != ".git" or home == tree:
@@ -98,8 +97,7 @@ def find(case: Case, program: Program, where: Path) -> str | None:
 
 
 def environment(case: Case, first: Sequence[str]) -> dict[str, str]:
-    """The program's variables. Python writes line by line, and its stacks if it aborts; it imports
-    from the folders of the code under test first."""
+    """The program's variables: Python writes line by line, and its stacks if it aborts."""
     python = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     env = {**os.environ, **python, **case.env}
     env.pop(COUNTS_IN, None)  # set if another harness counts this one

@@ -53,10 +53,9 @@ class TimedProgram:
     """Times and number of steps of the process that was timed."""
 
     setup_s: float
-    """From its start to the end of its setup."""
     step_s: float
     steps: int
-    """Number of steps, including setup."""
+    """Including those of setup."""
     setup_steps: int
     by_lines: bool
     """Whether each step is one line of progress."""

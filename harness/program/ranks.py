@@ -46,7 +46,6 @@ class RankOutput:
         setup_steps = program.steps.setup_steps if program.steps else 0
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
         self.code: int | None = None
-        """Its exit code, if it ended by itself."""
         self.ended_at: float | None = None
         self.error: NotFinite | MissingMetric | None = None
         """NaN or infinity that it reported, or a line that is garbled."""

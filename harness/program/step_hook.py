@@ -42,15 +42,13 @@ class HookOrder:
     by_lines: bool
     """Whether each such line is one step; else steps of the first optimizer count."""
     skip: int
-    """Steps to skip."""
     profile: Mapping[str, Any]
     """Fields of a ProfileRequest, without the time left."""
     ends_at: float
     """time.monotonic after which the answer is not used."""
     folders: tuple[str, ...] = ()
-    """Of the tree under test."""
+    """Of the tree under test; `elsewhere`: other working trees of the repository."""
     elsewhere: tuple[str, ...] = ()
-    """Other working trees of the repository."""
     variables: tuple[str, ...] = ()
     """Variables whose reads are noted, as for `options`: see harness.program.startup.reads."""
     options: tuple[str, ...] = ()
@@ -74,9 +72,7 @@ class StepHook:
     """Counts the steps of this process."""
 
     def __init__(self, asked: HookOrder, folder: Path, note: Note) -> None:
-        self._asked = asked
-        self._folder = folder
-        self._note = note
+        self._asked, self._folder, self._note = asked, folder, note
         self._step = re.compile(asked.step)
         self._last_count: str | None = None
         self._optimizer: Optimizer | None = None

@@ -22,13 +22,12 @@ class ProgramSteps(StepSeries):
         self.last_step: int | None = None
         """The program's own number of its last step, if it prints one."""
         self.finished = 0
-        """Steps, including setup."""
         self.one_by_one = True
         """Whether each line reports one step."""
 
     def add(self, steps: Sequence[Step], at: float) -> list[float]:
-        """Add the steps of lines that arrived together, at `at`; returns the times of those after
-        setup, of one line at most EVERY_READING."""
+        """Add the steps of lines that arrived together; the times of those after setup, of one line
+        at most EVERY_READING."""
         took: list[float] = []
         untimed: list[tuple[Step, int, int]] = []
         is_setup = restarted = False

@@ -105,9 +105,7 @@ def _built(order: MeasureOrder) -> Workload:
     _require_code(order)
     workload = build(case.provider, case.axes)
     if not isinstance(workload, Workload):
-        raise TypeError(
-            f"factory {case.factory!r} returned a {type(workload).__name__}, not a Workload"
-        )
+        raise TypeError(f"{case.factory!r} returned a {type(workload).__name__}, not a Workload")
     return workload
 
 
@@ -173,8 +171,8 @@ def _repeated(
     checked: Accuracy,
     deadline: float,
 ) -> timing.Timing:
-    """The readings without the last output, which is compared with the first one. If every step has
-    its own inputs the two must differ, and a step with the first inputs is compared."""
+    """The readings without the last output, which is compared with the first one; with inputs of
+    its own it must differ, and a step with the first inputs is compared."""
     step, output = taken.steps - 1, taken.output
     taken = replace(taken, output=None)  # only one output is alive at a time
     if workload.fresh and step:

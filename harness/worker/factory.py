@@ -24,8 +24,8 @@ class NoFactory(LookupError):
 
 
 def load_factory(name: str) -> Factory:
-    """Import `package.module:function`; NoFactory if there is no such module or function,
-    PathMismatch if an installed package hides the folder's module of this name."""
+    """Import `package.module:function`; NoFactory if there is none, PathMismatch if an installed
+    package hides the folder's module of this name."""
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -61,8 +61,8 @@ def hides(error: ImportError) -> str:
 
 def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:
     """Which cases cannot run; `begin` hears what may hang."""
-    refusals = tuple(filter(None, (_refusal(case, order.roots, begin) for case in order.cases)))
-    return Checked(refusals=refusals)
+    found = (_refusal(case, order.roots, begin) for case in order.cases)
+    return Checked(refusals=tuple(filter(None, found)))
 
 
 def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> Refusal | None:

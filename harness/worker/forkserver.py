@@ -57,7 +57,7 @@ def main(control_fd: int, first: Sequence[str]) -> None:
     """Serve orders until the other end of the socket closes; `first` are first on the path."""
     prepare()
     _require_untouched_gpu()
-    freeze()
+    _freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
         _Forkserver(control, first).serve()
@@ -213,11 +213,11 @@ def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
         return bounded(f"{type(error).__name__}: {error}")
     if threading.active_count() > 1:
         return f"one of {', '.join(modules)} has started a thread, which a fork would not have"
-    freeze()
+    _freeze()
     return ""
 
 
-def freeze() -> None:
+def _freeze() -> None:
     """Have a worker's collector neither walk nor copy what it shares with the forkserver."""
     gc.collect()
     gc.freeze()

@@ -22,44 +22,33 @@ from harness.tests.faulty import evidence_of
 # --- samples and metrics -----------------------------------------------------------------
 
 
-def test_times_between_progress_lines_are_the_samples(warm: Launcher, tmp_path: Path) -> None:
+def test_times_between_progress_lines_are_the_samples_and_keep_their_metrics(
+    warm: Launcher, tmp_path: Path
+) -> None:
     program = """
 for i in range(1, 13):
     time.sleep(0.02)
+    if i == 5: print("norm 3")
     print(f"step {i} loss {1 / i}")
 """
-    m = measured(warm, tmp_path, program, STEPS, LOSS, "tokens: [4, 8]")
+    norm = "grad_norm: {line: 'norm (?P<value>\\S+)', unit: '1', better: lower}"
+    m = measured(warm, tmp_path, program, STEPS, LOSS[:-1] + f", {norm}}}", "tokens: [4, 8]")
 
+    readings, seen = (*m.warmup_s, *m.samples_s), steps_of(m)
     assert (m.outcome, m.detail, m.clock) == (Outcome.OK, "", Clock.HOST)
-    readings = (*m.warmup_s, *m.samples_s)
     assert len(readings) == 11  # the first line ends the setup
     assert np.median(readings) > 0.01  # a line read late shortens the next reading
     assert sum(readings) < m.wall_s
-    assert m.tokens == 32
-    assert m.effective["timed_by"] == "progress lines"
+    assert (m.tokens, m.effective["timed_by"]) == (32, "progress lines")
     assert [p.name for p in m.phases] == ["start", "setup", "warmup", "sampling"]
     assert m.samples_at_s[0] == pytest.approx(m.phases[-1].start_s, abs=1e-6)
     losses = m.readings["loss"]
     assert losses == tuple(pytest.approx(1 / i) for i in range(13 - len(losses), 13))
     assert "step 12" in (tmp_path / m.log).read_text()
-
-
-def test_each_step_keeps_the_metrics_of_its_lines(warm: Launcher, tmp_path: Path) -> None:
-    program = """
-for i in range(10, 130, 10):
-    time.sleep(0.01)
-    if i == 50: print("norm 3")
-    print(f"step {i} loss {1 / i}")
-"""
-    norm = "grad_norm: {line: 'norm (?P<value>\\S+)', unit: '1', better: lower}"
-    m = measured(warm, tmp_path, program, STEPS, LOSS[:-1] + f", {norm}}}")
-
-    seen = steps_of(m)
-    assert seen.step == tuple(range(20, 130, 10))
-    assert seen.step_s == pytest.approx((*m.warmup_s, *m.samples_s))
+    assert seen.step == tuple(range(2, 13))
+    assert seen.step_s == pytest.approx(readings)
     assert seen.values["loss"] == pytest.approx([1 / i for i in seen.step])
-    assert [v for v in seen.values["grad_norm"] if v] == [3.0]
-    assert seen.values["grad_norm"][seen.step.index(50)] == 3.0
+    assert seen.values["grad_norm"] == tuple(3.0 if i == 5 else None for i in seen.step)
     assert 0 < seen.end_s[0] < seen.end_s[-1] < m.wall_s
 
 

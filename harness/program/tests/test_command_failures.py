@@ -12,7 +12,7 @@ from harness.runner.launcher import Launcher
 from harness.tests.answers import answered
 from harness.tests.commands import LOSS, STEPS, asked, measured, run, steps_of, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of
-from harness.tests.gate_repositories import git
+from harness.tests.gate_repositories import commit, git, write
 
 # --- the ways to fail --------------------------------------------------------------------
 
@@ -42,10 +42,18 @@ wait_for_a_peer()
     assert "in wait_for_a_peer" in (tmp_path / m.log).read_text()
 
 
+BROKEN = """
+def broken():
+    raise ValueError("no data")
+for i in (1001, 1002): print("step", i)
+broken()
+"""
+
+
 @pytest.mark.parametrize(
     ("program", "outcome", "detail"),
     [
-        ("raise ValueError('no data')", Outcome.CRASH, "exited with 1: ValueError: no data"),
+        (BROKEN, Outcome.CRASH, "exited with 1, after its step 1002: ValueError: no data"),
         ("os.kill(os.getpid(), signal.SIGKILL)", Outcome.CRASH, "killed by SIGKILL"),
         ("sys.exit(137)", Outcome.CRASH, "exited with 137 .*SIGKILL"),
         ("raise MemoryError", Outcome.OUT_OF_MEMORY, r"MemoryError \[peak \d\.\d+ GB"),
@@ -77,7 +85,9 @@ def test_each_failure_has_its_outcome(
 
     assert m.outcome is outcome
     assert re.search(detail, m.detail), m.detail
-    assert m.samples_s == ()
+    seen = evidence_of(m)
+    assert program is not BROKEN or (seen.steps, seen.last_step) == (2, 1002)
+    assert program is not BROKEN or seen.frame.startswith("broken (program.py:")
 
 
 def test_nan_is_named_by_the_step_that_reports_it(warm: Launcher, tmp_path: Path) -> None:
@@ -134,21 +144,6 @@ def test_a_program_that_needs_more_gpus_than_there_are_is_not_started(
     assert (tmp_path / "started").exists() is not bool(said)
 
 
-def test_the_evidence_of_a_crash_is_kept(warm: Launcher, tmp_path: Path) -> None:
-    program = """
-def broken():
-    raise ValueError("no data")
-for i in (1001, 1002): print("step", i)
-broken()
-"""
-    m = measured(warm, tmp_path, program, STEPS)
-
-    seen = evidence_of(m)
-    assert seen.frame.startswith("broken (program.py:")
-    assert (seen.steps, seen.last_step) == (2, 1002)
-    assert "exited with 1, after its step 1002:" in m.detail
-
-
 # --- what a suite may not say ------------------------------------------------------------
 
 
@@ -194,16 +189,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The user's working tree, which has changes, and a worktree of its commit."""
     home = tmp_path_factory.mktemp("home")
     git(home, "init", "--quiet")
-    (home / "src" / "model").mkdir(parents=True)
-    (home / "scripts").mkdir()
-    (home / "src" / "model" / "__init__.py").write_text("SIZE = 3\n")
+    model, script = "src/model/__init__.py", "scripts/train.py"
     text = "import json, model, os\nprint(json.dumps({'size': model.SIZE, 'n': N}))\n"
-    (home / "scripts" / "train.py").write_text(text.replace("N", "1"))
-    git(home, "add", "--all")
-    git(home, "commit", "--quiet", "--message", "One")
-    (home / "scripts" / "train.py").write_text(text.replace("N", "2"))
-    (home / "src" / "model" / "__init__.py").write_text("SIZE = 4\n")
-    (home / "data.bin").touch()
+    commit(home, {model: "SIZE = 3\n", script: text.replace("N", "1")})
+    write(home, {model: "SIZE = 4\n", script: text.replace("N", "2"), "data.bin": ""})
     git(home, "worktree", "add", "--quiet", "--detach", str(home / "of-commit"), "HEAD")
     return home, home / "of-commit"
 
@@ -216,15 +205,15 @@ def of_tree(command: str, cwd: str) -> Suite:
 def test_a_program_runs_in_the_tree_of_its_commit(
     warm: Launcher, tree: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    home, commit = tree
+    home, of_commit = tree
     suite = of_tree(f"'{{python}} train.py --data={home}/data.bin'", "scripts")
-    launcher = warm.at([commit / "src"])
+    launcher = warm.at([of_commit / "src"])
     launcher.check(suite)
 
     m = run(launcher, tmp_path, suite)
 
     assert m.readings == {"size": (3.0,), "n": (1.0,)}
-    assert m.code == {"program": str(commit / "scripts")}
+    assert m.code == {"program": str(of_commit / "scripts")}
 
 
 @pytest.mark.parametrize(
@@ -241,8 +230,8 @@ def test_a_program_runs_in_the_tree_of_its_commit(
 def test_a_program_that_is_not_in_the_tree_under_test_stops_the_run(
     warm: Launcher, tree: tuple[Path, Path], command: str, cwd: str, said: str
 ) -> None:
-    home, commit = tree
+    home, of_commit = tree
     suite = of_tree(command.replace("{home}", str(home)), cwd.replace("{home}", str(home)))
 
     with pytest.raises(SuiteError, match=said):
-        warm.at([commit / "src"]).check(suite)
+        warm.at([of_commit / "src"]).check(suite)

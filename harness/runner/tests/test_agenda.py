@@ -218,3 +218,12 @@ def test_a_round_is_finished_although_its_first_process_decides() -> None:
     done = [next(before) for _ in range(7)]
 
     assert (done[6:], machine.ran()) == (["a2"], ("b2", None))
+
+
+def test_a_budget_may_end_between_rounds_and_another_goes_on() -> None:
+    machine = adaptive(a=SCATTERED)
+
+    first = machine.ran(machine.agenda(budget=machine.budget(75)))
+
+    assert first == ("a0 b0 a1 b1 c0 c1 a2 a3", Stop(budget_s=75))
+    assert machine.ran() == ("a4", None)
