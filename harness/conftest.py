@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.runner import forkserver
 from harness.runner.launcher import Launcher
 from harness.store.writer import RunWriter, create
-from harness.tests.forkservers import Template
 from harness.tests.small_run import ENVIRONMENT, SUITE
 
 for name in ("COLUMNS", "LINES"):
@@ -30,22 +28,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def forked_forkservers() -> Iterator[Template]:
-    """Launchers of this process have forkservers that need not import torch."""
-    with pytest.MonkeyPatch.context() as patch, Template() as template:
-        patch.setattr(forkserver, "start_forkserver", template.start_forkserver)
-        yield template
-
-
-@pytest.fixture
-def own_forkservers(forked_forkservers: Template, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launchers start their forkservers as they do outside tests."""
-    monkeypatch.setattr(forkserver, "start_forkserver", forked_forkservers.real)
-
-
 @pytest.fixture(scope="session")
-def warm(forked_forkservers: Template) -> Iterator[Launcher]:
+def warm() -> Iterator[Launcher]:
     """One for all tests of a process. Started at once, so that it has the environment of no
     test."""
     with Launcher() as one:

@@ -130,11 +130,6 @@ def run(
 
 
 def descendants() -> list[psutil.Process]:
-    """Workers and their children; forkservers, and what they are forked from, do not count."""
-    children = psutil.Process().children()
-    forkservers = [
-        p
-        for child in children
-        for p in (child.children() if "forkservers.serve" in " ".join(child.cmdline()) else [child])
-    ]
+    """Workers and their children; forkservers do not count."""
+    forkservers = psutil.Process().children()
     return [p for forkserver in forkservers for p in forkserver.children(recursive=True)]

@@ -69,35 +69,6 @@ def test_a_program_has_a_gate_after_two_commands(theirs: Path) -> None:
     assert not (theirs / "ci/baselines").exists()
 
 
-WORKLOADS = """\
-import time, torch
-from harness.workload import Workload
-
-def norm(provider, axes):
-    x = torch.randn(axes["rows"], 8)
-
-    def run():
-        time.sleep(0.004)
-        return x + 1
-
-    return Workload(run=run)
-"""
-
-
-def test_a_factory_has_a_gate_that_counts(theirs: Path) -> None:
-    """Its counters are exact, and one more operator is a difference."""
-    commit(theirs, {"benchmarks/__init__.py": "", "benchmarks/workloads.py": WORKLOADS})
-    command = ("--factory", "benchmarks.workloads:norm", "--provider", "mine", "--axis", "rows=2")
-
-    made = harness("init", *command, cwd=theirs)
-    commit(theirs, {})
-    commit(theirs, {"benchmarks/workloads.py": WORKLOADS.replace("x + 1", "x + 1 + 1")})
-    more = harness("gate", "--counters", "--base", "HEAD~1", cwd=theirs)
-
-    assert made.returncode == 0, made.stderr
-    assert more.returncode == 1, more.stdout + more.stderr
-
-
 @pytest.mark.parametrize("forge", first_gate.TEMPLATES)
 def test_every_file_that_a_template_names_is_written(forge: str) -> None:
     templates = first_gate.TEMPLATES[forge]
@@ -108,21 +79,9 @@ def test_every_file_that_a_template_names_is_written(forge: str) -> None:
         assert {*re.findall(names, text)} <= written, template
 
 
-def counted(case: Case, step_s: float) -> list[Measurement]:
+def counted(case: Case, step_s: float = 0.004) -> list[Measurement]:
     made = fake_runs.timed(case, step_s, cv=0.0, counters=Counters(steps=2, host_syncs=0))
     return [replace(m, tokens=None) for m in made]
-
-
-def quick(case: Case) -> list[Measurement]:
-    return counted(case, 0.004)
-
-
-def crashing(case: Case) -> list[Measurement]:
-    return fake_runs.ended(case, Outcome.CRASH, detail="exited with 2")
-
-
-def apart(case: Case) -> list[Measurement]:
-    return [*counted(case, 0.004), *counted(case, 0.1)]
 
 
 @pytest.fixture
@@ -131,7 +90,7 @@ def init(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FirstGa
     monkeypatch.chdir(theirs)
     write(theirs, {"benchmarks/workloads.py": "def norm(): ..."})
 
-    def made(env: Environment, measure: Processes = quick) -> FirstGate:
+    def made(env: Environment, measure: Processes = counted) -> FirstGate:
         def measured(suite: Suite, _: Path) -> Run:
             return fake_runs.run(suite.cases, measure, env=env, suite=suite)
 
@@ -195,7 +154,11 @@ def test_no_file_is_overwritten(theirs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("measure", "why"), [(crashing, "crash: exited"), (apart, "not repeat.*\n.*other load")]
+    ("measure", "why"),
+    [
+        (lambda c: fake_runs.ended(c, Outcome.CRASH, detail="exited"), "crash: exited"),
+        (lambda c: [*counted(c), *counted(c, 0.1)], "not repeat.*\n.*other load"),
+    ],
 )
 def test_a_case_without_a_speed_is_named(
     init: Callable[..., FirstGate], measure: Processes, why: str

@@ -265,7 +265,6 @@ def test_a_killed_forkserver_ends_its_worker_and_is_replaced(tmp_path: Path) -> 
 # --- the launcher and its forkserver ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("own_forkservers")
 def test_an_interpreter_without_torch_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,7 +304,6 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
     assert started[0].poll() is not None
 
 
-@pytest.mark.usefixtures("own_forkservers")
 @pytest.mark.parametrize("given", ["", "active"])
 def test_threads_of_workloads_wait_passively_unless_the_user_decides(
     given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
