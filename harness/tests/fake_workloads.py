@@ -161,11 +161,6 @@ def _channel() -> Channel:
     return channel
 
 
-def never_exits(provider: str, axes: Axes) -> Workload:
-    os._exit = lambda _: time.sleep(3600)  # type: ignore[assignment,return-value]
-    return good(provider, axes)
-
-
 def reads_environment(provider: str, axes: Axes) -> Workload:
     """Tells what it finds, and what the interpreter found when it started."""
     return _good_but(

@@ -242,6 +242,8 @@ def test_axes_are_arguments_and_variables(warm: Launcher, tmp_path: Path) -> Non
     )
 
     assert run(warm, tmp_path, suite).readings["n"] == (7 + 3,)
+    more = asked("command: x {n} {r}", "tokens: [n, r]", "gpus: r", "axes: {n: 6, r: [1, 2]}")
+    assert [c.program.work_axes for c in more.cases if c.program] == [("n",)] * 2
 
 
 # --- output ------------------------------------------------------------------------------

@@ -77,19 +77,6 @@ def test_a_stopped_worker_is_killed(
     assert "survived SIGKILL" not in m.detail
 
 
-def test_a_worker_that_does_not_exit_keeps_its_answer(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watchdog, "EXIT_S", 0.3)
-    forkserver = warm._warm
-
-    (m,) = run(warm, tmp_path, make_good("never_exits"))
-
-    assert m.outcome is Outcome.OK
-    assert warm._warm is forkserver, "it answered, and was not replaced"
-    assert "did not exit" in m.detail
-
-
 def test_a_hanging_search_keeps_the_outcome(
     warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

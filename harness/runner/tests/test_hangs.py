@@ -92,9 +92,12 @@ def test_a_process_that_finishes_no_step_is_named_at_start_up_in_a_step_and_in_t
     axes, observer = {"how": how, "when": when, "path": str(tmp_path / "group")}, Quiet()
     case = make_case("stands_still", axes=axes, settings=settings)
 
+    forkserver = warm._warm
+
     (m,) = run(warm, tmp_path, case, observer=observer)
 
     assert (m.outcome, said in m.detail) == (outcome, True), m.detail
+    assert warm._warm is forkserver, "it is not replaced"
     assert f"; last in _{how} (fault_workloads.py:" in m.detail
     assert observer.said or outcome is not Outcome.TIMEOUT
 
