@@ -202,13 +202,11 @@ class NvmlProbe:
         now_s = time.monotonic()
         if now_s >= self._foreign_due_s:
             self._foreign_due_s = now_s + FOREIGN_EVERY_S
-            self._foreign = None  # if the next line fails
-            self._foreign = len({p.pid for p in processes(device)} - self._own_ids())
+            self._foreign = None  # if the next lines fail
+            ours = family(self._worker) if self._worker is not None else []
+            own = {os.getpid(), *(process.pid for process in ours)}
+            self._foreign = len({p.pid for p in processes(device)} - own)
         return self._foreign
-
-    def _own_ids(self) -> set[int]:
-        found = family(self._worker) if self._worker is not None else []
-        return {os.getpid(), *(process.pid for process in found)}
 
 
 def used_bytes(device: object) -> float:

@@ -92,20 +92,16 @@ class CpuProbe:
         assert self._worker is not None
         if now_s >= self._refresh_due_s:
             self._refresh_due_s = now_s + REFRESH_S
-            self._find_children()
+            # A known process stays in the tree when its parent ends.
+            self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
+            for process in family(self._worker.pid):
+                self._tree.setdefault(process.pid, process)
         cpu_s, rss_bytes = 0.0, 0
         for process in self._tree.values():
             with suppress(psutil.NoSuchProcess), process.oneshot():
                 cpu_s += sum(process.cpu_times()[:4])  # with children that ended
                 rss_bytes += process.memory_info().rss
         return cpu_s, rss_bytes
-
-    def _find_children(self) -> None:
-        """Add new processes; a known one stays in the tree when its parent ends."""
-        assert self._worker is not None
-        self._tree = {pid: p for pid, p in self._tree.items() if p.is_running()}
-        for process in family(self._worker.pid):
-            self._tree.setdefault(process.pid, process)
 
 
 def _alive(process: psutil.Process) -> bool:

@@ -59,8 +59,10 @@ def counting() -> Iterator[StepCount]:
     """Count what this thread, and autograd's threads for it, do until the block ends."""
     step = StepCount()
     allocated = _device_allocations()
-    with _CountingMode(step) as mode, _watching_methods(mode):
-        yield step
+    with _CountingMode(step) as mode:
+        watched: dict[str, Any] = {n: _watched(getattr(Tensor, n), mode) for n in _METHODS}
+        with patch.multiple(Tensor, **watched):
+            yield step
     step.device_allocations = _device_allocations() - allocated
 
 
@@ -92,15 +94,9 @@ class _CountingMode(TorchDispatchMode):
         return func(*args, **given)
 
 
-@contextmanager
-def _watching_methods(mode: _CountingMode) -> Iterator[None]:
-    """Count each call of _METHODS as one read, without the operators inside it."""
-    watched: dict[str, Any] = {name: _watched(getattr(Tensor, name), mode) for name in _METHODS}
-    with patch.multiple(Tensor, **watched):
-        yield
-
-
 def _watched(method: Callable[..., Any], mode: _CountingMode) -> Callable[..., Any]:
+    """Counts each call as one read, without the operators inside it."""
+
     @wraps(method)
     def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if mode.inside_method:

@@ -143,7 +143,11 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
         no_kernels = NO_GPU
     kernels, operators = () if no_kernels else seen.kernels(), seen.operators()
     sent_s, exposed_s = (0.0, 0.0) if no_kernels else seen.communication()
-    fingerprint, ranges = _fingerprint(kernels, operators), ""
+    seen_calls = [
+        sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses)
+        for uses in (kernels, operators)
+    ]
+    fingerprint, ranges = sha256(repr(seen_calls).encode()).hexdigest()[:16], ""
     if kernels and ask.unreplayed:
         kernels, ranges = _with_ranges(kernels, ask.unreplayed)
     return StepProfile(
@@ -180,11 +184,6 @@ def without_profile(why: str) -> StepProfile:
 
 def _names(uses: Sequence[Use]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(use.name for use in uses))
-
-
-def _fingerprint(*kinds: Sequence[Use]) -> str:
-    lines = [sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses) for uses in kinds]
-    return sha256(repr(lines).encode()).hexdigest()[:16]
 
 
 def too_long(step_s: float, needed_s: float, left_s: float) -> str:

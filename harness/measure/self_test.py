@@ -44,10 +44,10 @@ def run(phase: Callable[[str], None]) -> SelfTestReadings:
     time.sleep(GPU_REST_S if products else REST_S)
     phase("burn")
     began = time.process_time()
-    if products:
-        products.burn(BURN_S)
-    else:
-        _burn_cpu()
+    until = time.monotonic() + BURN_S
+    while time.monotonic() < until:
+        if products:
+            products.burn()
     burn_cpu_s = time.process_time() - began
     phase("waits")  # meanwhile the SM clock recovers from the power limit
     short, long = map(read_wait, WAITS_S)
@@ -102,12 +102,6 @@ def _wait(seconds: float) -> float:
     return now - began
 
 
-def _burn_cpu() -> None:
-    until = time.monotonic() + BURN_S
-    while time.monotonic() < until:
-        pass
-
-
 def _bandwidth(watch: Stopwatch, size: int, device: str) -> float:
     """Bytes a second of a copy far larger than the cache, or of a sum: the larger."""
     source = torch.ones(size // 4, device=device)
@@ -152,12 +146,10 @@ class _Products:
         torch.mm(*self._half, out=self._out)  # creates the handle and selects the kernel
         torch.cuda.synchronize()
 
-    def burn(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            for _ in range(10):
-                torch.mm(*self._half, out=self._out)
-            torch.cuda.synchronize()
+    def burn(self) -> None:
+        for _ in range(10):
+            torch.mm(*self._half, out=self._out)
+        torch.cuda.synchronize()
 
     def reached(self) -> dict[str, float]:
         """FLOP/s at each precision, on the same numbers."""

@@ -51,7 +51,9 @@ class Recorder:
             reading = {name: value for p in self._probes for name, value in p.read().items()}
             self._readings.append((now - self._worker.launched_at, reading))
             before = now - self._worker.launched_at < LAG_S["gpu_utilisation"]  # of another process
-            if self.gpu_used_at is None and not before and _uses_gpu(reading):
+            shared = any(v for name, v in reading.items() if name.endswith("_foreign_processes"))
+            used = any(v for name, v in reading.items() if _IS_USE.fullmatch(name))
+            if self.gpu_used_at is None and used and not (before or shared):
                 self.gpu_used_at = now
             # A late reading delays the next ones, so that no burst follows.
             self.next_at = max(self.next_at, now - PROBE_INTERVAL_S) + PROBE_INTERVAL_S
@@ -88,9 +90,3 @@ class Recorder:
             gpu_utilisation=max((used for used, _ in uses if used is not None), default=None),
             gpu_power=max((drawn for _, drawn in uses if drawn is not None), default=None),
         )
-
-
-def _uses_gpu(reading: Mapping[str, float | None]) -> bool:
-    """Whether a GPU is in use, and by no foreign process as far as is known."""
-    shared = any(v for name, v in reading.items() if name.endswith("_foreign_processes"))
-    return not shared and any(v for name, v in reading.items() if _IS_USE.fullmatch(name))

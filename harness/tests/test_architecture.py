@@ -55,12 +55,12 @@ MOST_LINES = {
     "harness/gate": 1_880,
     "harness/git": 460,
     "harness/integrations": 710,
-    "harness/machine": 1_250,
-    "harness/measure": 2_070,
+    "harness/machine": 1_240,
+    "harness/measure": 2_050,
     "harness/program": 1_620,
     "harness/records": 1_720,
     "harness/report": 4_300,
-    "harness/runner": 2_190,
+    "harness/runner": 2_180,
     "harness/store": 730,
     "harness/suite": 1_940,
     "harness/worker": 660,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 19_450, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_400, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:
