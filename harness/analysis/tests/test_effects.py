@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.effects import MAX_LEVELS, Effect, effects
+from harness.analysis.effects import MAX_LEVELS, Effect, effects, together
 from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, Stack, stacks
 from harness.analysis.summary import summarise
-from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Use
+from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Scalar, Use
+from harness.report.text import together_sentences
 from harness.tests.fake_runs import case, ended, run, sweep, taking, timed
 
 Measure = Callable[[Any], list[Measurement]]
+
+
+QUICK_S, LATE_S = 0.95, 45.0
+
+
+def timeout(c: Case, bound_s: float = LATE_S) -> list[Measurement]:
+    return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
 
 
 def found_in(cases: Sequence[Case], measure: Measure) -> tuple[Effect, ...]:
@@ -76,7 +84,7 @@ def test_a_case_that_timed_out_bounds_the_effect(
 ) -> None:
     def measure(c: Any) -> list[Measurement]:
         if (c.axes["gc"], c.axes["seq_len"]) in late:
-            return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
+            return timeout(c, bound_s)
         return timed(c, 1.0, cv=0.0001, tokens=512)
 
     made = found_in(sweep(gc=["off", "on"], seq_len=[512, 2048]), measure)
@@ -92,7 +100,7 @@ def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
 
     def measure(c: Any) -> list[Measurement]:
         if c.axes["gc"] == "off":
-            return ended(c, Outcome.TIMEOUT, lower_bound_s=1000.0, tokens=512)
+            return timeout(c, 1000.0)
         return taking(c, 1.0, 1.3)
 
     (effect,) = found_in(sweep(gc=["off", "on"]), measure)
@@ -123,15 +131,13 @@ def planted(effect: Callable[[Mapping[str, Any]], float], cases: Sequence[Case])
 TEXT = sweep(dataset=["text", "random"], seq_len=[512, 2048], gc=["off", "on"])
 
 
-def test_an_effect_is_that_in_each_level_of_the_axis_that_changes_it() -> None:
+def test_an_effect_is_that_in_each_level_of_the_axes_that_change_it() -> None:
     found = planted(lambda axes: 1.76 if axes["seq_len"] == 512 else 1.29, TEXT)
 
     assert [(e.within, e.pairs) for e in found] == [({"seq_len": 512}, 2), ({"seq_len": 2048}, 2)]
     assert [e.ratio for e in found] == pytest.approx([1.76, 1.29], rel=0.01)
     assert not any(e.disagree for e in found)
 
-
-def test_an_effect_that_two_axes_change_is_split_by_both() -> None:
     def both(axes: Mapping[str, Any]) -> float:
         return {512: 1.5, 2048: 1.0}[axes["seq_len"]] * {"text": 2.4, "random": 1.2}[
             axes["dataset"]
@@ -255,3 +261,64 @@ def test_ranges_of_pytorch_have_names_of_parts_and_the_time_of_all_kernels_count
         {"optimiser": 0.03, "communication": 0.01, "feed forward": 0.02, OTHER: 0, OUTSIDE: 0.04}
     )
     assert found.note == "as without replay"
+
+
+# --- two variables that act only together ------------------------------------------------
+
+
+def having(**values: Scalar) -> Callable[[Case], bool]:
+    return lambda c: all(c.axes[name] == value for name, value in values.items())
+
+
+def said(quick: Callable[[Case], bool], late: Measure = timeout, **axes: Any) -> list[str]:
+    """Of cases that take `QUICK_S`, and others that time out, or what `late` says."""
+
+    def measure(c: Case) -> list[Measurement]:
+        return timed(c, QUICK_S, cv=0.0005, tokens=512) if quick(c) else late(c)
+
+    return [*together_sentences(found_in(sweep(A=[0, 1], B=[0, 1], **axes), measure))]
+
+
+BOTH = having(A=1, B=1)
+FASTER = "A=1 with B=1 is at least 47x faster; neither alone is shown to be."
+
+
+def test_two_variables_that_act_only_together_are_found_by_the_bounds_of_timeouts() -> None:
+    assert said(BOTH) == [FASTER]
+    assert said(lambda c: not BOTH(c)) == [FASTER.replace("faster", "slower")]
+    assert said(having(A=0, B=1)) == [FASTER.replace("A=1", "A=0")]
+
+
+def test_measured_cases_have_an_interval() -> None:
+    (one,) = said(having(A=0, B=0), late=lambda c: timed(c, LATE_S, tokens=512))
+
+    assert one.startswith("A=0 with B=0 is 47")
+    assert one.endswith("] faster; neither alone is shown to be.")
+
+
+@pytest.mark.parametrize(
+    ("quick", "late"),
+    [
+        (having(A=1), timeout),  # one alone does it
+        (lambda c: c.axes["A"] == c.axes["B"], timeout),  # so does neither
+        (lambda _: False, timeout),
+        (BOTH, lambda c: timeout(c, 0.9)),
+        (BOTH, lambda c: timeout(c, 1.1)),  # hardly slower
+        (BOTH, lambda c: [replace(m, outcome=Outcome.HANG) for m in timeout(c)]),
+        (BOTH, lambda c: timed(c, LATE_S / (1 + 9 * c.axes["A"]), tokens=512)),  # one alone helps
+    ],
+)
+def test_no_more_is_claimed_than_is_shown(quick: Callable[[Case], bool], late: Measure) -> None:
+    assert said(quick, late) == []
+
+
+def test_a_third_variable_is_named_only_if_it_matters() -> None:
+    assert said(BOTH, C=[0, 1]) == [FASTER]
+    assert FASTER.replace(";", " at C=1;") in said(having(A=1, B=1, C=1), C=[0, 1])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scatter_alone_is_no_effect(seed: int) -> None:
+    cases = sweep(A=[0, 1], B=[0, 1], C=[0, 1], D=[0, 1])
+
+    assert together(found_in(cases, lambda c: timed(c, 1.0, cv=0.2, seed=seed))) == ()

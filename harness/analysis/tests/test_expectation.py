@@ -17,11 +17,8 @@ CASE = case({"seq_len": 512})
     ("gpu", "precision", "flops_per_s"),
     [
         ("NVIDIA A100-SXM4-80GB", "bf16", 312e12),
-        ("NVIDIA A100 80GB PCIe", "tf32", 156e12),
-        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
-        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H100 PCIe", "tf32", 378e12),
         ("NVIDIA H200", "fp16", 989e12),
-        ("NVIDIA GeForce RTX 3090", "bf16", 71e12),
         ("cpu", "bf16", None),
         ("NVIDIA GH200 480GB", "bf16", None),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
@@ -68,7 +65,6 @@ def test_the_whole_interval_must_be_on_one_side(
     [
         (500, 1500, 500 / 11),
         (None, 1, 11),
-        (22, None, 2),
         (10, 12, 11 / 12),
         (10, None, 10 / 11),
         (0, 12, 11 / 12),

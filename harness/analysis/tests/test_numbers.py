@@ -6,23 +6,29 @@ from typing import Any
 
 import pytest
 
+from harness import units
 from harness.analysis import overhead, recorded
 from harness.analysis import verdict as gate
 from harness.analysis.roofline import bound
 from harness.analysis.summary import summarise
 from harness.records import (
+    Case,
     CaseSummary,
+    Counters,
     Decision,
     Measurement,
     MeasureSettings,
     Outcome,
+    PathRule,
     Peaks,
     Phase,
+    Profile,
     Rule,
     Run,
     SelfTest,
     SelfTestCheck,
     Telemetry,
+    Use,
 )
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
@@ -177,28 +183,26 @@ def test_the_roofline_bound_is_the_largest_of_its_terms(
     assert bound(Peaks(), **known) is None
 
 
-@pytest.mark.parametrize(("share", "notes"), [(1.01, 0), (1.05, 1)])
-def test_a_step_faster_than_the_roofline_gets_a_note(share: float, notes: int) -> None:
-    summary = summary_of(timed(CASE, LEAST_S / share, cv=1e-4), self_tests=(SELF_TEST,))
-
-    assert len(summary.notes) == notes
-
-
 @pytest.mark.parametrize(
-    ("moved", "flush", "cached"), [(None, False, False), (2**40, False, True), (2**40, True, False)]
+    ("share", "moved", "flush", "why"),
+    [
+        (1.01, None, False, None),
+        (1.05, None, False, "(compute: 105 %): the work"),
+        (1.05, 2**40, True, "(bandwidth: 105 %): the work"),
+        (1.05, 2**40, False, "(bandwidth: 105 %): the step read part of its data from the cache"),
+    ],
 )
-def test_only_a_step_that_waits_for_bytes_can_be_faster_by_the_cache(
-    moved: int | None, flush: bool, cached: bool
+def test_a_step_faster_than_the_roofline_gets_a_note(
+    share: float, moved: int | None, flush: bool, why: str | None
 ) -> None:
-    """An emptied cache explains nothing, nor does it for products."""
     one = replace(CASE, settings=replace(CASE.settings, flush_l2=flush))
-    step_s = (moved / 4e12 if moved else LEAST_S) / 1.05
+    step_s = (moved / 4e12 if moved else LEAST_S) / share
     measured = [replace(m, bytes=moved) for m in timed(one, step_s, cv=1e-4)]
 
-    (note,) = summarise(run([one], lambda _: measured, self_tests=(SELF_TEST,)))[0].notes
+    notes = summarise(run([one], lambda _: measured, self_tests=(SELF_TEST,)))[0].notes
 
-    assert f"{'bandwidth' if moved else 'compute'}: 105 %" in note
-    assert ("flush_l2" in note) is cached
+    assert len(notes) == bool(why)
+    assert all(why and why in note for note in notes)
 
 
 # --- time --------------------------------------------------------------------------------
@@ -233,3 +237,79 @@ def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
     found = overhead.expected_times(run([asked], lambda _: []).suite, runs)
 
     assert found.get(CASE.case_id) == expected_s
+
+
+# --- counters, and rules that nothing confirms -------------------------------------------
+
+OK = Measurement(case_id="a", process=0, outcome=Outcome.OK, samples_s=(1.0,))
+COUNTED = Case(case_id="a", workload="a", factory="a:a", provider="a", axes={})
+
+
+def counted(process: int = 0, **changes: object) -> Measurement:
+    known = {"dispatched_ops": 12, "host_syncs": 0, "steps": 2}
+    values = Counters(**{**known, **changes})  # type: ignore[arg-type]
+    return replace(OK, process=process, counters=values)
+
+
+def test_an_exact_count_is_an_interval_of_width_zero() -> None:
+    found = recorded.estimates([counted(unknown={"kernel_launches": "no GPU"})])
+
+    known = {name: (e.low, e.value, e.high) for name, e in found.items()}
+    assert known == {"dispatched_ops": (12, 12, 12), "host_syncs": (0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    "second", [{"dispatched_ops": 13}, {"differing": ("dispatched_ops",)}, {"steps": 1}]
+)
+def test_a_count_that_is_not_exact_is_absent_with_a_reason(second: dict[str, object]) -> None:
+    ok = [counted(), counted(1, **second)]
+
+    assert "dispatched_ops" not in recorded.estimates(ok)
+    assert recorded.exact_counters(ok).absent["dispatched_ops"]
+
+
+def test_processes_that_count_differently_are_noted() -> None:
+    (note,) = recorded.disagreements([counted(), counted(1, dispatched_ops=1300)])
+
+    assert "12 to 1,300" in note
+
+
+def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
+    steps = {"dispatched_ops": (12, 30, 18)}
+    one = counted(differing=("dispatched_ops",), series=steps, steps=3)
+    uses = [Use(name=name, calls=calls, time_s=1.0) for name, calls in (("add", 2.5), ("mm", 2.0))]
+    ok = [replace(one, profile=Profile(operators=tuple(uses))), counted(1)]
+
+    found = recorded.estimates(ok)["dispatched_ops"]
+    (note,) = recorded.disagreements(ok)
+
+    assert (found.low, found.value, found.high, found.samples) == (12, 12, 30, 5)
+    assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note
+    assert note.endswith("alike: add")
+    assert units.cell("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"
+    assert recorded.estimates([one, counted(1, differing=("dispatched_ops",))]).keys() == {
+        "host_syncs"
+    }, "steps that were not recorded are unknown"
+
+
+REQUIRED = PathRule(must=("x",))
+
+
+@pytest.mark.parametrize(
+    ("rules", "profile", "gpu", "why"),
+    [
+        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), True, "no GPU"),
+        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), False, ""),
+        ({"operators": REQUIRED}, Profile(no_kernels="no GPU"), True, ""),
+        ({"operators": REQUIRED}, Profile(skipped="switched off"), True, "switched off"),
+        ({"operators": REQUIRED}, Profile(skipped="switched off"), False, "switched off"),
+        ({"operators": REQUIRED}, None, False, "no profile was taken"),
+        ({}, None, True, ""),
+    ],
+)
+def test_a_rule_is_attested_only_by_a_profile_of_what_it_is_about(
+    rules: dict[str, Any], profile: Profile | None, gpu: bool, why: str
+) -> None:
+    seen = [replace(OK, profile=profile)]
+
+    assert recorded.unattested(replace(COUNTED, **rules), seen, gpu=gpu) == why

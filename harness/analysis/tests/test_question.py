@@ -148,12 +148,6 @@ def test_the_bound_of_a_timeout_decides_a_ratio(
     assert (of(verdict).decision, said in rule_sentence(of(verdict))) == (decision, True)
 
 
-def test_our_own_failure_breaks_a_ratio() -> None:
-    broken = judged({"nsa": 1.0, "dense": 3.0}, failed={"nsa": Outcome.CRASH}, peers=("dense",))
-
-    assert (of(broken).decision, of(broken, EVERY_CASE_RAN).decision) == (NO_GO, NO_GO)
-
-
 def test_a_partner_of_another_workload_shares_the_axes_that_both_have() -> None:
     near, far = (replace(c, workload="peers", provider="fla", case_id="p") for c in CASES[:2])
     named = replace(RATIO, against=to(workload="peers", provider="fla"))
@@ -297,12 +291,10 @@ def test_expectations_of_cases_that_were_not_run_are_not_asked() -> None:
         assert of_run(replace(made, stopped=stop))[1].decision is decision
 
 
-def test_a_run_without_rules_is_measured() -> None:
-    verdict = judged({"nsa": 1.0, "dense": 2.5}, rules=())
-
-    assert (verdict.said, verdict.decision.exit_status) == ("measured", 0)
-    failed = judged({"nsa": 1.0, "dense": 2.5}, rules=(), failed={"nsa": Outcome.CRASH})
-    assert failed.said == "NO-GO"
+def test_a_run_without_rules_is_measured_unless_it_failed() -> None:
+    for failed, said, status in (({}, "measured", 0), ({"nsa": Outcome.CRASH}, "NO-GO", 1)):
+        verdict = judged({"nsa": 1.0, "dense": 2.5}, rules=(), failed=failed)
+        assert (verdict.said, verdict.decision.exit_status) == (said, status)
 
 
 # --- the last octave ---------------------------------------------------------------------

@@ -79,8 +79,7 @@ def test_more_samples_in_a_process_do_not_narrow_the_interval() -> None:
 
 
 def test_an_interval_needs_two_processes() -> None:
-    one = statistics.arithmetic([3.0], samples=20)
-    two = statistics.arithmetic([3.0, 5.0], samples=40)
+    one, two = (statistics.arithmetic(of, samples=20) for of in ([3.0], [3.0, 5.0]))
 
     assert (one.value, one.low, one.high, one.processes) == (3.0, None, None, 1)
     assert (two.low, two.high) == pytest.approx((4 - 12.706, 4 + 12.706), abs=1e-3)
@@ -106,15 +105,6 @@ def test_the_first_process_that_is_not_ok_sets_the_outcome() -> None:
     assert summary.metrics["step_s"].processes == 2
     assert summary.notes == ("numbers from the 2 of 3 processes that ended ok",)
     assert summary_of([]).outcome is None
-
-
-def test_cases_keep_the_order_of_the_suite() -> None:
-    cases = sweep(seq_len=[2048, 512, 1024])
-    made = run(cases, lambda c: timed(c, 0.01))
-
-    found = summarise(replace(made, measurements=made.measurements[::-1]))
-
-    assert [s.case for s in found] == cases
 
 
 # --- few processes -----------------------------------------------------------------------

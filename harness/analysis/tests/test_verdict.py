@@ -7,14 +7,11 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.analysis.scaling import ScalingFit, ScalingPoint
 from harness.analysis.verdict import EVERY_CASE_RAN, judge, of_run
 from harness.records import (
     FAILURES,
-    METRICS,
     WORST_FIRST,
     Case,
     CaseSummary,
@@ -23,7 +20,6 @@ from harness.records import (
     Fact,
     Measurement,
     MeasureSettings,
-    Metric,
     Outcome,
     Rule,
     RuleResult,
@@ -32,12 +28,7 @@ from harness.records import (
 )
 from harness.tests.fake_runs import case, environment, run, sweep, taking, timed, to
 
-GO, CONDITIONAL, NO_GO, INCONCLUSIVE = (
-    Decision.GO,
-    Decision.CONDITIONAL,
-    Decision.NO_GO,
-    Decision.INCONCLUSIVE,
-)
+GO, CONDITIONAL, NO_GO, INCONCLUSIVE = Decision
 FLOOR = Rule(name="floor", metric="tokens_per_s", go=500, abort=100)
 ANY = replace(FLOOR, quantifier="any")
 FAST = Rule(name="fast", metric="step_s", go=2.0, abort=5.0)
@@ -94,6 +85,11 @@ def stated(*summaries: CaseSummary, rule: Rule = FLOOR, **k: Any) -> RuleResult:
         (FLOOR, None, None, INCONCLUSIVE),
         (FLOOR, math.nan, math.nan, INCONCLUSIVE),
         (FLOOR, 600, math.inf, INCONCLUSIVE),
+        (FLOOR, 600, None, INCONCLUSIVE),
+        (ANY, math.nan, math.nan, INCONCLUSIVE),
+        (ANY, 600, math.inf, INCONCLUSIVE),
+        (FAST, -math.inf, 1, INCONCLUSIVE),
+        (FAST, None, 1, INCONCLUSIVE),
         (FAST, 1, 2, GO),
         (FAST, 1.9, 2.1, INCONCLUSIVE),
         (FAST, 2.1, 5, CONDITIONAL),
@@ -106,35 +102,6 @@ def test_a_case_is_judged_by_its_whole_interval(
     rule: Rule, low: float | None, high: float | None, decision: Decision
 ) -> None:
     assert stated(summary(low, high, metric=rule.metric), rule=rule).decision is decision
-
-
-bounds = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
-
-
-@given(
-    st.lists(st.tuples(bounds, bounds, st.sampled_from([None, *Outcome])), min_size=1, max_size=3),
-    st.sampled_from([all, any]),
-    st.sampled_from([m for m in METRICS.values() if m.name != "scaling_exponent"]),
-)
-def test_go_needs_finite_intervals_of_ok_cases(
-    found: list[tuple[float | None, float | None, Outcome | None]], quantifier: Any, metric: Metric
-) -> None:
-    rule = Rule(name="r", metric=metric.name, go=500, quantifier=quantifier.__name__)
-
-    def good(low: float | None, high: float | None, outcome: Outcome | None) -> bool:
-        known = [math.nan if end is None else end for end in (low, high)]
-        met = known[0] >= 500 if metric.higher_is_better else known[1] <= 500
-        return outcome is Outcome.OK and all(map(math.isfinite, known)) and met
-
-    result = stated(
-        *(
-            summary(low, high, name=str(i), outcome=outcome, metric=metric.name)
-            for i, (low, high, outcome) in enumerate(found)
-        ),
-        rule=rule,
-    )
-
-    assert result.decision is not GO or quantifier(good(*one) for one in found)
 
 
 # --- outcomes ----------------------------------------------------------------------------
@@ -296,9 +263,8 @@ def test_any_names_the_undecided_cases_that_may_be_go() -> None:
 
 @pytest.mark.parametrize("rule", [FLOOR, ANY])
 def test_a_rule_that_matches_nothing_is_inconclusive(rule: Rule) -> None:
-    assert (
-        stated(summary(), rule=replace(rule, match=to(provider="dense"))).decision is INCONCLUSIVE
-    )
+    nothing = replace(rule, match=to(provider="dense"))
+    assert stated(summary(), rule=nothing).decision is INCONCLUSIVE
 
 
 # --- the whole verdict -------------------------------------------------------------------
@@ -352,9 +318,7 @@ def curve(low: float | None, high: float | None, axis: str = "seq_len") -> Scali
     ("fit", "decision", "fact", "others"),
     [
         (curve(1.0, 1.1), GO, Fact.DECIDED, ""),
-        (curve(1.2, 1.4), INCONCLUSIVE, Fact.OPEN, ""),
         (curve(1.4, 1.5), CONDITIONAL, Fact.DECIDED, ""),
-        (curve(1.9, 2.1), NO_GO, Fact.DECIDED, ""),
         (curve(None, None), INCONCLUSIVE, Fact.NO_FIT, ""),
         (curve(1.0, 1.1), INCONCLUSIVE, Fact.NO_GROUP, "c"),  # a case outside of every fit
         (curve(1.0, 1.1, axis="batch"), INCONCLUSIVE, Fact.NO_GROUP, "ab"),
