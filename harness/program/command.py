@@ -102,7 +102,10 @@ class _Session:
             else:
                 output.series.log.take()
             if self.program.ranks:
-                self._count_ranks(read.at)
+                counts = ranks.step_counts(self.outputs)
+                if counts != self.reporter.rank_steps and read.at - self.counted_at > ALIVE_S:
+                    self.counted_at, self.reporter.rank_steps = read.at, counts
+                    self.reporter.alive()
                 self.first = first_failed(self.outputs)
             if self.first:
                 is_over = self.first.is_first(read.at)
@@ -145,13 +148,6 @@ class _Session:
         now = time.monotonic()
         if now - self.alive_at > ALIVE_S:
             self.alive_at = now
-            self.reporter.alive()
-
-    def _count_ranks(self, now: float) -> None:
-        """Report the steps of the ranks if they moved: any of them may stand still."""
-        counts = ranks.step_counts(self.outputs)
-        if counts != self.reporter.rank_steps and now - self.counted_at > ALIVE_S:
-            self.counted_at, self.reporter.rank_steps = now, counts
             self.reporter.alive()
 
     def timed(self) -> profile_run.TimedProgram | str:

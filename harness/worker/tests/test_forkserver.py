@@ -18,8 +18,7 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
     seen: list[tuple[str, bool]] = []
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(
-        "importlib.import_module",
-        lambda name: seen.append((name, sys.path[0] == str(tmp_path))),
+        "importlib.import_module", lambda name: seen.append((name, sys.path[0] == str(tmp_path)))
     )
 
     forkserver.prepare()
