@@ -57,7 +57,7 @@ MOST_LINES = {
     "harness/integrations": 710,
     "harness/machine": 1_240,
     "harness/measure": 2_050,
-    "harness/program": 1_620,
+    "harness/program": 1_610,
     "harness/records": 1_720,
     "harness/report": 4_300,
     "harness/runner": 2_180,
@@ -69,7 +69,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 19_350, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -19,7 +19,7 @@ from harness.program import process, profile_run
 from harness.program.profile_run import TimedProgram
 from harness.program.startup import sitecustomize
 from harness.program.step_hook import HookOrder
-from harness.records import LINES, Case, Counters, Measurement, Outcome, Program
+from harness.records import LINES, Case, Counters, Measurement, Outcome, Profile, Program
 from harness.tests.commands import STEPS, suite_of
 from harness.tests.gate_repositories import write
 
@@ -82,23 +82,15 @@ def case_of(folder: Path, *lines: str, program: str = "") -> Case:
 
 def attested(
     case: Case, timed: TimedProgram | str = TIMED, left_s: float = 600.0, **order_of: Any
-) -> Measurement:
+) -> tuple[Measurement, Counters, Profile]:
     ok: dict[str, Any] = {"outcome": Outcome.OK, "samples_s": (1.0,), "steady": True}
     measured = Measurement(case_id=case.case_id, process=0, **ok)
     order = MeasureOrder(case=case, process=0, launched_at=0.0, **order_of)
     ends_at = time.monotonic() + left_s
-    return profile_run.attested(measured, order, timed=timed, ends_at=ends_at, alive=lambda: None)
-
-
-def counters_of(m: Measurement) -> Counters:
-    assert m.counters is not None
-    return m.counters
-
-
-def reason_of(m: Measurement) -> str:
-    """Why nothing was counted."""
-    assert m.profile is not None
-    return m.profile.skipped
+    m = profile_run.attested(measured, order, timed=timed, ends_at=ends_at, alive=lambda: None)
+    assert m.counters
+    assert m.profile
+    return m, m.counters, m.profile
 
 
 # --- real programs -----------------------------------------------------------------------
@@ -116,12 +108,11 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     case = case_of(tmp_path, env, rule, program=TRAINING)
 
     trace = tmp_path / "p.0.trace.json.gz"
-    measured = attested(case, roots=(str(tmp_path),), elsewhere=(str(site),), trace=str(trace))
+    where: dict[str, Any] = {"roots": (str(tmp_path),), "elsewhere": (str(site),)}
+    measured, counters, seen = attested(case, trace=str(trace), **where)
 
-    counters = counters_of(measured)
-    assert measured.profile is not None
     assert trace.exists()
-    assert not measured.profile.skipped
+    assert not seen.skipped
     assert counters.exact
     assert torch.cuda.is_available() or counters.host_syncs == 1, "an item() of the program"
     assert measured.flags_read == {"NSA_X": False}, "PYTHONPATH may be read unseen"
@@ -131,7 +122,7 @@ def test_counts_of_a_program_exclude_its_children(tmp_path: Path) -> None:
     assert (measured.samples_s, measured.steady) == ((), None)
     assert "'aten::mm' ran" in measured.detail
     assert f"usual_start is {site}/src/usual_start.py, not {tmp_path}" in measured.detail
-    assert {"aten::addmm", "aten::mm"} <= {use.name for use in measured.profile.operators}
+    assert {"aten::addmm", "aten::mm"} <= {use.name for use in seen.operators}
 
 
 @pytest.mark.parametrize(
@@ -149,11 +140,11 @@ def test_the_reason_why_nothing_was_counted_is_recorded(
     if not program:
         case = replace(case, program=Program(argv=("ls",)))
 
-    measured = attested(case)
+    measured, counters, seen = attested(case)
 
     assert measured.outcome is Outcome.OK
-    assert re.fullmatch(reason, reason_of(measured)), reason_of(measured)
-    assert set(counters_of(measured).unknown.values()) == {reason_of(measured)}
+    assert re.fullmatch(reason, seen.skipped), seen.skipped
+    assert set(counters.unknown.values()) == {seen.skipped}
 
 
 def test_a_count_that_takes_too_long_is_ended(
@@ -168,9 +159,9 @@ def test_a_count_that_takes_too_long_is_ended(
     monkeypatch.setattr(process, "start", started)
     case = case_of(tmp_path, program="time.sleep(60)")
 
-    measured = attested(case, replace(TIMED, setup_s=0.0), left_s=0.2)
+    *_, seen = attested(case, replace(TIMED, setup_s=0.0), left_s=0.2)
 
-    assert reason_of(measured).startswith("counting did not end within ")
+    assert seen.skipped.startswith("counting did not end within ")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +177,8 @@ def test_no_process_starts_if_it_could_not_answer(
 ) -> None:
     monkeypatch.setattr(process, "start", lambda *_: pytest.fail("a process was started"))
 
-    assert re.fullmatch(reason, reason_of(attested(case_of(tmp_path), timed, left_s=60.0)))
+    *_, seen = attested(case_of(tmp_path), timed, left_s=60.0)
+    assert re.fullmatch(reason, seen.skipped)
 
 
 def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +194,10 @@ def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.Monke
 def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
     case = case_of(tmp_path, "kernels: {must: ['*elementwise_kernel*']}", program=ON_GPU)
 
-    measured = attested(case)
+    measured, counters, seen = attested(case)
 
-    counters = counters_of(measured)
     assert measured.outcome is Outcome.OK, measured.detail
-    assert measured.profile
-    assert measured.profile.kernels
+    assert seen.kernels
     assert counters.exact
     assert (counters.host_syncs, counters.host_device_copies) == (1, 1)
     assert (counters.kernel_launches or 0) >= 4
