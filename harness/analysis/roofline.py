@@ -76,20 +76,17 @@ def bound(
             which costs less.
         precision: Of its matrix products, as `precision_of` names it.
     """
-    terms: Mapping[str, float | None] = {
-        "compute": _over(flops, peaks.flops_per_s.get(precision or "")),
-        "bandwidth": _over(bytes_moved, peaks.bytes_per_s),
-        "launches": launches * peaks.launch_s if launches and peaks.launch_s else None,
+    rate = peaks.flops_per_s.get(precision or "")
+    terms = {
+        "compute": flops / rate if flops and rate else 0.0,
+        "bandwidth": bytes_moved / peaks.bytes_per_s if bytes_moved and peaks.bytes_per_s else 0.0,
+        "launches": (launches or 0.0) * (peaks.launch_s or 0.0),
     }
-    known = {by: seconds for by, seconds in terms.items() if seconds is not None}
+    known = {by: seconds for by, seconds in terms.items() if seconds > 0}
     if not known:
         return None
     by = max(known, key=lambda name: known[name])
     return RooflineBound(seconds=known[by], by=by)
-
-
-def _over(amount: int | None, rate: float | None) -> float | None:
-    return amount / rate if amount and rate else None
 
 
 # --- what limits a step ------------------------------------------------------------------
@@ -181,14 +178,8 @@ def bottleneck(
     else:
         by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
         limit = by.get(summary.roofline_by, Limit.LAUNCHES)
-    found = Bottleneck(
-        limit=limit,
-        busy=busy,
-        profiled=timed is not None,
-        waits=waits,
-        share=share,
-        clock=clock,
-    )
+    found = Bottleneck(limit=limit, busy=busy, waits=waits, share=share, clock=clock)
+    found = replace(found, profiled=timed is not None)
     counts = (timed.counters if timed else None) or Counters()
     text = "; ".join(_evidence(found, summary.roofline_by, counts.host_syncs or 0))
     return replace(found, evidence=text)

@@ -125,6 +125,10 @@ def _summarise(
         if _apart(ends[name])
     }
     metrics = {name: e for name, e in found.items() if name not in apart}
+    untimed_s = None
+    if bad and bad.outcome is Outcome.TIMEOUT and not bounds:
+        finished = bad.evidence.steps if bad.evidence else None
+        untimed_s = case.settings.timeout_s / ((finished or 0) + 1)
     return CaseSummary(
         case=case,
         outcome=outcome,
@@ -132,7 +136,7 @@ def _summarise(
         metrics=metrics,
         lower_bound_s=max(bounds, default=None),
         working=bool(bad and bad.evidence and bad.evidence.working),
-        untimed_s=None if bounds else _untimed_s(case, bad),
+        untimed_s=untimed_s,
         tokens=next((m.tokens for m in measurements if m.tokens is not None), None),
         flops=next((m.flops for m in measurements if m.flops is not None), None),
         effective=observed,
@@ -151,13 +155,6 @@ def _summarise(
     )
 
 
-def _untimed_s(case: Case, bad: Measurement | None) -> float | None:
-    if bad is None or bad.outcome is not Outcome.TIMEOUT:
-        return None
-    finished = bad.evidence.steps if bad.evidence else None
-    return case.settings.timeout_s / ((finished or 0) + 1)
-
-
 def not_repeatable(steps_s: Sequence[float]) -> str:
     """`not repeatable: its processes take 16.0 ms to 1.60 s a step`."""
     ends = (units.duration(float(s)) for s in (min(steps_s), max(steps_s)))
@@ -165,11 +162,8 @@ def not_repeatable(steps_s: Sequence[float]) -> str:
 
 
 def _evidence(case: Case, measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [
-        m
-        for m in measurements
-        if m.outcome is Outcome.OK and m.is_evidence(case.settings.min_samples)
-    ]
+    ok = (m for m in measurements if m.outcome is Outcome.OK)
+    return [m for m in ok if m.is_evidence(case.settings.min_samples)]
 
 
 def _apart(values: Sequence[float]) -> bool:

@@ -20,7 +20,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
 
 from harness.errors import SuiteError
-from harness.records import Scalar
+from harness.records import Scalar, as_text
 
 Loc = tuple[str | int, ...]
 """Path of a value: keys and list indices from the root of the file."""
@@ -200,9 +200,7 @@ def _convert(tag: str, text: str) -> Scalar:
 
 def show(value: Scalar) -> str:
     """A value as written in a suite: text in quotes, `true`, 512."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return repr(value)
+    return as_text(value) if isinstance(value, bool) else repr(value)
 
 
 def nearest(value: Scalar, valid: Sequence[Scalar]) -> str:

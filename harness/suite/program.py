@@ -66,11 +66,11 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     factors = {*workload.tokens, *workload.flops} - {*workload.gpus, *workload.world_size}
     argv = [_filled(word, case) for word in words[:1]]
     for word in words[1:]:
-        optional = _optional(word)
-        if optional is None:
+        field = _FIELD.fullmatch(word)
+        if field is None or field[2] is None:
             argv.append(_filled(word, case))
-        elif case.get(optional[0]):
-            argv.append(optional[1])
+        elif case.get(field[1]):  # an argument only if the axis is true
+            argv.append(field[2])
     return Program(
         argv=tuple(argv),
         cwd=_filled(workload.cwd, case),
@@ -150,12 +150,6 @@ def _check_metrics(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
 def _product(product: Product, case: Case) -> int | None:
     values = [int(case.axes[f]) if isinstance(f, str) else f for f in product]
     return prod(values) if values else None
-
-
-def _optional(word: str) -> tuple[str, str] | None:
-    """Axis and argument of a word that is only used if the axis is true."""
-    field = _FIELD.fullmatch(word)
-    return (field[1], field[2]) if field and field[2] is not None else None
 
 
 def _filled(text: str, case: Case) -> str:

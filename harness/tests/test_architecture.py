@@ -48,7 +48,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 920,  # the modules beside the rooms
-    "harness/analysis": 4_300,
+    "harness/analysis": 4_290,
     "harness/bisect": 1_690,
     "harness/cli": 1_880,
     "harness/executor": 350,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/report": 4_300,
     "harness/runner": 2_180,
     "harness/store": 730,
-    "harness/suite": 1_940,
+    "harness/suite": 1_930,
     "harness/worker": 660,
     "nsa": 13_290,
     "suites": 2_930,
