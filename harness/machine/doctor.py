@@ -19,21 +19,18 @@ DISK_FAIL_BYTES = 100 * 10**6
 DISK_WARN_BYTES = 10**9
 
 
-def _read_gpu(gpu: Gpu) -> GpuUse | str:
-    """The use of the GPU, or why it cannot be read."""
-    try:
-        with nvml_meter(gpu.uuid) as meter:
-            return meter()
-    except ProbeError as error:
-        return str(error)
-
-
 def examined(environment: Environment, *, store: Path) -> Environment:
     """The environment with its checks; `store`, the folder of the runs, need not exist."""
     folder = store.absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     free_bytes = shutil.disk_usage(existing).free
-    use = _read_gpu(environment.gpu) if environment.gpu else ""
+    use: GpuUse | str = ""
+    if environment.gpu:
+        try:
+            with nvml_meter(environment.gpu.uuid) as meter:
+                use = meter()
+        except ProbeError as error:
+            use = str(error)
     found = checks(environment, use, load=os.getloadavg()[0], disk_free_bytes=free_bytes)
     return replace(environment, checks=tuple(found))
 

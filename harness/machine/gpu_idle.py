@@ -40,10 +40,8 @@ class GpuUse:
         return nvml.throttle_words((self.throttle_mask or 0) & ~(nvml.IDLE | nvml.SETTINGS))
 
     def others(self, name: str = "the GPU", level_bytes: float = 0.0) -> tuple[str, Sequence[str]]:
-        """That others use it, and their processes; both empty if none do as far as is known.
-
-        Where NVML does not list processes, memory in use beyond a level shows that there are some.
-        """
+        """That others use it, and their processes; both empty if none do as far as is known. Where
+        NVML lists no processes, memory in use beyond a level shows that there are some."""
         if self.processes:
             holders = tuple(self.processes.values())
             return f"{name} is shared: {'; '.join(holders)}", holders

@@ -126,12 +126,9 @@ def optional(read: Callable[[], Value]) -> Value | None:
 
 
 class NvmlProbe:
-    """Reads one GPU while a worker uses it; a reading takes tens of microseconds.
-
-    `gpu_memory_bytes` excludes the reserve of the driver. `gpu_power_w` is the mean over one second
-    from Ampere on, but the present value on the A100. The channels of the GPU of rank 1 are
-    `gpu1_utilisation` and so on.
-    """
+    """Reads one GPU while a worker uses it. `gpu_memory_bytes` excludes the reserve of the driver;
+    `gpu_power_w` is the mean over one second from Ampere on, but the present value on the A100. The
+    channels of the GPU of rank 1 are `gpu1_utilisation` and so on."""
 
     def __init__(self, uuid: str | None, *, why: str = "no GPU is used", rank: int = 0) -> None:
         """Open the GPU with this UUID; with None, every channel is unavailable for `why`."""

@@ -42,12 +42,9 @@ def open_probes(
 
 
 class CpuProbe:
-    """Reads CPU and memory of the process tree of a worker, from /proc through psutil.
-
-    `cpu_utilisation` is in cores since the last reading; the kernel resolves 1/100 s. The time of a
-    child that ended is in the account of its parent. `rss_bytes` is the sum over the tree; shared
-    memory counts once per process.
-    """
+    """Reads the process tree of a worker. `cpu_utilisation` is in cores since the last reading; the
+    kernel resolves 1/100 s. `rss_bytes` is the sum over the tree; shared memory counts once per
+    process."""
 
     unavailable: Mapping[str, str] = {}
 

@@ -1,11 +1,9 @@
 """What ran and where the time went, from the events of a profile. Does not import torch.
 
-Events are operators, named ranges and memory requests of the host's threads, calls of the CUDA
-runtime, and work of the device. A kernel belongs to the innermost range, in the thread of its
-operator, in which it was launched: a fused operator opens ranges of its own. A kernel of the
-backward pass belongs to the range of the forward operator with the same number of autograd.
-
-Each step is a range STEP, followed by a range DRAIN in which the host waits for the device.
+A kernel belongs to the innermost range, in the thread of its operator, in which it was launched: a
+fused operator opens ranges of its own. A kernel of the backward pass belongs to the range of the
+forward operator with the same number of autograd. Each step is a range STEP, followed by a range
+DRAIN in which the host waits for the device.
 """
 
 import re

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.messages import RANK_MARK
+from harness.messages import ASK_FOR_STACKS, RANK_MARK
 from harness.records import Case
 from harness.runner.forkserver import Worker, end_of
 
@@ -71,7 +71,8 @@ def python_stacks(worker: Worker, log: Path, ranks: int = 0) -> str:
     if not log.exists():  # somebody removed the run
         return ""
     before = log.stat().st_size
-    worker.dump_stacks()
+    if worker.exit_code is None:
+        os.kill(worker.pid, ASK_FOR_STACKS)
     deadline = time.monotonic() + PYTHON_S
     while time.monotonic() < deadline:
         time.sleep(POLL_S)

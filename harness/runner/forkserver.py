@@ -21,7 +21,6 @@ from typing import IO, Any
 
 from harness.errors import HarnessError
 from harness.messages import (
-    ASK_FOR_STACKS,
     Garbled,
     MeasureOrder,
     Message,
@@ -104,11 +103,6 @@ class Worker:
             self.end()
         return received
 
-    def dump_stacks(self) -> None:
-        """Ask the worker to write the Python stacks of its threads to its log."""
-        if self.exit_code is None:
-            os.kill(self.pid, ASK_FOR_STACKS)
-
     def end(self) -> int:
         """End the worker and its descendants; the number of processes that survived SIGKILL."""
         os.close(self.answers)
@@ -127,28 +121,6 @@ def search_path(env: Mapping[str, str]) -> list[str]:
     return [*dict.fromkeys(str(Path(p).absolute()) if Path(p).exists() else p for p in places)]
 
 
-def start_forkserver(
-    path: Sequence[str],
-    first: Sequence[str],
-    control: socket.socket,
-    output: IO[bytes],
-    *,
-    env: Mapping[str, str],
-    cwd: Path | None,
-) -> "subprocess.Popen[bytes]":
-    """Start an interpreter that serves orders from the other end of `control`."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOT, json.dumps(path), str(control.fileno()), *first],
-        cwd=cwd,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[control.fileno()],
-        start_new_session=True,  # Ctrl-C is for the parent, which then ends it
-    )
-
-
 class ForkserverHandle:
     """The process of a forkserver and the socket to it."""
 
@@ -156,11 +128,19 @@ class ForkserverHandle:
         """Start one under `env` and wait until torch is imported there."""
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by close()
-        env = {**os.environ, **env}
+        env, served = {**os.environ, **env}, theirs.fileno()
+        words = [json.dumps(search_path(env)), str(served), *first]
         try:
             with theirs:
-                self._process = start_forkserver(
-                    search_path(env), first, theirs, self._stderr, env=env, cwd=cwd
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _BOOT, *words],
+                    cwd=cwd,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._stderr,
+                    stderr=self._stderr,
+                    pass_fds=[served],
+                    start_new_session=True,  # Ctrl-C is for the parent, which then ends it
                 )
         except OSError as error:
             self.control.close()

@@ -26,8 +26,7 @@ def gpus_of(case: Case) -> int:
 
 def of_case(probes: Sequence[Probe], case: Case) -> tuple[Probe, ...]:
     """The probes of what a case uses: of the GPUs, one for each that it needs."""
-    gpus = gpus_of(case)
-    return tuple(p for p in probes if not isinstance(p, NvmlProbe) or p.rank < gpus)
+    return tuple(p for p in probes if not isinstance(p, NvmlProbe) or p.rank < gpus_of(case))
 
 
 class Recorder:

@@ -287,16 +287,11 @@ def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[Any] = []
-    start = forkserver.start_forkserver
 
-    def starting(*args: Any, **options: Any) -> Any:
-        started.append(start(*args, **options))
-        return started[0]
-
-    def interrupted(*_: object) -> None:
+    def interrupted(handle: Any) -> None:
+        started.append(handle._process)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(forkserver, "start_forkserver", starting)
     monkeypatch.setattr(forkserver.ForkserverHandle, "hear", interrupted)
     with pytest.raises(KeyboardInterrupt):
         Launcher().describe()
