@@ -16,9 +16,9 @@ class TimeUse:
 
     wall_s: float
     """From the start of the command to the last measurement, or the lifetimes of all processes."""
-    work_s: float | None
+    work_s: float | None = None
     """None if no process recorded phases, as in an imported run."""
-    overhead_s: float | None
+    overhead_s: float | None = None
     """Mean lifetime of a process minus its work. It includes building the workload, with all that
     it imports and compiles."""
 
@@ -39,7 +39,7 @@ def time_use(run: Run) -> TimeUse | None:
     if wall_s <= 0:
         return None
     if not (spent := by_phase(run)):
-        return TimeUse(wall_s=wall_s, work_s=None, overhead_s=None)
+        return TimeUse(wall_s=wall_s)
     work_s = sum(spent.get(name, 0.0) for name in WORK)
     overhead_s = (lives_s - work_s) / len(run.measurements)
     return TimeUse(wall_s=wall_s, work_s=work_s, overhead_s=overhead_s)

@@ -195,15 +195,9 @@ def _one_place(source: MetricSource) -> MetricSource:
     return source
 
 
-Progress = Annotated[
-    Steps,
-    reads(
-        Steps,
-        step=Pattern,
-        setup_steps=Annotated[int, Field(ge=0)],
-        until=Literal["exit", "sampled"],
-    ),
-]
+_NotNegative = Annotated[int, Field(ge=0)]
+_Until = Literal["exit", "sampled"]
+Progress = Annotated[Steps, reads(Steps, step=Pattern, setup_steps=_NotNegative, until=_Until)]
 Reading = Annotated[
     MetricSource,
     reads(

@@ -62,14 +62,14 @@ MOST_LINES = {
     "harness/report": 4_300,
     "harness/runner": 2_160,
     "harness/store": 730,
-    "harness/suite": 1_930,
+    "harness/suite": 1_920,
     "harness/worker": 660,
     "nsa": 13_290,
     "suites": 2_930,
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 19_300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_250, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

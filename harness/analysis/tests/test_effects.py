@@ -59,16 +59,6 @@ def test_each_provider_is_compared_with_the_first_that_ran() -> None:
     assert dense.ratio == pytest.approx(4, rel=0.02)
 
 
-def test_only_pairs_of_ok_cases_that_differ_in_one_axis_count() -> None:
-    apart = [case({"a": 0, "b": 0}), case({"a": 1, "b": 1}), case({"a": 2, "b": 0})]
-
-    def measure(c: Any) -> list[Measurement]:
-        return timed(c, 0.1) if c.axes["gc"] == "off" else ended(c, Outcome.CRASH)
-
-    assert not [e for e in found_in(apart, lambda c: timed(c, 0.1)) if e.axis == "b"]
-    assert found_in(sweep(gc=["off", "on"]), measure) == ()
-
-
 @pytest.mark.parametrize(
     ("late", "bound_s", "found"),
     [

@@ -7,7 +7,6 @@ import pytest
 from harness.analysis.expectation import assessed, peak
 from harness.analysis.summary import summarise
 from harness.records import Decision, Expectation, Finding, Match, Measurement, Outcome
-from harness.report.verdict_text import distance
 from harness.tests.fake_runs import case, ended, run, timed
 
 CASE = case({"seq_len": 512})
@@ -58,24 +57,6 @@ def test_the_whole_interval_must_be_on_one_side(
     (one,) = found(timed(CASE, 512 / 27), **expected)
 
     assert one.decision is decision
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "times"),
-    [
-        (500, 1500, 500 / 11),
-        (None, 1, 11),
-        (10, 12, 11 / 12),
-        (10, None, 10 / 11),
-        (0, 12, 11 / 12),
-    ],
-)
-def test_a_value_has_its_distance_to_the_nearer_end(
-    low: float | None, high: float | None, times: float
-) -> None:
-    (one,) = found(timed(CASE, 512 / 11), low=low, high=high)
-
-    assert distance(one, None) == pytest.approx(times, rel=0.03)
 
 
 @pytest.mark.parametrize(

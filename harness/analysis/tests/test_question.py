@@ -40,7 +40,6 @@ def judged(
     **suite: Any,
 ) -> Verdict:
     """A run in which each provider takes this long at every length."""
-
     settings = {"nsa": 3, "dense": 3} | (processes or {})
 
     def measure(c: Case) -> list[Measurement]:
@@ -108,12 +107,8 @@ def test_a_peer_that_fails_leaves_a_gap_and_is_not_our_no_go(
     missing: Weight, decision: Decision
 ) -> None:
     """With `note` no pair is left, and a rule without evidence is never GO."""
-    verdict = judged(
-        {"nsa": 1.0, "dense": 3.0},
-        rules=(replace(RATIO, missing=missing),),
-        failed={"dense": Outcome.HANG},
-        peers=("dense",),
-    )
+    rule, failed = replace(RATIO, missing=missing), {"dense": Outcome.HANG}
+    verdict = judged({"nsa": 1.0, "dense": 3.0}, rules=(rule,), failed=failed, peers=("dense",))
 
     assert of(verdict, EVERY_CASE_RAN).decision is GO
     assert (of(verdict).decision, verdict.decision) == (decision, decision)

@@ -73,13 +73,6 @@ def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason:
     assert (fit.reason, fit.exponent is None) == (reason, bool(reason))
 
 
-def test_two_measured_points_give_no_fit() -> None:
-    fit = fitted(power(2.0, limit_s=0.05), outcome=Outcome.TIMEOUT, lower_bound_s=0.05)
-
-    assert fit.exponent is None
-    assert fit.reason.startswith("2 measured values of seq_len")
-
-
 def test_a_hang_is_not_a_slow_point() -> None:
     steps = {**power(1.0, LENGTHS[:3]), 1024: math.inf}
 
