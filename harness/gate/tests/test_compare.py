@@ -82,16 +82,6 @@ def ends(outcome: Outcome) -> Measure:
     return lambda c: ended(c, outcome)
 
 
-def test_two_runs_of_one_commit_are_one_build() -> None:
-    def width(name: str) -> float:
-        (found, _) = compare(side("a", steady(0.1)), side("b", steady(0.1), env=at(name))).cases
-        assert found.comparison is not None
-        assert found.comparison.high is not None
-        return found.comparison.high / found.comparison.ratio
-
-    assert width("b") > 1.0001 * width("a")
-
-
 FAST, CRASHED, REFUSED = steady(0.1), ends(Outcome.CRASH), ends(Outcome.UNSUPPORTED)
 SIDES: dict[str, tuple[Measure, Measure, Decision, State, str]] = {
     "not slower": (FAST, steady(0.098), GO, State.COMPARED, "% slower: below the tolerance of 5 %"),

@@ -150,15 +150,6 @@ def test_each_planted_fault_has_its_decision(
     assert (verdict.decision, verdict.blocks, verdict.exit_status) == (NO_GO, True, 1)
 
 
-def test_a_slowdown_names_the_commits_to_search_between(interleaved: Interleaved) -> None:
-    verdict, _ = interleaved
-
-    (remedy,) = (text for text in verdict.remedies if "harness bisect" in text)
-    assert verdict.baseline is not None
-    ends = verdict.baseline.commit[:10], verdict.candidate.commit[:10]
-    assert "--good {} --bad {}".format(*ends) in remedy
-
-
 def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) -> None:
     verdict, folder = interleaved
     slow = of(verdict, "slow")
@@ -168,6 +159,9 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     assert slow.comparison.pairs >= 4, "of six; a busy machine may spoil some"
     assert slow.gpu_s > 0
     assert verdict.baseline is not None
+    (remedy,) = (text for text in verdict.remedies if "harness bisect" in text)
+    ends = verdict.baseline.commit[:10], verdict.candidate.commit[:10]
+    assert "--good {} --bad {}".format(*ends) in remedy
     began: dict[int, dict[str, str]] = {}
     for side, ref in ((verdict.baseline, "main"), (verdict.candidate, "change")):
         run = run_of(folder, side)

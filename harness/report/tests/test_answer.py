@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.effects import versus
-from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
@@ -233,24 +231,6 @@ def test_a_label_of_several_workloads_or_providers_names_one_of_each_case() -> N
     assert named["others/dense/seq_len=512"] == "others: paper shape (dense)"
 
 
-def test_correctness_counts_processes_and_names_the_reason() -> None:
-    error = Accuracy(tensors=(TensorError(name="dq", error=0.2, bound=0.5),))
-
-    def measure(c: Case) -> list[Measurement]:
-        T = int(c.axes["seq_len"])
-        few = replace(error, sampled=(T // 8, T)) if T == 2048 else error
-        skipped = Accuracy(skipped="96 GiB") if c.provider == "dense" else few
-        seen = {} if skipped is not few else {"checked_tokens": 1024}
-        return [replace(m, accuracy=skipped, effective=seen) for m in timed(c, 1.0)]
-
-    built = values(run(CASES, measure))
-
-    assert "6 of 12 processes compared with the reference" in built["trust"]
-    assert [row[1:] for row in built["correctness"].rows] == [
-        ("6 of 12, 1,024 tokens; 3 by 256 of 2,048 rows", "0.4 (dq)", "96 GiB: 6"),
-    ]
-
-
 # --- the first provider against the others -----------------------------------------------
 
 AHEAD = {512: 0.5, 1024: 0.8, 2048: 1.6, 4096: 3.0}
@@ -266,23 +246,6 @@ def crossing(ratios: dict[int, float], processes: int = 3) -> Run:
         return timed(c, step, cv=0.002, processes=processes)
 
     return run(cases, measure)
-
-
-@pytest.mark.parametrize(
-    ("ratios", "between"),
-    [
-        (AHEAD, (1024, 2048)),
-        ({512: 0.2, 1024: 0.3}, None),
-        ({**AHEAD, 1024: 1.0}, (512, 2048)),
-        ({512: 0.5, 1024: 2.0, 2048: 0.5, 4096: 3.0}, (2048, 4096)),
-    ],
-)
-def test_a_crossover_lies_between_measured_lengths(
-    ratios: dict[int, float], between: tuple[int, int] | None
-) -> None:
-    (found,) = versus(summarise(crossing(ratios)))
-
-    assert found.crossover == between
 
 
 @pytest.mark.parametrize("judged", [False, True])
@@ -324,9 +287,3 @@ def test_a_suite_with_a_cost_says_what_is_ready() -> None:
     assert values(measured())["readiness"] == []
     failed = measured(failed=Outcome.CRASH, cost=CostPlan(steps=10, match=FLOOR.match))
     assert "**Phases failed**: train" in values(failed)["readiness"]
-
-
-def test_a_question_names_the_gpu_of_the_run() -> None:
-    asked = values(measured(parts={**PARTS, "fast": "Fast on {gpu}?"}))
-
-    assert asked["parts"].rows[0][0] == "Fast on NVIDIA H200?"

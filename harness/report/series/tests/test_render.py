@@ -27,16 +27,6 @@ def write(folder: Path, subject: str = "Small") -> Path:
     )
 
 
-def test_a_second_report_is_the_next_version(tmp_path: Path) -> None:
-    (tmp_path / NAME.format(7)).write_text("kept")
-    (tmp_path / NAME.format("9 draft")).write_text("not a version")
-
-    first, second = write(tmp_path), write(tmp_path)
-
-    assert [p.name for p in (first, second)] == [NAME.format(8), NAME.format(9)]
-    assert [p.read_text() for p in (first, second)] == ["v8", "v9"]
-
-
 def test_two_that_write_at_once_get_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
