@@ -1,6 +1,7 @@
 """The rooms of the harness and the arrows between them, as CONTRIBUTING.md draws them."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -69,7 +70,7 @@ MOST_LINES = {
 }
 """Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
 sum is to fall to 28,500 in harness/."""
-MOST_TEST_LINES = {"harness": 19_250, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_150, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -92,13 +93,9 @@ def module_of(path: Path) -> str:
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Imports, attributes of names, and classes of a file, also those inside functions."""
-    return [
-        node
-        for node in ast.walk(ast.parse(path.read_text(), filename=str(path)))
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef)
-        or (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name))
-    ]
+    """Imports and classes of a file, also those inside functions."""
+    wanted = ast.Import | ast.ImportFrom | ast.ClassDef
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, wanted)]
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
@@ -151,12 +148,6 @@ def may_import(importer: str, imported: str) -> bool:
         return own < other if other is not None else imported in SHARED
     above, below = row_of(importer, PARENT), row_of(imported, PARENT)
     return above is not None and below is not None and above < below
-
-
-def uses(path: Path, *names: str) -> set[str]:
-    """Which of some names with one dot (`os.environ`) a file speaks of."""
-    spoken = {ast.unparse(n) for n in nodes(path) if isinstance(n, ast.Attribute)}
-    return (spoken | imported_modules(path)) & set(names)
 
 
 def test_every_room_is_on_the_list() -> None:
@@ -294,6 +285,6 @@ def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
 
 def test_one_module_of_nsa_reads_the_environment() -> None:
     """A switch read anywhere else would escape the check of unknown names."""
-    names = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
+    reads = re.compile(r"\bos\.(?:environ|getenv)|from os import")
 
-    assert {f for f, p in sources("nsa").items() if uses(p, *names)} == {"nsa/flags.py"}
+    assert {f for f, p in sources("nsa").items() if reads.search(p.read_text())} == {"nsa/flags.py"}

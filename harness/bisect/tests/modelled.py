@@ -1,7 +1,6 @@
 """A modelled machine, whose processes answer at once: for searches alone, and for sessions with
 real commits and worktrees."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,8 +46,6 @@ class Machine:
     """Trees that the code must not come from."""
     checked: list[Path] = field(default_factory=list)
     """The trees of the processes that compared their outputs."""
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """Of the launcher when it started; workers inherit it."""
 
     def __enter__(self) -> "Machine":
         return self
@@ -56,7 +53,7 @@ class Machine:
     def __exit__(self, *_: object) -> None: ...
 
     def launcher(self, roots: object, *, elsewhere: Sequence[Path], **_: object) -> "Machine":
-        self.elsewhere, self.environ = [*elsewhere], dict(os.environ)
+        self.elsewhere = [*elsewhere]
         return self
 
     def describe(self) -> dict[str, Any]:

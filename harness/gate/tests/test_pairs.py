@@ -11,6 +11,7 @@ import pytest
 from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
+from harness.gate.policy import by_scatter
 from harness.records import Change, Measurement, Outcome, Thresholds
 from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
@@ -139,6 +140,14 @@ CASE = fake_runs.case({"seq_len": 512})
 
 def side(measured: list[Measurement]) -> Any:
     return SimpleNamespace(of=lambda _: measured)
+
+
+def test_a_stated_tolerance_is_not_widened_and_no_case_passes_the_stored_one() -> None:
+    def tolerance(**given: Any) -> float:
+        return by_scatter(Thresholds(**given), given, 0.1).tolerance
+
+    found = tolerance(), tolerance(tolerance=0.04), tolerance(stored_tolerance=0.04)
+    assert found == (0.05, 0.04, 0.04)
 
 
 @pytest.mark.parametrize(("throttled", "left_out"), [(12, 0), (16, 1)])

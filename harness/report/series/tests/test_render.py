@@ -27,6 +27,13 @@ def write(folder: Path, subject: str = "Small") -> Path:
     )
 
 
+def test_a_second_report_is_the_next_version(tmp_path: Path) -> None:
+    (tmp_path / NAME.format(7)).write_text("kept")
+    (tmp_path / NAME.format("9 draft")).write_text("not a version")
+
+    assert [write(tmp_path).read_text() for _ in range(2)] == ["v8", "v9"]
+
+
 def test_two_that_write_at_once_get_two_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
