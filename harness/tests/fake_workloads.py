@@ -166,6 +166,7 @@ def reads_environment(provider: str, axes: Axes) -> Workload:
     return _good_but(
         effective=lambda: {
             "flag": os.environ.get("NSA_TEST_FLAG", ""),
+            "policy": os.environ.get("OMP_WAIT_POLICY", ""),
             "hash_randomization": bool(sys.flags.hash_randomization),
         }
     )

@@ -73,10 +73,9 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
     monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: here)
 
     facts = {"torch_settings": {"device": "cuda"}, "gpu_uuids": [UUID, OTHER_UUID]}
-    launcher = Mock(describe=lambda: facts)
 
     with rig.Rig(say=print) as own:
-        own.launcher = launcher
+        own.launcher = Mock(describe=lambda: facts)
         own.describe(command=(), repository=None, cases=[ON])
         own.observe(here)
 

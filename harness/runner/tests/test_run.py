@@ -305,20 +305,11 @@ def test_threads_of_workloads_wait_passively_unless_the_user_decides(
 ) -> None:
     """Spinning threads make a step twenty times as long beside other load. Programs of a suite keep
     the user's environment."""
-    (tmp_path / "shows.py").write_text("""
-import os
-from dataclasses import replace
-from harness.tests import fake_workloads
-def inherited(provider, axes):
-    seen = lambda: {"policy": os.environ.get("OMP_WAIT_POLICY", "")}
-    return replace(fake_workloads.good(provider, axes), effective=seen)
-""")
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     around = {"OMP_DISPLAY_ENV": "true"} | ({"OMP_WAIT_POLICY": given} if given else {})
 
     with Launcher(around=around) as one:
-        (m,) = run(one, tmp_path, replace(make_case("good"), factory="shows:inherited"))
+        (m,) = run(one, tmp_path, make_case("reads_environment"))
         output = one._warmed()._stderr
         output.seek(0)
         shown = output.read().decode()
