@@ -11,7 +11,6 @@ from harness.records import (
     Case,
     CostPlan,
     Gap,
-    Match,
     Measurement,
     Outcome,
     Rule,
@@ -216,19 +215,6 @@ def test_a_label_that_fits_two_cases_alike_is_not_used() -> None:
     recorded = measured(labels=(("all", to(seq_len=512)), ("all", to(seq_len=2048))))
 
     assert set(case_names(recorded.suite).values()) == {c.case_id for c in CASES}
-
-
-def test_a_label_of_several_workloads_or_providers_names_one_of_each_case() -> None:
-    cases = [*CASES, *sweep(workload="others", provider="dense", seq_len=[512])]
-    labels = (("paper shape", Match(criteria={"seq_len": (512,)})),)
-    suite = replace(run(cases, lambda _: []).suite, labels=labels)
-
-    named = case_names(suite)
-
-    assert len({*named.values()}) == len(cases)
-    assert named["train/nsa/seq_len=512"] == "paper shape"
-    assert named["train/dense/seq_len=512"] == "paper shape (dense)"
-    assert named["others/dense/seq_len=512"] == "others: paper shape (dense)"
 
 
 # --- the first provider against the others -----------------------------------------------
