@@ -117,20 +117,16 @@ def test_one_change_is_one_difference_where_both_recorded_it(
     assert names(now, HERE) == expected
 
 
-def test_a_variable_is_compared_if_both_runs_would_have_recorded_it() -> None:
+def test_a_variable_or_a_package_is_compared_if_both_runs_would_have_recorded_it() -> None:
     now = replace(HERE, prefixes=VARIABLE_PREFIXES)
     with_path = replace(now, variables={**now.variables, "PYTHONPATH": "/src"})
 
     assert names(with_path, now) == ["PYTHONPATH"]
     assert names(with_path, HERE) == []
 
-
-def test_a_package_that_only_one_suite_required_is_not_compared() -> None:
-    def has(**versions: str | None) -> Environment:
-        return replace(BASELINE, versions={**BASELINE.versions, **versions})
-
-    assert names(has(wheel="0.45")) == []
-    assert names(has(wheel="0.45"), has(wheel=None)) == ["wheel"]
+    has, lacks = (replace(HERE, versions={**HERE.versions, "wheel": v}) for v in ("0.45", None))
+    assert names(has, HERE) == [], "only one suite required it"
+    assert names(has, lacks) == ["wheel"]
 
 
 def test_a_setting_changed_in_all_cases_is_one_difference() -> None:

@@ -98,7 +98,7 @@ def test_the_record_has_the_interpreter_and_the_variables_that_can_change_a_numb
     assert all(name.startswith(VARIABLE_PREFIXES) for name in seen)
 
 
-def test_without_a_gpu_the_record_has_the_reasons_of_torch_and_nvml(
+def test_the_gpu_is_the_worker_s_even_without_nvml_or_the_record_has_the_reasons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(nvml, "gpus", no_nvml)
@@ -111,18 +111,13 @@ def test_without_a_gpu_the_record_has_the_reasons_of_torch_and_nvml(
         assert why in blind.gpu_unavailable
     assert GPU.name in unusable.gpu_unavailable
 
-
-def test_the_gpu_is_the_one_of_the_worker_even_without_nvml(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     monkeypatch.setattr(nvml, "find", {GPU.uuid: GPU}.__getitem__)
     assert capture(GPU_FACTS).gpu == GPU
 
     monkeypatch.setattr(nvml, "find", no_nvml)
-    captured = capture(GPU_FACTS)
-    assert captured.device_name == "NVIDIA H200"
-    assert captured.gpu is not None
-    assert captured.gpu.driver == environment.NOT_REPORTED
+    captured = capture(GPU_FACTS).gpu
+    assert captured
+    assert (captured.name, captured.driver) == ("NVIDIA H200", environment.NOT_REPORTED)
 
 
 # --- git ---------------------------------------------------------------------------------

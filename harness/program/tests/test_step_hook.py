@@ -72,18 +72,13 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
     assert answers[0]["dispatched_ops"] > 3
 
 
-def test_a_line_of_another_thread_does_not_count(tmp_path: Path) -> None:
+def test_neither_another_thread_nor_a_process_without_operators_counts(tmp_path: Path) -> None:
     hooked = HookedSteps(tmp_path)
-
     thread = threading.Thread(target=hooked.hook.line_written, args=("step 1",))
     thread.start()
     thread.join()
-
     assert hooked.notes == []
 
-
-def test_a_process_without_operators_gives_no_answer(tmp_path: Path) -> None:
-    hooked = HookedSteps(tmp_path)
     for number in range(1, 40):
         hooked.hook.line_written(f"step {number}")
 
