@@ -88,7 +88,7 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     if stated is None and result.decision is Decision.GO:
         return _built_in_met(result)
     if not result.findings:
-        matched = "no matched case has an outcome that decides"
+        matched = "its cases have no number: they ended as the suite allows"
         return matched if result.matched else "the rule matches no case of this run"
     if stated and not result.applies:
         device = f"for {stated.gpu} only; " if result.findings[0].fact is Fact.OTHER_DEVICE else ""
