@@ -106,17 +106,6 @@ def test_a_step_is_limited_by_what_was_planted(known: dict[str, Any], word: Limi
     assert limit(**known) is word
 
 
-def test_a_step_that_still_gets_faster_is_a_cold_start() -> None:
-    one = case({"name": "a"})
-    falling = tuple(STEP_S * (2 - i / 20) for i in range(20))
-    measured = [replace(m, steady=False, samples_s=falling) for m in timed(one, STEP_S)]
-    seen = CaseSummary(case=one, outcome=Outcome.OK, metrics={"step_s": estimate(STEP_S)})
-    found = bottleneck(seen, measured, PEAKS)
-
-    assert found is not None
-    assert found.limit is Limit.COLD
-
-
 @pytest.mark.parametrize("hot", [0, 1])
 def test_the_clock_of_the_slowest_of_several_gpus_limits(hot: int) -> None:
     t_s = (0.5, 1.0, 1.5)

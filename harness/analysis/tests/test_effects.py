@@ -98,17 +98,6 @@ def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
     assert 1 / effect.ratio == pytest.approx(1000 / 1.3**5)
 
 
-@pytest.mark.parametrize(("processes", "negligible"), [(5, True), (1, False)])
-def test_a_flag_without_effect_is_negligible_if_the_interval_shows_it(
-    processes: int, negligible: bool
-) -> None:
-    (effect,) = found_in(
-        sweep(NSA_USE_FA2=[0, 1]), lambda c: timed(c, 0.1, cv=0.001, processes=processes)
-    )
-
-    assert (effect.low is not None, effect.negligible) == (negligible, negligible)
-
-
 def planted(effect: Callable[[Mapping[str, Any]], float], cases: Sequence[Case]) -> Any:
     """Effects of gc, which multiplies the step of each case by the planted amount."""
 

@@ -100,16 +100,12 @@ def test_a_binary_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
-    schema = json_schema()
-    yaml = YAML(typ="safe", pure=True)
+    schema, yaml = json_schema(), YAML(typ="safe", pure=True)
 
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(yaml.load(GOOD), schema)
-    for old, new in [
-        ("providers", "provider"),
-        ("processes: 4", "processes: 0"),
-        ("go: 500", "go: x"),
-    ]:
+    bad = [("providers", "provider"), ("processes: 4", "processes: 0"), ("go: 500", "go: x")]
+    for old, new in bad:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(yaml.load(GOOD.replace(old, new)), schema)
 
