@@ -1,12 +1,10 @@
 """Every page of a folder, rendered again from its record, and the list of the newest ones."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis import verdict as gate
 from harness.records import Run
-from harness.report import verdict_text
 from harness.report.figures import Picture
 from harness.report.markdown import table_cell
 from harness.report.series import pages
@@ -16,6 +14,8 @@ from harness.store import reader
 
 START, END = "<!-- newest reports -->\n", "<!-- end of newest reports -->"
 """Between these two comments the README of the reports has the list."""
+STATUS = "**Status**: "
+"""Beginning of the line of a page that the list repeats, up to the first bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def rendered(directory: Path, store: Path) -> tuple[dict[Path, str], dict[Path, 
     readme = directory / "README.md"
     if readme.is_file() and START in (whole := readme.read_text(encoding="utf-8")):
         before, _, rest = whole.partition(START)
-        texts[readme] = f"{before}{START}\n{_table(found)}\n\n{END}{rest.partition(END)[2]}"
+        texts[readme] = f"{before}{START}\n{_table(found, texts)}\n\n{END}{rest.partition(END)[2]}"
     return texts, figures
 
 
@@ -83,7 +83,7 @@ def _pages(directory: Path, store: Path) -> Iterator[Page]:
             yield Page(path=path, made=made, run=run, against=against)
 
 
-def _table(every: list[Page]) -> str:
+def _table(every: list[Page], texts: Mapping[Path, str]) -> str:
     groups: dict[tuple[str, str], list[Page]] = {}
     for page in every:
         key = page.run.suite.name, page.run.environment.device_name
@@ -94,8 +94,10 @@ def _table(every: list[Page]) -> str:
             git = p.run.environment.git
             commit = f"`{git.commit[:10]}`" if git else "unknown"
             link = f"[{p.run.started_at[:10]} {p.made.mark}](<{p.path.name}>)"
-            status = verdict_text.status(gate.of_run(p.run)[1], p.run)
-            cells = f"`{suite}`", table_cell(device), link, table_cell(status), commit
+            lines = texts[p.path].splitlines()
+            (line,) = (line for line in lines if line.startswith(STATUS))
+            status = line.removeprefix(STATUS).partition(" | ")[0]
+            cells = f"`{suite}`", table_cell(device), link, status, commit
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
