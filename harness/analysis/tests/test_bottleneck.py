@@ -108,20 +108,15 @@ def test_a_step_is_limited_by_what_was_planted(known: dict[str, Any], word: Limi
 
 @pytest.mark.parametrize("hot", [0, 1])
 def test_the_clock_of_the_slowest_of_several_gpus_limits(hot: int) -> None:
-    t_s = (0.5, 1.0, 1.5)
     channels = {}
     for rank, number in enumerate(("", "1")):
-        channels[f"gpu{number}_sm_clock_hz"] = (1.0e9 if rank == hot else 1.9e9,) * len(t_s)
-        channels[f"gpu{number}_throttle_reasons"] = (0x4 if rank == hot else 0x0,) * len(t_s)
-    (measured,) = timed(case({"name": "a"}), 0.2, processes=1)
-    measured = replace(
-        measured,
-        ranks=(Rank(rank=0), Rank(rank=1)),
-        telemetry=Telemetry(t_s=t_s, channels=channels),
-        phases=(Phase(name="sampling", start_s=0.0, end_s=2.0),),
-    )
+        channels[f"gpu{number}_sm_clock_hz"] = (1.0e9 if rank == hot else 1.9e9,) * 3
+        channels[f"gpu{number}_throttle_reasons"] = (0x4 if rank == hot else 0x0,) * 3
+    seen = Telemetry(t_s=(0.5, 1.0, 1.5), channels=channels)
+    phases, ranks = (Phase(name="sampling", start_s=0, end_s=2),), (Rank(rank=0), Rank(rank=1))
+    (m,) = timed(case({"name": "a"}), 0.2, processes=1)
 
-    limit = clock_limit([measured], 1.98e9)
+    limit = clock_limit([replace(m, ranks=ranks, telemetry=seen, phases=phases)], 1.98e9)
 
     assert limit is not None
     assert limit.by == "power"

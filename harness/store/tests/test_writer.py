@@ -31,26 +31,21 @@ from harness.store import writer as store_writer
 from harness.store.writer import RunWriter
 from harness.tests.small_run import CASES, ENVIRONMENT, SUITE, file_size_limit, measured, run_file
 
-PROOF = SelfTest(
-    at="2026-11-21T07:30:13+00:00",
-    device="GPU-6f0c",
-    checks=(SelfTestCheck(name="spin_kernel", holds=None, fact="NVML does not report the clock"),),
-    peaks=Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6),
-    wall_s=2.9,
-)
+CHECKS = (SelfTestCheck(name="spin_kernel", holds=None, fact="NVML does not report the clock"),)
+PEAKS = Peaks(flops_per_s={"bf16": 7.9e14}, bytes_per_s=4.1e12, launch_s=2e-6)
+PROOF = SelfTest(at="2026-11-21T07:30:13+00:00", device="GPU-6f0c", checks=CHECKS, peaks=PEAKS)
 
 
 # --- round trip --------------------------------------------------------------------------
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 scalars = st.booleans() | st.integers() | finite | st.text()
+POWER = Telemetry(t_s=(0.0, 0.1))
 FULL = replace(
     measured(0),
-    accuracy=Accuracy(
-        tensors=(TensorError(name="o", error=1e-3, bound=0.1),), skipped="why", sampled=(2, 64)
-    ),
-    telemetry=Telemetry(
-        t_s=(0.0, 0.1), channels={"gpu_power_w": (1.0, None)}, unavailable={"rss_bytes": "no"}
+    accuracy=Accuracy(tensors=(TensorError(name="o", error=1e-3, bound=0.1),), sampled=(2, 64)),
+    telemetry=replace(
+        POWER, channels={"gpu_power_w": (1.0, None)}, unavailable={"rss_bytes": "no"}
     ),
     phases=(Phase(name="timing", start_s=-0.0, end_s=1.0),),
     steady=False,
@@ -94,7 +89,7 @@ def test_a_run_comes_back_exactly(tmp_path: Path, writer: RunWriter) -> None:
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinity_are_refused(writer: RunWriter, bad: float) -> None:
     size = run_file(writer).stat().st_size
-    telemetry = Telemetry(t_s=(0.0, 0.1), channels={"gpu_power_w": (1.0, bad)})
+    telemetry = replace(POWER, channels={"gpu_power_w": (1.0, bad)})
 
     with pytest.raises(StoreError, match=r"seq_len=128: telemetry\.channels\.gpu_power_w\[1\] is"):
         writer.append(replace(measured(0), telemetry=telemetry))
