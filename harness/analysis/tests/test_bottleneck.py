@@ -26,8 +26,6 @@ from harness.tests.fake_runs import case, timed
 STEP_S = 0.010
 PEAKS = Peaks(launch_s=4e-6, sync_s=2e-5)
 REDUCE = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=0.6 * STEP_S)
-
-
 SENT = {"communication_s": REDUCE.time_s}
 
 
@@ -65,8 +63,8 @@ def found(
         )
         for m in timed(one, STEP_S, telemetry={"gpu_utilisation": nvml} if nvml else None)
     ]
-    metrics = {"step_s": estimate(STEP_S)}
-    metrics |= {} if share is None else {"roofline_share": estimate(share)}
+    known = {"step_s": STEP_S, "roofline_share": share}
+    metrics = {name: estimate(value) for name, value in known.items() if value is not None}
     seen = CaseSummary(case=one, outcome=Outcome.OK, metrics=metrics, roofline_by=by)
     return bottleneck(seen, measured, PEAKS)
 

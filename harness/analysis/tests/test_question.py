@@ -238,11 +238,8 @@ def test_a_budget_leaves_a_partial_verdict_of_what_was_measured() -> None:
     verdict = stopped("/dense/", stop=BUDGET, rules=(FAST, other, RATIO), nsa=1.0, dense=3.0)
 
     assert (verdict.said, verdict.decision.exit_status) == ("GO (partial: 3 of 6 cases)", 0)
-    assert {r.rule: r.said for r in verdict.rules if r.stated} == {
-        "fast": "GO",
-        "base": "not asked",
-        RATIO.name: "not asked",
-    }
+    said = {r.rule: r.said for r in verdict.rules if r.stated}
+    assert said == {"fast": "GO", "base": "not asked", RATIO.name: "not asked"}
     assert "the budget of 10 min left no more time" in rule_sentence(of(verdict, "base"))
 
 

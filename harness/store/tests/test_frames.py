@@ -76,8 +76,8 @@ def test_samples_processes_and_counters_are_those_of_the_record(recorded: Run) -
 def test_a_training_step_has_what_it_reported_and_the_telemetry_at_its_end(recorded: Run) -> None:
     steps = harness.load(recorded.folder).steps
 
-    assert list(steps["case_id"].unique()) == [ALONE.case_id]
-    assert list(steps["step"]) == list(range(1, 201))
+    assert {*steps["case_id"]} == {ALONE.case_id}
+    assert [*steps["step"]] == [*range(1, 201)]
     assert set(steps["bits_per_byte"]) == {8.0}
     assert steps["cpu_utilisation"].iloc[-1] == pytest.approx(0.9, rel=0.3)
     assert steps.attrs["units"]["step_s"] == "s"

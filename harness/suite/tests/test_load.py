@@ -64,19 +64,16 @@ def test_shipped_suites_are_found_by_name_from_any_directory(
         assert suites.load(ref).path == "suites/smoke.yaml"
 
 
-@pytest.mark.parametrize(
-    ("file", "ref"), [("smoke.yaml", "smoke.yaml"), ("suites/smoke.yaml", "smoke")]
-)
 def test_a_local_file_wins_over_a_shipped_suite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, ref: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "suites").mkdir()
-    (tmp_path / file).write_text(GOOD)
-
-    own = suites.load(ref)
-
-    assert (own.title, own.path, suites.shipped_roots(own)) == ("Retest", file, ())
+    for file, ref in (("smoke.yaml", "smoke.yaml"), ("suites/smoke.yaml", "smoke")):
+        (tmp_path / file).write_text(GOOD)
+        own = suites.load(ref)
+        assert (own.title, own.path, suites.shipped_roots(own)) == ("Retest", file, ())
+        (tmp_path / file).unlink()
 
 
 def test_a_missing_file_lists_the_shipped_suites(tmp_path: Path) -> None:
