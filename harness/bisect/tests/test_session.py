@@ -249,9 +249,6 @@ def test_a_path_mismatch_of_the_good_commit_ends_the_search(
     assert "good commit cannot be measured: path mismatch" in bisection.sentence(result)
 
 
-# --- the history -------------------------------------------------------------------------
-
-
 def test_ends_that_do_not_fit_are_refused(past: Past) -> None:
     repository, line = Repository.around(past[0]), past[1]
     side = git(past[0], "rev-parse", f"{line[30]}^2")
@@ -263,9 +260,6 @@ def test_ends_that_do_not_fit_are_refused(past: Past) -> None:
     ):
         with pytest.raises(HarnessError, match=message):
             history.between(repository, good, bad)
-
-
-# --- the journal -------------------------------------------------------------------------
 
 
 def test_a_journal_that_is_in_use_unknown_or_damaged_is_refused(

@@ -109,9 +109,6 @@ def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
     assert [d.name for d in answer.differences] == ["commit"]
 
 
-# --- undecided ---------------------------------------------------------------------------
-
-
 def test_another_environment_leaves_times_undecided() -> None:
     a = side("a", steady(0.1))
     b = side("b", steady(0.2), env=at("b", gpu=replace(H200, driver="590.1")))
@@ -156,9 +153,6 @@ def test_a_case_with_another_setting_is_compared_and_the_difference_is_named() -
     assert {c.comparison for c in compare(a, edited).cases} == {None}
 
 
-# --- counters ----------------------------------------------------------------------------
-
-
 def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
     counters = Counters(steps=2, host_syncs=host_syncs, dispatched_ops=7)
     return lambda c: [replace(m, counters=counters) for m in steady(step_s)(c)]
@@ -178,9 +172,6 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
     assert "host_syncs 34 → 35" in timed_too.cases[0].findings[-1].reason
     assert compare(a, side("c", counting(34)), counters=True).exit_status == 0
     assert compare(a, side("c", steady(0.1)), counters=True).exit_status == 3
-
-
-# --- the command -------------------------------------------------------------------------
 
 
 def test_the_command_prints_differences_before_cases(tmp_path: Path) -> None:

@@ -50,9 +50,6 @@ def results(document: str) -> dict[str, str]:
     return found
 
 
-# --- JUnit -------------------------------------------------------------------------------
-
-
 def test_junit_has_a_test_for_every_case_and_the_verdict() -> None:
     document = junit(gate_verdict(gate_case(), SLOWER, OPEN))
 
@@ -94,9 +91,6 @@ def test_no_text_breaks_the_xml() -> None:
     found = results(junit(gate_verdict(case, reason=NASTY, device=NASTY, remedies=(NASTY,))))
 
     assert len(found) == 2
-
-
-# --- pages -------------------------------------------------------------------------------
 
 
 def test_the_page_of_a_gate() -> None:
@@ -172,9 +166,6 @@ def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
     assert len(re.findall(r"(?<!\\)\|", row)) == 5
 
 
-# --- annotations -------------------------------------------------------------------------
-
-
 def test_text_in_a_command_is_escaped() -> None:
     line = command("error", Decision.NO_GO, "a:b,c%\nd", "50 %\r\n::stop", "s,x.yaml")
 
@@ -200,9 +191,6 @@ def test_the_kind_of_an_annotation_follows_decision_and_policy() -> None:
     assert {k.split()[0] for k in kinds(stage=Stage.SHADOW, blocks=False)} == {"notice"}
     assert f"notice {undecided}" in kinds(blocks=True), "the NO-GO blocks"
     assert f"error {undecided}" in kinds(blocks=True, decision=Decision.INCONCLUSIVE)
-
-
-# --- the command -------------------------------------------------------------------------
 
 
 def test_the_command_prints_a_verdict_and_refuses_another_file(tmp_path: Path) -> None:

@@ -36,9 +36,6 @@ def test_an_axis_without_effect_in_words(changes: dict[str, Any], expected: str)
     assert expected in dead_axis_sentence(replace(DEAD, **changes))
 
 
-# --- of a run ----------------------------------------------------------------------------
-
-
 def alike(cases: Sequence[Case]) -> Run:
     """A run in which every case did the same."""
     digest = TensorDigest(name="loss", dtype="float32", shape=(), norm=1.0, projection=1.0)

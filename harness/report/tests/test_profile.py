@@ -83,9 +83,6 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     assert limits(run)[0][0] == "host and GPU"
 
 
-# --- what a rule makes of it -------------------------------------------------------------
-
-
 def judged(run: Run) -> Verdict:
     return gate.judge(run.suite, run.environment, summarise(run), ())
 
