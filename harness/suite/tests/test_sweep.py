@@ -84,8 +84,7 @@ def test_a_rule_without_cases_after_an_override_is_kept(tmp_path: Path) -> None:
     """The verdict must show that the rule judged nothing."""
     loaded = suites.load(write_suite(tmp_path), overrides=["seq_len=64"])
 
-    assert len(loaded.rules) == 2
-    assert len(loaded.expectations) == 1
+    assert (len(loaded.rules), len(loaded.expectations)) == (2, 1)
     assert not any(loaded.expectations[0].match.accepts(c) for c in loaded.cases)
 
 
