@@ -30,8 +30,9 @@ from harness.records import (
 MEASURED_HERE = ("step_s", "peak_memory_bytes")
 """Metrics of which a value that a program reports is not used as an estimate: step times are the
 samples, and peak memory is in the measurement."""
-IMPOSSIBLE = 1.02
-"""Share of the roofline above which scatter of the measured peak cannot be the cause."""
+TOO_FAST, IMPOSSIBLE = 1.02, 1.05
+"""Shares of the roofline above which scatter of the measured peak cannot be the cause, and above
+which no data that the cache kept is either: such a case has no speed."""
 LARGE_DISAGREEMENT = 0.10
 """Slowest process over fastest, less one, above which a summary notes it."""
 APART = 2.0
@@ -125,6 +126,11 @@ def _summarise(
         if _apart(ends[name])
     }
     metrics = {name: e for name, e in found.items() if name not in apart}
+    share = metrics.get("roofline_share")
+    too_fast = _faster_than_possible(case, share, limit)
+    if share and limit and share.value > IMPOSSIBLE and not _cached(case, limit):
+        outcome, detail = Outcome.IMPOSSIBLE, too_fast
+        metrics, apart, too_fast = {}, {}, ""
     untimed_s = None
     if bad and bad.outcome is Outcome.TIMEOUT and not bounds:
         finished = bad.evidence.steps if bad.evidence else None
@@ -144,7 +150,7 @@ def _summarise(
         notes=(
             *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),
             *recorded.disagreements(ok),
-            *_faster_than_possible(case, metrics.get("roofline_share"), limit),
+            *([too_fast] if too_fast else []),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -222,15 +228,20 @@ def _roofline_bound(
     )
 
 
-def _faster_than_possible(
-    case: Case, share: Estimate | None, limit: RooflineBound | None
-) -> Iterator[str]:
-    if share is not None and limit is not None and share.value > IMPOSSIBLE:
-        wrong = "the work that the workload states, or the measured peak, is wrong"
-        if limit.by == "bandwidth" and not case.settings.flush_l2:
-            wrong = f"the step read part of its data from the cache (flush_l2 is off), or {wrong}"
-        at = f"{limit.by}: {units.percent(share.value)}"
-        yield f"faster than the roofline allows ({at}): {wrong}"
+def _faster_than_possible(case: Case, share: Estimate | None, limit: RooflineBound | None) -> str:
+    """Why a step cannot have done the work that is stated; empty if it can."""
+    if share is None or limit is None or share.value <= TOO_FAST:
+        return ""
+    wrong = "the work that the workload states, or the measured peak, is wrong"
+    if _cached(case, limit):
+        wrong = f"the step read part of its data from the cache (flush_l2 is off), or {wrong}"
+    at = f"{limit.by}: {units.percent(share.value)}"
+    return f"faster than the roofline allows ({at}): {wrong}"
+
+
+def _cached(case: Case, limit: RooflineBound) -> bool:
+    """Whether the cache may have held data that the bound counts as read from memory."""
+    return limit.by == "bandwidth" and not case.settings.flush_l2
 
 
 def _metrics(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.errors import HarnessError
-from harness.records import COUNTERS, Case, Measurement, Outcome, Suite
+from harness.records import COUNTERS, NOT_OF_THE_CODE, Case, Measurement, Outcome, Suite
 from harness.suite.choice import passing
 
 METRICS = ("step_s", "peak_memory_bytes")
@@ -89,7 +89,7 @@ def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
     known = {
         CriterionKind.METRIC: dict.fromkeys([*METRICS, *reported]),
         CriterionKind.COUNTER: COUNTERS,
-        CriterionKind.OUTCOME: [o.value for o in Outcome if o is not Outcome.INVALID_ENVIRONMENT],
+        CriterionKind.OUTCOME: [o.value for o in Outcome if o not in NOT_OF_THE_CODE],
     }[kind]
     if name not in known:
         raise HarnessError(

@@ -18,6 +18,7 @@ from harness.gate.policy import Policy
 from harness.gate.records import GateCase, Mode, State
 from harness.records import (
     FAILURES,
+    NOT_OF_THE_CODE,
     WORST_FIRST,
     Case,
     CaseSummary,
@@ -127,7 +128,7 @@ def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Whether it ran correctly, and with the required kernels and operators."""
     found = _with_sentence(verdict.ran(evidence.case, summary), "ran")
     ended, base = summary.outcome, {m.outcome for m in evidence.baseline}
-    lost = ended not in (None, Outcome.OK, Outcome.INVALID_ENVIRONMENT)
+    lost = ended not in (None, Outcome.OK, *NOT_OF_THE_CODE)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
         reason = f"{found.reason}; the baseline runs this case"
         found = replace(found, decision=Decision.NO_GO, reason=reason)

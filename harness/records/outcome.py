@@ -25,12 +25,15 @@ class Outcome(StrEnum):
     UNSUPPORTED = "unsupported"  # the provider declined, or nothing could be read of a program
     PATH_MISMATCH = "path_mismatch"  # other code, kernels or operators ran than the suite requires
     INVALID_ENVIRONMENT = "invalid_environment"
+    IMPOSSIBLE = "impossible"  # faster than the roofline allows with a cold cache
 
 
 FAILURES = frozenset(
     {Outcome.INCORRECT, Outcome.NON_FINITE, Outcome.HANG, Outcome.CRASH, Outcome.PATH_MISMATCH}
 )
 """Outcomes that mean the code under test is wrong."""
+NOT_OF_THE_CODE = (Outcome.INVALID_ENVIRONMENT, Outcome.IMPOSSIBLE)
+"""Outcomes that say nothing about the code under test."""
 
 
 class Clock(StrEnum):

@@ -115,7 +115,9 @@ def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]
             outcome, why = declined.outcome, declined.detail
         elif outcome is None:
             why = s.detail or "the run ended before this case started"
-        elif outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured):
+        elif outcome is Outcome.IMPOSSIBLE or (
+            outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured)
+        ):
             why = s.detail  # judged afterwards
         else:
             continue

@@ -49,7 +49,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 920,  # the modules beside the rooms
-    "harness/analysis": 4_290,
+    "harness/analysis": 4_300,
     "harness/bisect": 1_690,
     "harness/cli": 1_880,
     "harness/executor": 350,

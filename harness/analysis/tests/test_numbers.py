@@ -178,9 +178,9 @@ def test_the_roofline_bound_is_the_largest_of_its_terms(
     ("share", "moved", "flush", "why"),
     [
         (1.01, None, False, None),
-        (1.05, None, False, "(compute: 105 %): the work"),
-        (1.05, 2**40, True, "(bandwidth: 105 %): the work"),
-        (1.05, 2**40, False, "(bandwidth: 105 %): the step read part of its data from the cache"),
+        (1.04, None, False, "(compute: 104 %): the work"),
+        (1.04, 2**40, True, "(bandwidth: 104 %): the work"),
+        (1.3, 2**40, False, "(bandwidth: 130 %): the step read part of its data from the cache"),
     ],
 )
 def test_a_step_faster_than_the_roofline_gets_a_note(
@@ -188,12 +188,29 @@ def test_a_step_faster_than_the_roofline_gets_a_note(
 ) -> None:
     one = replace(CASE, settings=replace(CASE.settings, flush_l2=flush))
     step_s = (moved / 4e12 if moved else LEAST_S) / share
-    measured = [replace(m, bytes=moved) for m in timed(one, step_s, cv=1e-4)]
+    found = at_speed(one, step_s, moved)
 
-    notes = summarise(run([one], lambda _: measured, self_tests=(SELF_TEST,)))[0].notes
+    assert found.outcome is Outcome.OK
+    assert len(found.notes) == bool(why)
+    assert all(why and why in note for note in found.notes)
 
-    assert len(notes) == bool(why)
-    assert all(why and why in note for note in notes)
+
+def at_speed(case: Case, step_s: float, moved: int | None) -> CaseSummary:
+    """One case that moves so many bytes in a step."""
+    measured = [replace(m, bytes=moved) for m in timed(case, step_s, cv=1e-4)]
+    return summarise(run([case], lambda _: measured, self_tests=(SELF_TEST,)))[0]
+
+
+@pytest.mark.parametrize("moved", [None, 2**40])
+def test_a_step_far_faster_than_a_cold_cache_allows_has_no_speed(moved: int | None) -> None:
+    one = replace(CASE, settings=replace(CASE.settings, flush_l2=True))
+
+    found = at_speed(one, (moved / 4e12 if moved else LEAST_S) / 1.06, moved)
+
+    assert found.outcome is Outcome.IMPOSSIBLE
+    assert "106 %): the work that the workload states" in found.detail
+    assert not found.metrics
+    assert found.notes == ()
 
 
 # --- time --------------------------------------------------------------------------------
