@@ -40,6 +40,8 @@ from harness.report.pictures import draw, is_asked, judged
 from harness.report.profile import counts, limit_sentence, limits, where_sentence, where_table
 from harness.report.series.since import NO_RUN, since
 
+MAX_RESULTS = 40
+"""Rows of results on a page, but for its first table; the appendix has the others."""
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
@@ -164,7 +166,12 @@ def _results(of: Study) -> dict[str, object]:
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
     asked = {c.workload for c in suite.cases if any(m.accepts(c) for m in stated)} & {*sections}
     several = {w for w in asked if [s.case.workload for s in of.summaries].count(w) > 1}
-    paged = several or asked or {*sections}
+    paged: list[str] = []
+    rows = 0
+    for w in (w for w in sections if w in (several or asked or {*sections})):
+        if not paged or rows + len(sections[w]["table"].rows) <= MAX_RESULTS:
+            paged.append(w)
+            rows += len(sections[w]["table"].rows)
     return {
         "sections": [*sections.values()],
         "asked": [s for w, s in sections.items() if w in paged],
@@ -179,6 +186,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
     return {
         "verdict": of.verdict,
         "rules": tables.rules(of.shown, run.suite.parts),
+        "operators": tables.operators(of.summaries, run),
         "correctness": steadiness.correctness(run, of.summaries),
         "programs": [*text.ran_lines(run)],
         "limits": limits(run, of.summaries, names),
@@ -258,11 +266,20 @@ def _section(
     page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())
     full = tables.pivot(members, run) if several else tables.results(members, run)
-    shown = full
-    if some := len(page) < len(members):
+    shown, which = full, ""
+    many = len({c.provider for c in cases}) > tables.MAX_RATIOS + 1
+    if leads := many and len(full.rows) > tables.MAX_ROWS:
+        shown = tables.leaders(members, run)
+        if len(shown.rows) > tables.MAX_ROWS:
+            which = "The first rows; "
+            shown = replace(shown, rows=shown.rows[: tables.MAX_ROWS])
+    elif len(page) < len(members):
         shown = tables.pivot(page, run) if several else tables.results(page, run)
-        which = f"Rows with {run.suite.axis(where[0])}={where[1]}" if where else "The first rows"
-        said = f"{which}; the appendix has all {len(full.rows)}."
+        which = (
+            f"Rows with {run.suite.axis(where[0])}={where[1]}; " if where else "The first rows; "
+        )
+    if shown is not full:
+        said = f"{which or 'By provider: '}the appendix has all {len(full.rows)}."
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
     # The table shows how a step grows, and compares the providers.
     told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
@@ -271,10 +288,12 @@ def _section(
         "title": workload,
         "fixed": fixed,
         "table": shown,
-        "full": full if some else None,
+        "full": full if shown is not full else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
-        "effects": [
+        "effects": []
+        if leads
+        else [
             *text.together_sentences(own, run.suite.axis),
             *text.effect_sentences(own, run.suite.axis),
         ],

@@ -107,7 +107,7 @@ def _origin(o: NonFiniteOrigin) -> str:
 def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
     """Cases that a provider declined, that the machine was not fit for, or that did not start; one
     row a reason. Failures have a section of their own."""
-    rows: dict[tuple[str, str, str], list[str]] = {}
+    rows: dict[tuple[str, str, str], list[CaseSummary]] = {}
     for s in summaries:
         outcome, measured = s.outcome, run.of(s.case.case_id)
         declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
@@ -125,11 +125,20 @@ def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]
         reason = clipped(why.strip(), MAX_DETAIL) or NONE
         peer = "yes, a peer" if s.case.provider in run.suite.peers else NONE if s.stop else "no"
         key = units.outcome_name(outcome), reason, allowed or peer
-        rows.setdefault(key, []).append(names[s.case.case_id])
+        rows.setdefault(key, []).append(s)
     if not rows:
         return None
-    shown = ((listed(cases, MAX_CASES), *key) for key, cases in rows.items())
+    shown = ((_whose(cases, run, names), *key) for key, cases in rows.items())
     return Table(columns=("cases", "outcome", "why", "allowed"), rows=tuple(shown))
+
+
+def _whose(found: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
+    """The cases, or how many of one provider if they are many."""
+    if len(found) <= MAX_CASES or len({s.case.provider for s in found}) > 1:
+        return listed([names[s.case.case_id] for s in found], MAX_CASES)
+    theirs = [c for c in run.suite.cases if c.provider == found[0].case.provider]
+    shown = run.suite.provider(found[0].case.workload, found[0].case.provider)
+    return f"{shown}: {len(found)} of {units.plural('case', len(theirs))}"
 
 
 # --- of a run ----------------------------------------------------------------------------

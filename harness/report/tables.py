@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness import units
-from harness.analysis.effects import longest
 from harness.analysis.expectation import timeout_bound
-from harness.analysis.scaling import ScalingFit, groups_along
+from harness.analysis.scaling import ScalingFit, groups_along, positive
 from harness.analysis.statistics import settle, times_better
 from harness.records import (
     METRICS,
@@ -46,6 +45,8 @@ MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
 _SHOWN = ("tokens_per_s", "step_s", "gpu_utilisation", "cpu_utilisation", "peak_memory_bytes")
 """Metrics on the page; the appendix has all."""
+_OPERATOR = ("version", "licence", "definition", "differs", "install")
+"""What an operator of another project says of itself."""
 NONE = "–"
 _TITLES = {m.name: m.title for m in METRICS.values()} | {
     "cpu_utilisation": "CPU cores",
@@ -163,16 +164,17 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
 
 def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Table:
     """One row a provider in each configuration, one column a value of the longest numeric axis."""
-    axis = longest(summaries) or "seq_len"
+    axis = _across(summaries)
     values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
     heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
     rows = []
     for group in groups_along(summaries, axis, "provider"):
-        best = {id(_fastest(group, axis, value, metric)) for value in values}
-        cases = [s.case for s in group]
-        names = {c.provider: run.suite.provider(c.workload, c.provider) for c in cases}
-        parts = (run.suite.label(cases[0]) or cases[0].case_id).split(", ")
-        name = ", ".join(part for part in parts if part not in (*heads, *names.values()))
+        ranked = [_ranked(group, axis, value, metric) for value in values]
+        best = {id(of[0]) for of in ranked if of[1:]}
+        name = _configuration(group, run, heads)
+        names = {
+            c.provider: run.suite.provider(c.workload, c.provider) for c in (s.case for s in group)
+        }
         for provider, shown in names.items():
             cells = [NONE] * len(values)
             for s in (s for s in group if s.case.provider == provider):
@@ -182,13 +184,69 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
     return Table(columns=("case", "provider", *(f">{head}" for head in heads)), rows=tuple(rows))
 
 
-def _fastest(
+def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
+    """One row a configuration, one column a value of the longest axis: the fastest provider there,
+    its step time, and how many times as long the next takes."""
+    axis = _across(summaries)
+    values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
+    heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
+    rows = []
+    for group in groups_along(summaries, axis, "provider"):
+        ranked = [_ranked(group, axis, value, "step_s")[:2] for value in values]
+        rows.append((_configuration(group, run, heads), *(_lead(of, run) for of in ranked)))
+    remark = "The fastest, its step time, and how many times as long the next takes."
+    return Table(
+        columns=("case", *(f">{head}" for head in heads)), rows=tuple(rows), remarks=(remark,)
+    )
+
+
+def _across(summaries: Sequence[CaseSummary]) -> str:
+    """The numeric axis along which the cases make the fewest rows."""
+    names = dict.fromkeys(name for s in summaries for name in s.case.swept)
+    several = [n for n in names if len({x for s in summaries if (x := positive(s, n))}) > 1]
+    return min(
+        several, key=lambda n: len(groups_along(summaries, n, "provider")), default="seq_len"
+    )
+
+
+def _lead(ranked: Sequence[CaseSummary], run: Run) -> str:
+    """`NSA Triton 32.2 ms; flash_nsa 1.22x`."""
+    if not ranked:
+        return NONE
+    names = [run.suite.provider(s.case.workload, s.case.provider) for s in ranked]
+    times = [s.metrics["step_s"].value for s in ranked]
+    said = f"{names[0]} {units.duration(times[0])}"
+    return f"{said}; {names[1]} {units.factor(times[1] / times[0])}" if ranked[1:] else said
+
+
+def _configuration(group: Sequence[CaseSummary], run: Run, heads: Sequence[str]) -> str:
+    """The label of cases without what the columns and the providers say."""
+    cases = [s.case for s in group]
+    beside = {*heads, *(run.suite.provider(c.workload, c.provider) for c in cases)}
+    parts = (run.suite.label(cases[0]) or cases[0].case_id).split(", ")
+    return ", ".join(part for part in parts if part not in beside)
+
+
+def _ranked(
     group: Sequence[CaseSummary], axis: str, value: Scalar | None, metric: str
-) -> CaseSummary | None:
-    """Of two cases or more at a value of an axis."""
+) -> list[CaseSummary]:
+    """Those with a speed at a value of an axis, the fastest first."""
     timed = [s for s in group if s.case.get(axis) == value and metric in s.metrics]
-    best = min if metric == "step_s" else max
-    return best(timed, key=lambda s: s.metrics[metric].value) if timed[1:] else None
+    return sorted(timed, key=lambda s: s.metrics[metric].value, reverse=metric != "step_s")
+
+
+def operators(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+    """Of each provider that says how it is installed: what was measured, and its largest error."""
+    rows: dict[tuple[str, ...], float] = {}
+    for s in summaries:
+        seen = {name: str(s.effective.get(name, NONE)) for name in _OPERATOR}
+        if "install" in s.effective:
+            error = s.metrics.get("error_of_bound")
+            row = (run.suite.provider(s.case.workload, s.case.provider), *seen.values())
+            rows[row] = max(rows.get(row, 0.0), error.value if error else 0.0)
+    columns = ("operator", *_OPERATOR, ">largest error / bound")
+    made = tuple((*row, units.number(error, 3) if error else NONE) for row, error in rows.items())
+    return Table(columns=columns, rows=made) if made else None
 
 
 def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:

@@ -8,7 +8,7 @@ from harness.analysis.summary import summarise
 from harness.records import Case, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
 from harness.report.text import case_names
-from harness.tests.fake_runs import ended, environment, run, sweep, timed
+from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed
 
 
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
@@ -94,3 +94,31 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
 
     assert str(page["sections"]).count("'not repeatable'") == 2
     assert "not repeatable, so without a speed" in str(page["lines"])
+
+
+def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
+    steps_s = {"a": 0.03, "b": 0.02, "c": 0.05}
+    of_b = {"install": "pip install b", "version": "1.2", "licence": "MIT", "definition": "paper"}
+
+    def measure(c: Case) -> list[Measurement]:
+        if c.provider == "d":
+            return ended(c, Outcome.UNSUPPORTED, detail="not installed")
+        seen = of_b if c.provider == "b" else {}
+        step_s = int(c.axes["seq_len"]) / 512 * steps_s[c.provider]
+        return [replace(m, effective=seen) for m in taking(c, step_s, step_s, step_s)]
+
+    axes: dict[str, Any] = {"shape": ["wide", "deep", "flat", "long"], "seq_len": [512, 1024]}
+    cases = [c for p in (*steps_s, "d") for c in sweep(provider=p, **axes)]
+
+    built: dict[str, Any] = context.build(run(cases, measure), Path("r"))[0]
+    (section,) = built["asked"]
+
+    assert section["table"].columns == ("case", ">seq_len=512", ">seq_len=1024")
+    lead = ("b 20.0 ms; a 1.50x", "b 40.0 ms; a 1.50x")
+    assert [row[1:] for row in section["table"].rows] == [lead] * 4
+    assert len(section["full"].rows) == 16
+    assert section["effects"] == []
+    (row,) = built["operators"].rows
+    assert row[:4] == ("b", "1.2", "MIT", "paper")
+    (declined,) = built["not_run"].rows
+    assert declined[:2] == ("d: 8 of 8 cases", "unsupported")
