@@ -27,9 +27,10 @@ SETTING, SAME_WORK = 1.2, 1.05
 within which two cases do the same work."""
 GROWN, GROWN_BYTES = 0.05, 64 * 2**20
 """Growth of memory while sampling that is a leak: as a share, and in bytes."""
-STEEP, STEEPER, LARGE_PART = 1.5, 0.3, 0.25
-"""Exponent of a range that is too steep, how far it exceeds that of the FLOPs, and the share of the
-kernels' time from which it matters."""
+STEEP, STEEPER, LARGE_PART = 1.5, 0.5, 0.25
+"""Exponent of a range that is too steep, how far it exceeds that of the step's FLOPs (which are
+linear in part, so that a quadratic range exceeds it by up to a half), and the share of the kernels'
+time from which it matters."""
 UNEVEN, UNEVEN_W = 1.1, 1.25
 """Slowest rank over fastest from which ranks are imbalanced, and the same of their power: equal
 work draws up to a tenth more on another card."""
@@ -296,8 +297,17 @@ def _limits(run: Run, sound: Sequence[CaseSummary], judged: set[str]) -> Iterato
             others = [step_s / n for i, (n, step_s) in counted.items() if i != case_id]
             eager = [each_s for each_s in others if each_s <= EAGER_S]
             if case_id in counted and eager:
-                kind, text = _dispatch(*counted[case_id], b.busy or 0.0, median(eager))
-            yield Cause(kind, case_id, text, b.wait * b.waits.get(b.limit, 1.0))
+                busy = _busy(run.of(case_id), counted[case_id][1]) or b.busy or 0.0
+                kind, text = _dispatch(*counted[case_id], busy, median(eager))
+                yield Cause(kind, case_id, text, 1 - busy)
+            else:
+                yield Cause(kind, case_id, text, b.wait * b.waits.get(b.limit, 1.0))
+
+
+def _busy(processes: Sequence[Measurement], step_s: float) -> float:
+    """Share of a step in which the GPU works, by profiles; 0 without any."""
+    worked = [m.breakdown.device_busy_s or 0.0 for m in processes if m.breakdown]
+    return min(1.0, fmean(worked) / step_s) if worked else 0.0
 
 
 def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, str]:

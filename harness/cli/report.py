@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from harness import units
-from harness.analysis import verdict as gate
+from harness.analysis import verdict as verdicts
 from harness.analysis.dead_axes import dead_axes
 from harness.cli import console, options
 from harness.cli.options import out, say, show
@@ -105,7 +105,7 @@ def report_(
 
 def conclude(recorded: Run, page: Path | None) -> NoReturn:
     """Show the few lines of a run that a person reads first, and exit with its verdict."""
-    cases, verdict = gate.of_run(recorded)
+    cases, verdict = verdicts.of_run(recorded)
     if len(cases) <= SHORT_TABLE:
         show_cases(recorded, cases)
     out.print(console.ending(recorded, cases, verdict, page))

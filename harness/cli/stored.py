@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from harness import units
-from harness.analysis import verdict as gate
+from harness.analysis import verdict as verdicts
 from harness.cli import console, options, pivots
 from harness.cli import report as pages
 from harness.cli.options import out, say, show
@@ -64,7 +64,7 @@ def _commit(run: Run) -> str:
 
 def _show_run(run: Run) -> NoReturn:
     """Show all cases and rules, and exit with the verdict."""
-    cases, verdict = gate.of_run(run)
+    cases, verdict = verdicts.of_run(run)
     pages.show_cases(run, cases)
     out.print(console.verdict(verdict))
     show(f"Run: {run.folder}")

@@ -3,6 +3,7 @@
 Every sentence comes from the rules, rows and records that the rest of the page shows.
 """
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,9 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         elif fit and f.estimate == fit.last:
             begin, end = fit.last_ends
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {begin:g}–{end:g}")
+        elif fit and f.estimate == fit.exponent:
+            lengths = sorted(p.x for p in fit.points)
+            f = replace(f, detail=f"over {suite.axis(fit.axis)} {lengths[0]:g}–{lengths[-1]:g}")
         return replace(f, subject=name, partner=other)
 
     return _each(v, about, lambda rule: rule and _worded(rule, suite))
@@ -122,6 +126,8 @@ class Part:
     """The number alone."""
     limit: str = ""
     """The number that is needed."""
+    asked: bool = True
+    """Whether it decides."""
 
 
 def first_lines(
@@ -139,15 +145,15 @@ def first_lines(
     do next, how far to trust it. Without a text for it, a line is left out.
     `v` has the names to show; `why` is a label and a text; `node` says how slow the host is.
     """
-    missed = any(p.word in (NO, "likely not", OPEN) for p in found)
-    doubt = " The slow host may be why: see Trust." if node and missed else ""
-    said = f"{_answer(found, v)}{doubt}{cost}"
+    said = f"{_answer(found, v, bool(node))}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
     lines = {"Asked": asked, "Answer": said, why[0]: why[1]}
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
-    step, *more = steps or ["Nothing: no limit that decides is missed."]
+    quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
+    nothing = quiet if node else "Nothing: no limit that decides is missed."
+    step, *more = steps or [nothing]
     lines["Next"] = f"{step} (+{len(more)} below)" if more else step
     lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)
@@ -156,7 +162,9 @@ def first_lines(
 def outcome(found: Sequence[Part], v: Verdict) -> str:
     """For the title: `50,000 steps in 24 hours? Yes`."""
     main = _main(found)
-    said = f"{main.question} {main.word.capitalize()}" if main else v.said
+    missed = [p for p in found if p.asked and p is not main and p.word in (NO, "likely not")]
+    each = (f"{p.question} {p.word.capitalize()}" for p in ([main] if main else []) + missed)
+    said = "; ".join(each) or v.said
     return f"{said}; {v.not_measured} not measured" if main and v.not_measured else said
 
 
@@ -165,26 +173,32 @@ def _main(found: Sequence[Part]) -> Part | None:
     return next((p for p in found if p.word != NOT_MEASURED), next(iter(found), None))
 
 
-def _answer(found: Sequence[Part], v: Verdict) -> str:
+def _answer(found: Sequence[Part], v: Verdict, slow_host: bool) -> str:
     """The main part and each that is no or open with its number; of the others, the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
     shown = [main, *(p for p in found if p is not main and p.word in (NO, "likely not", OPEN))]
-    said = [_with_number(p, p.said if p is main else p.number) for p in shown]
+    said = [_with_number(p, p.said if p is main else p.number, slow_host) for p in shown]
     rest: dict[str, list[str]] = {}
     for part in found:
         if part not in shown and part.word != SEE_WHY:
             rest.setdefault(part.word, []).append(part.question)
-    also = {main.word: f"Also {main.word}"}
-    said += [f"{also.get(name, name.capitalize())}: {' '.join(of)}" for name, of in rest.items()]
+    also = {main.word: f"also {main.word}"}
+    said += [f"{_bold(also.get(name, name))} ({' '.join(of)})." for name, of in rest.items()]
     return " ".join(said)
 
 
-def _with_number(part: Part, said: str) -> str:
-    """`50,000 steps in 24 hours? Yes: 10.0 ms; ≤ 1.73 s needed.`."""
+def _bold(word: str) -> str:
+    """`**No, for information**`."""
+    return f"**{word.replace(NOTED, f', {NOTED[2:-1]}').capitalize()}**"
+
+
+def _with_number(part: Part, said: str, slow_host: bool) -> str:
+    """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
     needed = f"; {part.limit} needed" if part.limit and said else ""
-    return f"{part.question} {part.word.capitalize()}{f': {said}' if said else ''}{needed}."
+    doubt = "; slow host: see Trust" if slow_host and part.word == OPEN else ""
+    return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{needed}{doubt}."
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
@@ -193,7 +207,8 @@ def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
         if suite.suspects and name == suite.suspects.asks:
             yield Part(question=question, word=SEE_WHY, said=why)
         else:
-            yield _part(question, [r for r in v.rules if r.asks == name], v)
+            part = _part(question, [r for r in v.rules if r.asks == name], v)
+            yield replace(part, asked=name in (suite.deciding or suite.parts))
 
 
 def parts_table(found: Sequence[Part]) -> Table | None:
@@ -206,7 +221,7 @@ def readiness(
     found: Sequence[Part], suite: Suite, summaries: Sequence[CaseSummary]
 ) -> Iterator[str]:
     """Where the question is whether to start, which is where the suite names a cost: what is ready,
-    what is not, and which phases, the workloads in their order, passed."""
+    what is not, and which phases, the workloads in their order, ran."""
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
@@ -218,12 +233,12 @@ def readiness(
 
 def _phases(summaries: Sequence[CaseSummary]) -> Iterator[str]:
     """Which workloads, in their order, ended as the suite allows in every case, and which not."""
-    ends = {s.case.workload: "passed" for s in summaries}
+    ends = {s.case.workload: "ran" for s in summaries}
     for s in summaries:
         if s.outcome not in (Outcome.OK, *s.case.allow):
-            ends[s.case.workload] = "failed" if s.outcome else "not run"
+            ends[s.case.workload] = "failed" if s.outcome else "did not run"
     for state in dict.fromkeys(ends.values()):
-        yield f"**Phases {state}**: {listed([w for w, end in ends.items() if end == state])}"
+        yield f"**Phases that {state}**: {listed([w for w, end in ends.items() if end == state])}"
 
 
 def beside(v: Verdict, suite: Suite) -> Iterator[str]:

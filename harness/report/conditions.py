@@ -9,7 +9,7 @@ from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outc
 from harness.report.tables import Table, settings_text, unknown
 from harness.report.text import quoted
 
-SHORT_NAME = 40
+SHORT_NAME = 60
 """Letters of a name that fits into the first lines."""
 
 
@@ -145,7 +145,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
-    """` 50,000 steps like those of NSA would take 8 min ($0.28).`: the fastest case of `cost`."""
+    """` 50,000 steps: 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
     plan = run.suite.cost
     steps = [
         (e.value, names[s.case.case_id])
@@ -155,8 +155,8 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, name = min(steps)
-    whose = f" like those of {name}" if len(name) < SHORT_NAME else ""
-    return f" {plan.steps:,} steps{whose} would take {_time_and_money(step_s, plan)}."
+    whose = f" by {name}" if len(name) < SHORT_NAME else ""
+    return f" {plan.steps:,} steps: {_time_and_money(step_s, plan)}{whose}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

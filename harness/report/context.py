@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from harness import units
 from harness.analysis import scaling
-from harness.analysis import verdict as gate
+from harness.analysis import verdict as verdicts
 from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects, longest, versus
@@ -60,7 +60,7 @@ class Study:
         self.names = text.case_names(run.suite)
         self.fits = scaling.fit(self.summaries)
         self.changed = since(before, run, self.summaries, self.names) if before else None
-        judged_as = gate.judge(run.suite, run.environment, self.summaries, self.fits)
+        judged_as = verdicts.judge(run.suite, run.environment, self.summaries, self.fits)
         pace = self.changed.pace if self.changed else {}
         self.verdict = verdict_text.excused(judged_as, pace)
         first = remedies.slowest(self.verdict)

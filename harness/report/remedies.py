@@ -187,7 +187,7 @@ def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     slow = [d for d in slow if d.conclusion not in spared]
     for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
         gain = units.factor(d.effect.value) if d.effect else ""
-        yield f"Set `{d.remedy}` against {d.name}: a step is {gain} faster"
+        yield f"Keep `{d.remedy}`: with {d.name} a step takes {gain} as long"
 
 
 def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:

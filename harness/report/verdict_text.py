@@ -29,6 +29,7 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
+BESIDE = "not deciding"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
@@ -57,8 +58,10 @@ def status(v: Verdict, run: Run) -> str:
     for r in v.rules:
         if r.applies and r.counts and word(r) != YES:
             name = run.suite.parts.get(r.asks, r.rule)
-            rest.setdefault(word(r), {})[name] = None
-    others = (f"{name}: {' '.join(parts)}" for name, parts in rest.items())
+            kind, said_of = (word(r), name) if r.decides else (BESIDE, f"{name} ({word(r)})")
+            rest.setdefault(kind, {})[said_of] = None
+    ordered = sorted(rest.items(), key=lambda one: one[0] == BESIDE)
+    others = (f"{kind}: {' '.join(parts)}" for kind, parts in ordered)
     return "; ".join([": ".join([said, *conditions]), *others])
 
 

@@ -101,8 +101,11 @@ def since(
     bullets, low = [], ""
     if host:
         where = "where the GPU waits for the host, " if len(pace) < len(both) else ""
-        least, most = (units.factor(of(host.values())) for of in (min, max))
-        low = f"{where}speeds here are {least} to {most} lower than on {_day(before)}"
+        timed = [g for g in both if g.case_id in pace]
+        times = [g.candidate_s / g.baseline_s for g in timed if g.baseline_s and g.candidate_s]
+        least, most = min(times), max(times)
+        ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
+        low = f"{where}speeds are {ends} {units.factor(most)} lower than on {_day(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
         kept = "losses, counters and memory are not affected"
@@ -252,7 +255,7 @@ def _pace(
     waits = roofline.waiting(now, summaries)
     both = roofline.waiting(before, summarise(before)) & waits
     unknown = {i for i in waits if not _busy_s(before, i)}
-    for known, ids in (({*provider}, {*provider}), (both, both | unknown)):
+    for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
             some = [g.case_id for g in cases if g.case_id in ids]

@@ -96,16 +96,20 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
     [
         (
             {},
-            "Is it fast enough? Yes: lowest of 2 cases: ",
+            "**Yes** (Is it fast enough?): lowest of 2 cases: ",
             "Nothing: no limit that decides is missed.",
         ),
         (
             {"left_out": 4},
-            "Is it fast enough? Yes: lowest of 2 cases: ",
+            "**Yes** (Is it fast enough?): lowest of 2 cases: ",
             "Run the rest of the suite",
         ),
-        ({"dense_s": 1.5}, "Is it twice as fast as dense? No: ", "Speed up nsa, seq_len=2048 by "),
-        ({"processes": 1}, "Likely: Is it twice as fast as dense?", "Measure in 3 processes"),
+        (
+            {"dense_s": 1.5},
+            "**No** (Is it twice as fast as dense?): ",
+            "Speed up nsa, seq_len=2048 by ",
+        ),
+        ({"processes": 1}, "**Likely** (Is it twice as fast as dense?)", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
     ],
 )
@@ -269,7 +273,7 @@ def test_a_suite_with_a_cost_says_what_is_ready() -> None:
     missed = measured(dense_s=1.5, cost=CostPlan(steps=10, match=FLOOR.match))
 
     ready = [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
-    assert values(missed)["readiness"] == [*ready, "**Phases passed**: train"]
+    assert values(missed)["readiness"] == [*ready, "**Phases that ran**: train"]
     assert values(measured())["readiness"] == []
     failed = measured(failed=Outcome.CRASH, cost=CostPlan(steps=10, match=FLOOR.match))
-    assert "**Phases failed**: train" in values(failed)["readiness"]
+    assert "**Phases that failed**: train" in values(failed)["readiness"]
