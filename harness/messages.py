@@ -233,12 +233,8 @@ class Channel:
         self._owner = os.getpid()
 
     def send(self, message: Message) -> None:
-        """Write one complete message.
-
-        Raises:
-            RuntimeError: Called in a process that the workload forked.
-            TypeError: JSON cannot represent the message.
-        """
+        """Write one complete message; a RuntimeError in a process that the workload forked, a
+        TypeError if JSON cannot represent the message."""
         if os.getpid() != self._owner:
             raise RuntimeError("a process forked by the workload tried to answer for the worker")
         line = memoryview(encode(message) + b"\n")
@@ -308,11 +304,8 @@ class MessageReader:
         """Whether the worker and all that inherited its end have closed the pipe."""
 
     def drain(self, each: Callable[[Message], None]) -> None:
-        """Pass on the messages that have arrived, up to MAX_DRAIN_BYTES.
-
-        Raises:
-            Garbled: A line is not a message.
-        """
+        """Pass on the messages that have arrived, up to MAX_DRAIN_BYTES; Garbled if a line is
+        none."""
         left = MAX_DRAIN_BYTES
         while not self.at_end and left > 0:
             try:

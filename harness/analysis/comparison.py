@@ -183,11 +183,9 @@ def array_statistics(
 
 
 def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: int) -> Floats:
-    """One-sided p-values with the standard error `whole` in place of `se`.
-
-    By the exact test, whose smallest p-value is not small enough for a far larger error, or by
-    Student's, which is wider for an equal one.
-    """
+    """One-sided p-values with the standard error `whole` in place of `se`. By the exact test, whose
+    smallest p-value is not small enough for a far larger error, or by Student's, which is wider for
+    an equal one."""
     by_rank = ndtr(ndtri(p) * se / whole)
     freedom = (pairs - 2) * (whole / se) ** 4  # Satterthwaite, with the luck of builds known
     by_t = stdtr(freedom, -centre / whole)
@@ -197,11 +195,8 @@ def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: in
 def judge(
     looked: Mapping[str, Statistics], thresholds: ByCase, *, beside: int = 0
 ) -> Mapping[str, Comparison]:
-    """Apply the rules of a look to all of its cases together.
-
-    Args:
-        beside: Number of cases that are shown with these and judged apart.
-    """
+    """Apply the rules of a look to all of its cases together; `beside` others are shown with these
+    and judged apart."""
     slower = holm({c: s.p_slower for c, s in looked.items()}, beside)
     faster = holm({c: s.p_faster for c, s in looked.items()}, beside)
     adjusted = {c: replace(s, p_slower=slower[c], p_faster=faster[c]) for c, s in looked.items()}
@@ -313,17 +308,11 @@ def pairs_needed(centre: float, pair_sd: float, cases: int, thresholds: Threshol
 
 
 def next_look(now: int, sd: float, cases: int, thresholds: Thresholds) -> int:
-    """Pairs, with those of the screen, by the look after the one by `now` pairs; the same number if
-    that is the last.
-
-    The first look has just as many as can call one of the cases slower. The second has half of the
-    others up to confirm_pairs, the third all of them, and a fourth more if they scatter far.
-
-    Args:
-        now: 0 after the screen.
-        sd: Standard deviation of a pair. The centre has no influence: each test stays exact.
-        cases: Number of cases that are judged together.
-    """
+    """Pairs, with those of the screen, by the look after the one by `now` pairs, which is 0 after
+    the screen; the same number if that is the last. The first look has just as many as can call one
+    of the cases slower. The second has half of the others up to confirm_pairs, the third all of
+    them, and a fourth more if they scatter far by `sd`, of a pair; the centre has no influence:
+    each test stays exact."""
     most = thresholds.screen_pairs + thresholds.confirm_pairs
     if now == most:
         return thresholds.screen_pairs + pairs_to_take(sd, cases, thresholds)

@@ -179,11 +179,9 @@ def _disagree(pairs: Sequence[_SidePair]) -> bool:
 def _levels(
     pairs: Sequence[_SidePair], most: int
 ) -> list[tuple[dict[str, Scalar], Sequence[_SidePair]]]:
-    """The pairs by the levels of the axes that separate those that disagree: at most so many.
-
-    An axis separates better if fewer of its levels disagree in themselves; then the provider comes
-    first, and an axis that leaves less scatter in its levels.
-    """
+    """The pairs by the levels of the axes that separate those that disagree: at most so many. An
+    axis separates better if fewer of its levels disagree in themselves; then the provider comes
+    first, and an axis that leaves less scatter in its levels."""
     splits: dict[str, dict[Scalar, list[_SidePair]]] = {}
     for axis in ["provider", *dict.fromkeys(n for a, _ in pairs for n in a.case.swept)]:
         levels: dict[Scalar, list[_SidePair]] = {}

@@ -47,11 +47,7 @@ def time_use(run: Run) -> TimeUse | None:
 
 def expected_times(suite: Suite, runs: Iterable[Run]) -> dict[str, float]:
     """Case id -> mean seconds of a process in the last of the runs that measured it with its
-    settings.
-
-    Args:
-        runs: Of the same suite on the same GPU model, newest last.
-    """
+    settings. The runs are of the same suite on the same GPU model, newest last."""
     asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, float]()
     for run in runs:
         for case in run.suite.cases:

@@ -68,14 +68,9 @@ def bound(
     launches: float | None,
     precision: str | None,
 ) -> RooflineBound | None:
-    """The roofline bound of one step; None if no term is known.
-
-    Args:
-        bytes_moved: Bytes that a perfect implementation moves.
-        launches: Kernels that one step launches; None if unknown, or replayed from a CUDA graph,
-            which costs less.
-        precision: Of its matrix products, as `precision_of` names it.
-    """
+    """The roofline bound of one step; None if no term is known. `bytes_moved`: of a perfect
+    implementation; `launches`: kernels of one step, None if unknown, or replayed from a CUDA graph,
+    which costs less; `precision`: of its matrix products, as `precision_of` names it."""
     rate = peaks.flops_per_s.get(precision or "")
     terms = {
         "compute": flops / rate if flops and rate else 0.0,
@@ -210,10 +205,8 @@ def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
 
 
 def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[Limit, float]]:
-    """The share of the step in which the GPU works, and what its wait is for.
-
-    Communication that no other kernel hides is a wait, though its kernels run.
-    """
+    """The share of the step in which the GPU works, and what its wait is for: also communication
+    that no other kernel hides, though its kernels run."""
     busy_s, kernels = b.device_busy_s or 0.0, m.profile.kernels if m.profile else ()
     others_s = sum(u.time_s for u in kernels if not _COMMUNICATION.search(f"{u.where} {u.name}"))
     sent_s = sum(u.time_s for u in kernels) - others_s
@@ -273,14 +266,9 @@ def stacks(
     *,
     first: Sequence[str] = (),
 ) -> tuple[Stack, ...]:
-    """The longest of each group of cases along their longest axis, those judged first and then the
-    longest step: of each factory and provider one at least, so that an operator is beside the model
-    that calls it.
-
-    Args:
-        judged: Ids of the cases that rules ask.
-        first: Ids of cases that are shown whatever their length.
-    """
+    """The longest of each group of cases along their longest axis, those that rules ask (`judged`)
+    before the others and then the longest step: of each factory and provider one at least, so that
+    an operator is beside the model that calls it. The `first` are shown whatever their length."""
     found: list[Stack] = []
     for cases in by_workload(filter(has_a_speed, summaries)).values():
         axis = longest(cases)

@@ -123,16 +123,10 @@ def _inverse_trigamma(y: float) -> float:
 def geometric(
     values: Sequence[float], *, samples: int, prior: VariancePrior | None = None
 ) -> Estimate:
-    """Geometric mean over processes, with a t-interval on the logarithms: moderated by a prior.
-
-    On logarithms, because times are skewed, and because tokens/s, the inverse of a time, then has
-    exactly the inverse interval.
-
-    `samples` is the number of readings behind the values, for the record.
-
-    Raises:
-        ValueError: Without values, or with one that is not positive and finite.
-    """
+    """Geometric mean over processes, with a t-interval on the logarithms: moderated by a prior. On
+    logarithms, because times are skewed, and because tokens/s, the inverse of a time, then has
+    exactly the inverse interval. `samples` readings are behind the values. A ValueError without
+    values, or with one that is not positive and finite."""
     if not values or not all(math.isfinite(v) and v > 0 for v in values):
         raise ValueError(f"values must be positive and finite, one per process: {list(values)}")
     logs = _with_t([math.log(v) for v in values], samples, prior)
@@ -140,11 +134,8 @@ def geometric(
 
 
 def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
-    """Mean over processes with a t-interval; one process has no interval.
-
-    Raises:
-        ValueError: Without values, or with one that is not finite.
-    """
+    """Mean over processes with a t-interval; one process has no interval. A ValueError without
+    values, or with one that is not finite."""
     if not values or not all(map(math.isfinite, values)):
         raise ValueError(f"values must be finite, one per process: {list(values)}")
     return replace(_with_t(values, samples), each=tuple(values))
@@ -173,16 +164,11 @@ def scatter(estimate: Estimate) -> float:
 
 
 def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
-    """Where the value can be: a limit outside of it is decided. None with one process.
-
-    All processes are inside, with a margin around them: CLEAR times their range, or BEYOND times
-    the usual scatter (at least their range) if that is less. From three processes on, their
-    interval bounds it too. Where the values of the processes are not known, or are a count, it is
-    the interval.
-
-    Args:
-        linear: The value may be 0 or negative; otherwise the margin is one of logarithms.
-    """
+    """Where the value can be: a limit outside of it is decided. None with one process. All
+    processes are inside, with a margin around them: CLEAR times their range, or BEYOND times the
+    usual scatter (at least their range) if that is less; on logarithms, unless `linear`: the value
+    may be 0 or negative. From three processes on, their interval bounds it too. Where the values of
+    the processes are not known, or are a count, it is the interval."""
     low, high = estimate.low, estimate.high
     if estimate.ends is None:
         return None if low is None or high is None else (low, high)
@@ -205,15 +191,9 @@ def settle(
     estimate: Estimate, side: Callable[[float, float], Side | None], *, linear: bool
 ) -> tuple[Side | None, bool]:
     """The side of its limits on which a value is, and whether that is decided: of rules, ratios,
-    exponents and expectations alike.
-
-    Not decided is what one process says, or several that are on one side but near. No side means
-    processes on both sides.
-
-    Args:
-        side: Of all values between two ends; None if they are not on one side.
-        linear: As in `span`.
-    """
+    exponents and expectations alike. `side` is that of all values between two ends; None if they
+    are not on one. Not decided is what one process says, or several that are on one side but near.
+    No side means processes on both sides. `linear` as in `span`."""
     where = span(estimate, linear=linear)
     found = side(*where) if where and all(map(math.isfinite, where)) else None
     if found is not None:

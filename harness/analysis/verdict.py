@@ -106,12 +106,9 @@ def of_run(run: Run) -> tuple[Sequence[CaseSummary], Verdict]:
 def ran(
     case: Case, summary: CaseSummary | None, peers: Sequence[str] = (), late_counts: bool = False
 ) -> Finding:
-    """Whether a case ended ok in all processes, or in a way that the suite allows.
-
-    Args:
-        peers: Providers that may fail: that leaves a gap, and says nothing about the subject.
-        late_counts: That a case was slow or busy until its time limit is an answer too.
-    """
+    """Whether a case ended ok in all processes, or in a way that the suite allows. One of the
+    `peers`, providers that may fail, leaves a gap and says nothing about the subject; with
+    `late_counts`, that a case was slow or busy until its time limit is an answer too."""
     if summary is None or summary.outcome is None:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN)
     outcome = summary.outcome

@@ -32,12 +32,8 @@ class BuiltTrees:
         self._trees: dict[str, Path] = {}  # by commit, the least recently used first
 
     def of(self, commit: str, keep: Collection[str] = ()) -> Path:
-        """The worktree of a commit, built. Those of the commits to keep, fewer than SLOTS, stay.
-
-        Raises:
-            BuildFailed: The build failed.
-            HarnessError: git cannot check it out.
-        """
+        """The worktree of a commit, built; BuildFailed, or a HarnessError if git cannot check it
+        out. Those of the commits to keep, fewer than SLOTS, stay."""
         if commit in self._trees:
             self._trees[commit] = self._trees.pop(commit)
             return self._trees[commit]

@@ -56,11 +56,8 @@ class Unreadable(Exception):
 
 
 def one_case(suite: Suite, pattern: str, origin: str) -> Case:
-    """The only case that matches a pattern; `origin` names the suite in a message.
-
-    Raises:
-        HarnessError: No case matches, or several do.
-    """
+    """The only case that matches a pattern; a HarnessError, with `origin` as the name of the suite,
+    if none matches or several do."""
     found = passing(suite.cases, [pattern])
     if len(found) != 1:
         ids = "\n  ".join(c.case_id for c in (found or suite.cases)[:SHOWN_CASES])
@@ -73,11 +70,8 @@ def one_case(suite: Suite, pattern: str, origin: str) -> Case:
 
 
 def chosen(case: Case, given: Mapping[str, str | None]) -> Criterion:
-    """The criterion of a command line, by its kind; the step time by default.
-
-    Raises:
-        HarnessError: Several are given, or the case does not have it.
-    """
+    """The criterion of a command line, by its kind; the step time by default. A HarnessError if
+    several are given, or if the case does not have it."""
     named = {CriterionKind(kind): name for kind, name in given.items() if name}
     if len(named) > 1:
         raise HarnessError(
@@ -119,11 +113,7 @@ def prepared(case: Case, criterion: Criterion) -> Case:
 
 
 def read(criterion: Criterion, measurement: Measurement, min_samples: int) -> float:
-    """The value of the criterion in one process.
-
-    Raises:
-        Unreadable: It has no value.
-    """
+    """The value of the criterion in one process; Unreadable if it has none."""
     if criterion.kind is CriterionKind.OUTCOME:
         asked = measurement.outcome.value == criterion.name
         if asked or measurement.outcome is not Outcome.UNSUPPORTED:

@@ -30,11 +30,8 @@ Configuration = Mapping[tuple[str, str], Any]
 
 
 def suite_of(runs: Sequence[Run], pattern: str, path: str) -> str:
-    """The text of the suite for two stored runs, to be written to `path`.
-
-    Raises:
-        HarnessError: A run has no step time of the case, or nothing that differs can be varied.
-    """
+    """The text of the suite for two stored runs, to be written to `path`; a HarnessError if a run
+    has no step time of the case, or if nothing that differs can be varied."""
     timed = sorted((_step_s(run, pattern), i) for i, run in enumerate(runs))
     (expected_s, _), (seen_s, _) = timed
     first, second = (runs[i] for _, i in timed)

@@ -27,11 +27,8 @@ class Commit:
 
 
 def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
-    """The commits from the good one to the bad one along first parents.
-
-    Raises:
-        HarnessError: One of them is not a commit, or the good one is not a first-parent ancestor.
-    """
+    """The commits from the good one to the bad one along first parents; a HarnessError if one is
+    not a commit, or if the good one is not a first-parent ancestor."""
     first, last = repository.commit(good), repository.commit(bad)
     if first == last:
         raise HarnessError(

@@ -101,11 +101,7 @@ class Journal:
 
     @classmethod
     def create(cls, root: Path, begun: BisectRequest) -> "Journal":
-        """Start a bisection in a new folder.
-
-        Raises:
-            StoreError: It cannot be created or written.
-        """
+        """Start a bisection in a new folder; a StoreError if it cannot be created or written."""
         what = re.sub(r"[^a-z0-9]+", "-", begun.case.case_id.lower()).strip("-")[:32].rstrip("-")
         name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
         folder = root / name
@@ -125,11 +121,8 @@ class Journal:
 
     @classmethod
     def resume(cls, root: Path, name: str) -> "Journal":
-        """Open the journal of a bisection; an incomplete last line is removed.
-
-        Raises:
-            StoreError: It does not exist, is damaged, or another process uses it.
-        """
+        """Open the journal of a bisection; an incomplete last line is removed. A StoreError if it
+        does not exist or is damaged, or if another process uses it."""
         start = "harness bisect SUITE --case CASE --good COMMIT"
         folder = reader.find(root, name, STATE, "bisection", start)
         try:
@@ -163,11 +156,8 @@ class Journal:
         return first
 
     def write(self, line: JournalLine) -> None:
-        """Add a line; it is on the disk when this returns.
-
-        Raises:
-            StoreError: It could not be written; the lines before it are kept.
-        """
+        """Add a line; it is on the disk when this returns. After a StoreError the lines before it
+        are kept."""
         fields = _LINE.dump_python(line, mode="json")
         text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
         try:

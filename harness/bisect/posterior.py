@@ -110,16 +110,9 @@ class Posterior:
 
 
 def _log_likelihood(logs: Floats, bad: Floats, grid: Grid) -> Floats:
-    """Log likelihood of one block, summed over its level.
-
-    Args:
-        logs: [readings].
-        bad: Which readings are of bad commits, for each number of commits before the first bad
-            one, [cases, readings].
-
-    Returns:
-        [cases, STEPS, SCALES], without the terms that are equal for all.
-    """
+    """Log likelihood of one block, summed over its level, without the terms that are equal for all:
+    [cases, STEPS, SCALES]. `logs` is [readings]; `bad`, [cases, readings], says which are of bad
+    commits, for each number of commits before the first bad one."""
     # The level if one reading had no noise, [cases, steps, 1, readings].
     levels = (logs - bad[:, None, :] * grid.steps[None, :, None])[:, :, None, :]
     scales = grid.scales[:, None]

@@ -45,11 +45,8 @@ class Processes:
         self.resources.say(text)
 
     def measure(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
-        """Measure one fresh process, the first of this code and case or a later one.
-
-        Raises:
-            Stopped: The budget is spent, or the machine is not fit.
-        """
+        """Measure one fresh process, the first of this code and case or a later one; Stopped if the
+        budget is spent, or if the machine is not fit."""
         budget_s = self.resources.budget_s
         if budget_s is not None and time.monotonic() >= self.started + budget_s:
             raise Stopped("the time budget is spent")
@@ -68,12 +65,9 @@ def opened(
     resources: Resources,
     other_trees: Sequence[Path] = (),
 ) -> Processes:
-    """Lock the machine, and create the journal of a request or continue a journal. The code must
-    not come from `other_trees`.
-
-    Raises:
-        HarnessError: The machine differs from the one of the journal, or the suite's requirements.
-    """
+    """Lock the machine, and create the journal of a request or continue a journal; a HarnessError
+    on a machine other than the journal's or the suite's. The code must not come from
+    `other_trees`."""
     started = time.monotonic()
     journal = stack.enter_context(start) if isinstance(start, Journal) else None
     request = start.request if isinstance(start, Journal) else start

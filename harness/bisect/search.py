@@ -137,10 +137,8 @@ class NoisySearch:
         return compare.judge(seen, {name: self.thresholds})[name]
 
     def confirm(self, baseline: int, candidate: int, sign: float) -> Comparison | NextBlock:
-        """The gate's test of new pairs at its looks, until one decides; or the next pair.
-
-        `sign` is negative for a step down.
-        """
+        """The gate's test of new pairs at its looks, until one decides; or the next pair. `sign` is
+        negative for a step down."""
         pairs, spent = self.pairs(BisectStage.CONFIRM, baseline, candidate), 0.0
         wanted = compare.next_look(0, math.nan, 1, self.thresholds)
         while len(pairs) >= wanted:

@@ -83,12 +83,9 @@ class BisectResult:
 
 
 def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
-    """Start a search or resume the one of a journal, until it concludes or the budget is spent.
-
-    Raises:
-        HarnessError: The machine is not the one of the journal, or nothing can be measured.
-        KeyboardInterrupt: Ctrl-C or SIGTERM; measurements are kept, worktrees are removed.
-    """
+    """Start a search or resume the one of a journal, until it concludes or the budget is spent; a
+    HarnessError on a machine other than the journal's, or if nothing can be measured. At Ctrl-C or
+    SIGTERM measurements are kept, and worktrees are removed."""
     request = start.request if isinstance(start, Journal) else start
     repository = Repository.around(Path(request.repository))
     with ExitStack() as stack:
@@ -235,12 +232,7 @@ class Bisection:
 
     def _prepare(self, place: int, block: Collection[int]) -> tuple[Path, ...]:
         """The folders of the code to measure at a place, while all places of the block stay
-        prepared.
-
-        Raises:
-            BuildFailed: The code cannot be built.
-            Unreadable: The code does not have the case.
-        """
+        prepared; BuildFailed, or Unreadable if the code does not have the case."""
         request = self._request
         keep = [self._history[p].sha for p in {0, self._search.last, *block}]
         tree = self._trees.of(self._history[place].sha, keep)

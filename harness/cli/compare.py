@@ -88,11 +88,7 @@ def compare(
 
 
 def _run_of(name: str, root: Path) -> Run | None:
-    """The run of that name; None for a commit or the working tree.
-
-    Raises:
-        HarnessError: It is neither.
-    """
+    """The run of that name; None for a commit or the working tree, a HarnessError for neither."""
     if name == WORKING_TREE:
         return None
     try:
@@ -106,11 +102,8 @@ def _run_of(name: str, root: Path) -> Run | None:
 
 
 def _measured(request: Request) -> GateVerdict:
-    """Two commits, or a commit and the working tree, measured now.
-
-    Raises:
-        HarnessError: Both are the same code, or the request cannot be carried out.
-    """
+    """Two commits, or a commit and the working tree, measured now; a HarnessError if both are the
+    same code, or if the request cannot be carried out."""
     repository = Repository.around(Path.cwd())
     mine = request.head == WORKING_TREE
     base, head = (repository.commit(r) for r in (request.base, "HEAD" if mine else request.head))

@@ -220,11 +220,8 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def plan(suite: Suite, expected: Mapping[str, float]) -> RenderableType:
-    """What a run would do, and how long it will take.
-
-    Args:
-        expected: Case id -> seconds of a process in a stored run.
-    """
+    """What a run would do, and how long it will take. `expected`: case id -> seconds of a process
+    in a stored run."""
     right = ("processes", "limit each", "expected")
     rows = table("case", *right, "variables and command", right=right)
     low_s = high_s = 0.0

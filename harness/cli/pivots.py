@@ -21,15 +21,9 @@ def pivot(
     metric: str,
     filters: Sequence[str] = (),
 ) -> str:
-    """A metric of the cases that pass the filters. Every axis that varies and is not a column is a
-    row, so a cell is of one configuration; the run is one where its cells would coincide.
-
-    Args:
-        row_axes: Names with commas between them, as `column_axes`.
-
-    Raises:
-        HarnessError: There is no such case, axis or metric.
-    """
+    """A metric of the cases that pass the filters; a HarnessError without such a case, axis or
+    metric. Every axis that varies and is not a column is a row, so a cell is of one configuration;
+    the run is one where its cells would coincide. Axes are names with commas between them."""
     import pandas as pd  # slow
 
     rows, columns = (

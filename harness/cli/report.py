@@ -25,12 +25,8 @@ LATEST, NEWEST, NO_RUN = "latest", "newest", since.NO_RUN
 
 
 def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
-    """The path of a new report.
-
-    Args:
-        against: A run of the same store, `none`, or `newest`: the newest earlier full run of the
-            suite on the same GPU model.
-    """
+    """The path of a new report. `against` is a run of the same store, `none`, or `newest`: the
+    newest earlier full run of the suite on the same GPU model."""
     from harness.report.series import pages  # imports matplotlib, which is slow
 
     before = since.earlier(recorded, say)
@@ -41,11 +37,7 @@ def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
 
 
 def _compared(recorded: Run, against: str) -> Run | None:
-    """The earlier run of a comparison.
-
-    Raises:
-        HarnessError: It is absent, or the run itself.
-    """
+    """The earlier run of a comparison; a HarnessError if it is absent, or the run itself."""
     if against == NO_RUN:
         return None
     before = reader.load(Path(recorded.folder).parent, against)

@@ -53,16 +53,9 @@ def runs(
     counters: bool = False,
     across: bool = False,
 ) -> GateVerdict:
-    """Compare two stored runs.
-
-    Args:
-        filters: As of `harness run --filter`.
-        counters: Compare counters per step instead of times.
-        across: Judge even if the environments differ.
-
-    Raises:
-        HarnessError: They are the same run, or have no such case.
-    """
+    """Compare two stored runs, in their times or their counters per step; a HarnessError if they
+    are the same run, or have no case that passes the filters. With `across` they are judged even if
+    their environments differ."""
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
     before, after = _passing(baseline, filters), _passing(candidate, filters)
@@ -102,11 +95,8 @@ def runs(
 
 
 def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
-    """The verdict of a gate on two commits, as that of a comparison.
-
-    Args:
-        environments: A stored run of each side, if there are any.
-    """
+    """The verdict of a gate on two commits, as that of a comparison; `environments` has a stored
+    run of each side, if there are any."""
     both = [run.environment for run in environments]
     around = tuple(drift.differences(*both)) if len(both) == 2 else ()
     cases = tuple(map(_strict, verdict.cases))

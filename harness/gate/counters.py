@@ -67,11 +67,7 @@ def without_times(case: Case) -> Case:
 
 
 def load() -> CounterBaseline | None:
-    """The recorded counters of the current folder, or None.
-
-    Raises:
-        StoreError: The file is damaged.
-    """
+    """The recorded counters of the current folder, or None; a StoreError if the file is damaged."""
     if not FILE.exists():
         return None
     try:
@@ -81,11 +77,7 @@ def load() -> CounterBaseline | None:
 
 
 def store(environment: Environment, counted: Mapping[str, Mapping[str, Counts]]) -> CounterBaseline:
-    """Record counts in the current folder.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+    """Record counts in the current folder; a StoreError if the file cannot be written."""
     made = CounterBaseline(
         device=environment.device_name,
         torch=torch_of(environment),

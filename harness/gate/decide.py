@@ -174,11 +174,9 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy
 ) -> tuple[list[Finding], str]:
-    """The findings with the exemption of the case applied, and what that says.
-
-    It excuses a comparison that is not GO, and a case that is missing; never a case that failed, or
-    that could not be compared.
-    """
+    """The findings with the exemption of the case applied, and what that says. It excuses a
+    comparison that is not GO, and a case that is missing; never a case that failed, or that could
+    not be compared."""
     today = datetime.date.today()
     entries = (e for e in policy.form.exempt if e.covers(case_id) and today <= e.expires)
     entry = next(entries, None)
@@ -233,12 +231,8 @@ def remedies(
     merging: bool = True,
     history: tuple[str, str] | None = None,
 ) -> list[str]:
-    """What to do next, in sentences with a command or a setting.
-
-    Args:
-        merging: The change is to be merged, not just compared.
-        history: The commits between which a bisection can search.
-    """
+    """What to do next, in sentences with a command or a setting. `merging`: the change is to be
+    merged, not just compared; `history`: the commits between which a bisection can search."""
     steps = []
     failed = [c for c in cases if c.decision is not Decision.GO]
     if most := max((c.comparison.pairs_needed or 0 for c in failed if c.comparison), default=0):

@@ -75,14 +75,8 @@ class Plan:
 
 
 def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
-    """Everything before the first process of a case.
-
-    Args:
-        held: Holds worktrees, launchers and the GPU lock.
-
-    Raises:
-        HarnessError: The request cannot be carried out.
-    """
+    """Everything before the first process of a case; a HarnessError if the request cannot be
+    carried out. `held` holds worktrees, launchers and the GPU lock."""
     began, counting = now(), request.mode is Mode.COUNTERS
     loaded = request.given or policy.load(request.policy)
     repository = Repository.around(Path.cwd())
@@ -212,11 +206,9 @@ def unfit(reason: str) -> Finding:
 
 
 def _preflight(plan: Plan) -> None:
-    """Let the workloads of each side check their cases.
-
-    A case that the candidate refuses is an error of the suite; one that the baseline refuses is
-    new. If a tree's workloads cannot be loaded, its cases crash later.
-    """
+    """Let the workloads of each side check their cases. A case that the candidate refuses is an
+    error of the suite; one that the baseline refuses is new. If a tree's workloads cannot be
+    loaded, its cases crash later."""
     *baseline, candidate = plan.sides
     for path, suite in plan.suites.items():
         cases = [t.case for t in plan.tasks if t.suite == path]

@@ -112,22 +112,14 @@ class Policy:
 
 
 def by_scatter(thresholds: Thresholds, given: Mapping[str, Any], process_cv: float) -> Thresholds:
-    """The thresholds of a case whose processes scatter so far.
-
-    Args:
-        given: Those that the policy sets, which stay.
-    """
+    """The thresholds of a case whose processes scatter so far; those that the policy sets stay."""
     if process_cv <= NOISY_CV or "tolerance" in given:
         return thresholds
     return replace(thresholds, tolerance=min(NOISY_TOLERANCE, thresholds.stored_tolerance))
 
 
 def load(path: Path) -> Policy:
-    """Read a policy.
-
-    Raises:
-        SuiteError: With place, problem and remedy.
-    """
+    """Read a policy; a SuiteError has place, problem and remedy."""
     return parse(text_of(path, path, "Name one with --policy, or write one: harness init."), path)
 
 

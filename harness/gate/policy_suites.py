@@ -15,11 +15,8 @@ from harness.suite.positions import show
 
 
 def require(places: Sequence[Path], choice: ChosenSuite, policy: str) -> Suite:
-    """The suite in the first of these trees that has it, with the cases that the policy chooses.
-
-    Raises:
-        SuiteError: There is no such suite or case.
-    """
+    """The suite in the first of these trees that has it, with the cases that the policy chooses; a
+    SuiteError without such a suite or case."""
     suite = chosen(places, choice)
     if suite is None:
         text = f"there is no suite {choice.suite} in the working tree or the candidate"
@@ -43,11 +40,7 @@ def chosen(places: Sequence[Path], choice: ChosenSuite) -> Suite | None:
 
 
 def require_own(suite: Suite, roots: Sequence[Path]) -> None:
-    """Refuse cases whose code is not in the worktree.
-
-    Raises:
-        SuiteError: The package of a factory is not under `roots`.
-    """
+    """Refuse cases whose factory has its package outside of `roots`: a SuiteError."""
     for case in suite.cases:
         if not (package := absent(case, roots)):
             continue

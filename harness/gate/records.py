@@ -176,14 +176,7 @@ def encode(verdict: GateVerdict) -> str:
 
 
 def decode(text: str | bytes, place: str) -> GateVerdict:
-    """The verdict that `encode` wrote.
-
-    Args:
-        place: Names the source in the error.
-
-    Raises:
-        HarnessError: Not such a document.
-    """
+    """The verdict that `encode` wrote; a HarnessError that names the `place` if it is not one."""
     try:
         return parse(text, GateVerdict)
     except ValueError as error:
@@ -193,11 +186,7 @@ def decode(text: str | bytes, place: str) -> GateVerdict:
 
 
 def parse(data: bytes | str, kind: type[Record]) -> Record:
-    """A record from JSON, validated.
-
-    Raises:
-        ValueError: Not such a record.
-    """
+    """A record from JSON, validated: a ValueError if it is not such a record."""
     try:
         return TypeAdapter(kind).validate_json(data)
     except ValidationError as error:

@@ -20,13 +20,8 @@ Key = tuple[str, str]
 
 
 def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
-    """Judge a change or a tree.
-
-    Raises:
-        HarnessError: The request cannot be carried out.
-        KeyboardInterrupt: Ctrl-C, or SIGTERM. Worktrees and workers are removed; all finished
-            measurements are stored.
-    """
+    """Judge a change or a tree; a HarnessError if that cannot be carried out. At Ctrl-C or SIGTERM
+    worktrees and workers are removed, and all finished measurements are stored."""
     with ExitStack() as held:
         return _judged(request, prepared(request, held, say), held, observer)
 
@@ -195,9 +190,7 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
 
 def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     """Compare counters with those of the baseline commit, or without one with the recorded ones.
-
-    Counts that the change itself records are accepted.
-    """
+    Counts that the change itself records are accepted."""
     _once(bench, plan)
     candidate, useless = plan.sides[-1], counters.unfit(plan.recorded, plan.here)
     kept = None if useless else plan.recorded
@@ -254,11 +247,8 @@ def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
 
 
 def count(request: Request, observer: Observer, say: Say) -> counters.CounterBaseline:
-    """Count the policy's cases in the working tree, and record the counts.
-
-    Raises:
-        HarnessError: A case failed, or its counters are not exact.
-    """
+    """Count the policy's cases in the working tree, and record the counts; a HarnessError if a case
+    failed, or if its counters are not exact."""
     with ExitStack() as held:
         plan = prepared(request, held, say)
         if not plan.sound:

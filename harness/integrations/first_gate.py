@@ -77,15 +77,9 @@ class FirstGate:
 def prepared(
     workload: Mapping[str, Any], *, line: Sequence[str], say: Say, shown: Shown
 ) -> FirstGate:
-    """Look at the repository of the current folder, and measure what its gate will judge.
-
-    Args:
-        workload: As in a suite: command, or factory and providers; axes.
-        line: The command line, for the record.
-
-    Raises:
-        HarnessError: A file exists, or a case does not run.
-    """
+    """Look at the repository of the current folder, and measure what its gate will judge; a
+    HarnessError if a file exists, or if a case does not run. `workload`, as in a suite: command, or
+    factory and providers; axes. `line`: the command line, for the record."""
     root = Repository.around(Path.cwd()).root
     if root.resolve() != Path.cwd().resolve():
         raise HarnessError("a gate starts at the root of the repository", f"Run: cd {root}")
@@ -158,11 +152,8 @@ def recognised(read: Mapping[str, Any], output: str) -> str:
 def _started(
     held: ExitStack, suite: Suite, roots: Sequence[str], line: Sequence[str], say: Say, shown: Shown
 ) -> Measure:
-    """Measures with the code under `roots`, as in a gate.
-
-    Raises:
-        HarnessError: A workload refuses its cases, or no worker starts.
-    """
+    """Measures with the code under `roots`, as in a gate; a HarnessError if a workload refuses its
+    cases, or if no worker starts."""
     rig = held.enter_context(Rig(suite.device, say=say))
     launcher = rig.start([Path(folder).resolve() for folder in roots])
     here = rig.describe(command=line, repository=Path.cwd(), cases=suite.cases)

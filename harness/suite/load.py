@@ -20,16 +20,10 @@ from harness.suite.schema import SuiteModel, WorkloadModel
 
 
 def load(ref: str | Path, *, overrides: Sequence[str] = (), filters: Sequence[str] = ()) -> Suite:
-    """Read, check and expand a suite.
-
-    Args:
-        ref: A path; `NAME` of suites/NAME.yaml here; else that of a shipped suite, in any folder.
-        overrides: `axis=value[,value...]` or `measure.SETTING=value`, in every workload.
-        filters: Patterns (fnmatch) or parts of case ids; `!` before one leaves its cases out.
-
-    Raises:
-        SuiteError: With place, problem and the nearest valid name.
-    """
+    """Read, check and expand a suite; a SuiteError has place, problem and the nearest valid name.
+    `ref` is a path, `NAME` of suites/NAME.yaml here, or else that of a shipped suite, in any
+    folder. Overrides, for every workload: `axis=value[,value...]` or `measure.SETTING=value`.
+    Filters: patterns (fnmatch) or parts of case ids; `!` before one leaves its cases out."""
     path, shown = _find(ref)
     text = text_of(path, shown, f"Shipped suites: {', '.join(f.stem for f in available())}.")
     return loads(text, shown, overrides, filters)
