@@ -2,7 +2,8 @@
 # What the nightly workflows run on the GPU runner.
 #
 #   ci/nightly.sh code SUBJECT       the newest commit of code; nothing if a commit SUBJECT names it
-#   ci/nightly.sh measure SUITE...   each suite, its report, and all reports again with their list
+#   ci/nightly.sh measure SUITE...   each suite, its report, and all reports again with their list; with BUDGET, a suite
+#                                    takes so many minutes. `operators` gets the packages of suites/operators.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,10 +15,14 @@ code() {
 }
 
 measure() {
-  local suite status
+  local suite status peers
   for suite in "$@"; do
     status=0
-    harness run "$suite" --wait-for-gpu=3600 || status=$?
+    if [ "$suite" = operators ]; then
+      peers=$(suites/operators/install.sh "$(mktemp -d)")
+      export PYTHONPATH="$peers${PYTHONPATH:+:$PYTHONPATH}"
+    fi
+    harness run "$suite" --wait-for-gpu=3600 ${BUDGET:+"--budget=$BUDGET"} || status=$?
     case "$status" in
       0 | 1 | 3) ;; # 1 and 3 are verdicts, which the reports state
       *)

@@ -1,6 +1,7 @@
 """The nightly workflows: what `ci/nightly.sh` measures, and when its jobs run."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from ci.tests.test_files import GITLAB, NIGHTLY, ROOT, jobs, load, triggers
 from harness.tests.gate_repositories import commit, git
 
 ENV = load(ROOT / NIGHTLY)["env"]
-SUITES = ENV["SUITES"].split()
+WEEK, *SUITES = " ".join(re.findall(r"'([a-z].*?)'", ENV["SUITES"])).split()
+SUBJECT = re.findall(r"'([A-Z].*?)'", ENV["SUBJECT"])[-1]
 REPORT = {"reports/2026-11-23 Gate.md": "GO"}
 
 
@@ -25,11 +27,11 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
-def nightly(clone: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+def nightly(clone: Path, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["bash", "ci/nightly.sh", *words],
         cwd=clone,
-        env={"PATH": f"{clone.parent}:/usr/bin:/bin", "HOME": os.devnull},
+        env={"PATH": f"{clone.parent}:/usr/bin:/bin", "HOME": os.devnull, **env},
         capture_output=True,
         text=True,
     )
@@ -37,14 +39,14 @@ def nightly(clone: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 
 def test_only_code_without_nightly_reports_is_new(clone: Path) -> None:
     def code() -> str:
-        return nightly(clone, "code", ENV["SUBJECT"]).stdout.strip()
+        return nightly(clone, "code", SUBJECT).stdout.strip()
 
     first = git(clone, "rev-parse", "HEAD")
     assert code() == first
     commit(clone, {"README.md": "A page.", **REPORT})
     assert code() == first, "a page or a report is no code"
     git(clone, "checkout", "--quiet", "-b", "nightly/1")
-    git(clone, "commit", "--quiet", "--allow-empty", "--message", f"{ENV['SUBJECT']} {first}")
+    git(clone, "commit", "--quiet", "--allow-empty", "--message", f"{SUBJECT} {first}")
     git(clone, "checkout", "--quiet", "main")
     assert code() == "", "its request is open"
     newest = commit(clone, {"nsa/ops.py": "faster = True"})
@@ -68,6 +70,22 @@ def test_a_verdict_does_not_stop_the_night_but_a_failure_does(
     assert measured == (SUITES[:2] if fails else SUITES)
     assert ("report --all" in calls) is not fails
     assert all((ROOT / "suites" / f"{name}.yaml").is_file() for name in SUITES)
+
+
+def test_by_week_the_operators_are_installed_and_measured_within_a_budget(clone: Path) -> None:
+    harness, install = clone.parent / "harness", clone / "suites/operators/install.sh"
+    harness.write_text('#!/bin/sh\necho "$PYTHONPATH $*" >> ../log\n')
+    install.parent.mkdir(parents=True)
+    install.write_text("#!/bin/sh\necho /peers\n")
+    for script in (harness, install):
+        script.chmod(0o755)
+    budget = re.findall(r"'(\d+)'", ENV["BUDGET"])[-1]
+
+    assert nightly(clone, "measure", WEEK, BUDGET=budget).returncode == 0
+
+    assert WEEK == "operators"
+    first = (clone.parent / "log").read_text().splitlines()[0]
+    assert first == "/peers run operators --wait-for-gpu=3600 --budget=160"
 
 
 def test_it_runs_by_schedule_and_later_steps_need_new_code() -> None:

@@ -30,6 +30,7 @@ from suites.operators.found import OPERATORS
 from suites.operators.protocol import Operator
 from suites.tests import small
 
+INSTALL = Path(workloads.__file__).parent / "operators" / "install.sh"
 OPERATOR: Mapping[str, Scalar] = {
     **small.OPERATOR,
     "batch": 2,
@@ -388,3 +389,15 @@ def test_the_window_mask_is_that_of_its_definition(T: int, window_size: int) -> 
     assert expected.full_kv_num_blocks is not None
     assert torch.equal(mask.full_kv_num_blocks, expected.full_kv_num_blocks)
     assert torch.equal(mask.to_dense(), expected.to_dense())
+
+
+def test_the_installer_has_the_versions_for_which_the_files_are_written() -> None:
+    script = INSTALL.read_text(encoding="utf-8")
+    said = " ".join(operator.install for operator in OPERATORS.values())
+
+    pins = re.findall(r"[\w-]+==[\w.]+", script)
+    checkouts = re.findall(r"^checkout (\S+) (\w+)$", script, re.MULTILINE)
+
+    assert len(pins) == len(checkouts) == 3
+    assert all(pin in said for pin in pins)
+    assert all(f"https://github.com/{name}, commit {commit}" in said for name, commit in checkouts)
