@@ -132,6 +132,17 @@ def time_use_sentence(used: TimeUse | None) -> str:
     )
 
 
+def price_sentence(run: Run) -> str:
+    """`The verdict took 7.2 GPU minutes, $0.24.`: its processes; empty on a CPU."""
+    if run.environment.gpu is None:
+        return ""
+    gpus = {c.case_id: c.program.needs_gpus("cuda") if c.program else 1 for c in run.suite.cases}
+    hours = sum(m.wall_s * max(1, gpus.get(m.case_id, 1)) for m in run.measurements) / units.HOUR_S
+    price = run.suite.cost.usd_per_gpu_hour if run.suite.cost else None
+    money = f", ${hours * price:,.2f}" if price is not None else ""
+    return f"The verdict took {units.number(60 * hours)} GPU minutes{money}."
+
+
 def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
     """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
     plan = run.suite.cost

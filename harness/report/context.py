@@ -221,6 +221,7 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "environment": conditions.environment(run),
         "doctor": (*conditions.requirement_bullets(run), *conditions.doctor_bullets(env)),
         "flags": tuple(conditions.flag_sentences(run)),
+        "price": conditions.price_sentence(run),
         "time_use": conditions.time_use_sentence(time_use(run)),
         "commands": _commands(of, before),
         "exports": [

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.summary import summarise
-from harness.records import Case, Evidence, Measurement, MeasureSettings, Outcome, Stop
+from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
 from harness.report.text import case_names
-from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed
+from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed, to
 
 
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
@@ -122,3 +122,12 @@ def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
     assert row[:4] == ("b", "1.2", "MIT", "paper")
     (declined,) = built["not_run"].rows
     assert declined[:2] == ("d: 8 of 8 cases", "unsupported")
+
+
+def test_a_page_says_what_its_verdict_took_of_a_gpu() -> None:
+    cases = sweep(gc=["off"])
+    plan = CostPlan(steps=10, match=to(gc="off"), usd_per_gpu_hour=2.0)
+    made = run(cases, lambda c: timed(c, 0.05, processes=2, wall_s=90.0), cost=plan)
+
+    assert conditions.price_sentence(made) == "The verdict took 3 GPU minutes, $0.10."
+    assert conditions.price_sentence(replace(made, environment=environment(gpu=None))) == ""
