@@ -130,10 +130,6 @@ def small_batch(c: r.Case, m: r.Measurement) -> r.Measurement:
     return waiting(m, 3.0, counted(kernel_launches=launches))
 
 
-def slow_python(c: r.Case, m: r.Measurement) -> r.Measurement:
-    return waiting(m, 2.0)
-
-
 def many_operators(c: r.Case, m: r.Measurement) -> r.Measurement:
     return waiting(m, 2.0, counted(dispatched_ops=round(step_s(c) * 2.0 / 12e-6)))
 
@@ -201,10 +197,9 @@ def shared(c: r.Case, m: r.Measurement) -> r.Measurement:
 
 
 def occupied(c: r.Case, m: r.Measurement) -> r.Measurement:
-    (made,) = ended(
-        c, r.Outcome.INVALID_ENVIRONMENT, evidence=r.Evidence(holders=("python (pid 7)",))
-    )
-    return replace(made, process=m.process)
+    seen = r.Evidence(holders=("python (pid 7)",))
+    (made,) = ended(c, r.Outcome.INVALID_ENVIRONMENT, evidence=seen, process=m.process)
+    return made
 
 
 def cold(c: r.Case, m: r.Measurement) -> r.Measurement:
@@ -250,8 +245,9 @@ def overflow(c: r.Case, m: r.Measurement) -> r.Measurement:
         ),
         r.NonFiniteOrigin(computation="reference", precision="float64"),
     )
-    (made,) = ended(c, r.Outcome.NON_FINITE, evidence=r.Evidence(origins=origins))
-    return replace(made, process=m.process)
+    seen = r.Evidence(origins=origins)
+    (made,) = ended(c, r.Outcome.NON_FINITE, evidence=seen, process=m.process)
+    return made
 
 
 def interaction(c: r.Case, m: r.Measurement) -> r.Measurement:
@@ -285,7 +281,7 @@ def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
         (sync_per_token, CASES, CauseKind.SYNCS),
         (slow_loader, CASES, CauseKind.DATA),
         (small_batch, CASES, CauseKind.LAUNCHES),
-        (slow_python, CASES, CauseKind.HOST),
+        (lambda _, m: waiting(m, 2.0), CASES, CauseKind.HOST),
         (many_operators, CASES, CauseKind.DISPATCH),
         (slow_network, CASES, CauseKind.COMMUNICATION),
         (slow_rank, CASES, CauseKind.RANKS),

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.bisect.culprit import (
-    CallsChange,
-    ProfileChange,
-    profile_change,
-)
+from harness.bisect.culprit import CallsChange, ProfileChange, profile_change
 from harness.records import MAX_USES, Counters, Measurement, Profile, Use
 from harness.tests.fake_runs import case, timed
 

@@ -6,11 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from harness.bisect.posterior import (
-    Grid,
-    Posterior,
-    ProcessReading,
-)
+from harness.bisect.posterior import Grid, Posterior, ProcessReading
 from harness.bisect.search import (
     BisectStage,
     CommitsConclusion,

@@ -91,24 +91,16 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
     assert (row(recorded, "fast")[0], row(recorded, "faster")[0]) == ("yes", said)
 
 
+YES = "**Yes** (Is it fast enough?): lowest of 2 cases: "
+NO = "**No** (Is it twice as fast as dense?): "
+
+
 @pytest.mark.parametrize(
     ("changes", "said", "step"),
     [
-        (
-            {},
-            "**Yes** (Is it fast enough?): lowest of 2 cases: ",
-            "Nothing: no limit that decides is missed.",
-        ),
-        (
-            {"left_out": 4},
-            "**Yes** (Is it fast enough?): lowest of 2 cases: ",
-            "Run the rest of the suite",
-        ),
-        (
-            {"dense_s": 1.5},
-            "**No** (Is it twice as fast as dense?): ",
-            "Speed up nsa, seq_len=2048 by ",
-        ),
+        ({}, YES, "Nothing: no limit that decides is missed."),
+        ({"left_out": 4}, YES, "Run the rest of the suite"),
+        ({"dense_s": 1.5}, NO, "Speed up nsa, seq_len=2048 by "),
         ({"processes": 1}, "**Likely** (Is it twice as fast as dense?)", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
     ],
@@ -127,11 +119,7 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
     [
         (149.0, "on", "not reproduced: the settings of that day give 4,920 tokens/s here, 150x"),
         (1.2, "on", "loop, which was on, alone would explain it, 40 tokens/s here"),
-        (
-            1.2,
-            "off",
-            "not explained: nothing that was tested was on in the run that made 33",
-        ),
+        (1.2, "off", "not explained: nothing that was tested was on in the run that made 33"),
     ],
 )
 def test_what_was_off_or_is_not_reproduced_explains_nothing(

@@ -8,14 +8,9 @@ from harness.report.endings import failures
 from harness.tests.fake_runs import ended, run, sweep
 
 
-def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(
-    tmp_path: Path,
-) -> None:
+def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(tmp_path: Path) -> None:
     (case,) = sweep(seq_len=[512])
-    seen = Evidence(
-        steps=5,
-        frame="wait (x.py:3)",
-    )
+    seen = Evidence(steps=5, frame="wait (x.py:3)")
     said = "no progress for 30.2 s\na second line"
     recorded = run(
         [case],

@@ -62,11 +62,6 @@ def recorded(
     return fake_runs.run(cases, measure), cases
 
 
-def limits(run: Run) -> tuple[tuple[str, ...], ...]:
-    table = page.limits(run, summarise(run), case_names(run.suite))
-    return table.rows if table else ()
-
-
 def counts(run: Run) -> Table:
     table = page.counts(run, summarise(run), case_names(run.suite))
     assert table is not None
@@ -79,8 +74,10 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
 
     run, _ = recorded(profile=replace(GPU, breakdown=waited))
+    table = page.limits(run, summarise(run), case_names(run.suite))
 
-    assert limits(run)[0][0] == "host and GPU"
+    assert table is not None
+    assert table.rows[0][0] == "host and GPU"
 
 
 def judged(run: Run) -> Verdict:

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.causes import Cause, CauseKind, causes
-from harness.analysis.summary import summarise
-from harness.analysis.verdict import judge
+from harness.analysis.verdict import of_run
 from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
 from harness.report import remedies
 from harness.report.tests.test_report import values
 from harness.tests import test_planted_causes as planted
 from harness.tests.fake_runs import case, run, timed
 
-SUITE = "harness run suites/retest.yaml"
+SUITE, FIRST = "harness run suites/retest.yaml", "train/nsa/seq_len=512"
 LONG = Match(criteria={"seq_len": (4096,), "NSA_FA2": (0,)})
 
 
@@ -25,11 +24,7 @@ LONG = Match(criteria={"seq_len": (4096,), "NSA_FA2": (0,)})
             planted.CASES,
             "Read no value from the GPU within a step: `harness run",
         ),
-        (
-            planted.checkpointing,
-            planted.GC,
-            f"Set `gc=off`: `{SUITE} -f train/nsa/seq_len=512/gc=off`",
-        ),
+        (planted.checkpointing, planted.GC, f"Set `gc=off`: `{SUITE} -f {FIRST}/gc=off`"),
         (planted.shared, planted.CASES, "--wait-for-gpu 600`"),
     ],
 )
@@ -51,8 +46,7 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3)
     )
     made = planted.planted(damage, planted.GC, rules=rules)
     made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
-    summaries = summarise(made)
-    verdict = judge(made.suite, made.environment, summaries, ())
+    summaries, verdict = of_run(made)
     return tuple(remedies.next_steps(verdict, made, (), causes(made, summaries)))
 
 
@@ -77,10 +71,7 @@ def test_every_cause_has_a_remedy(kind: CauseKind) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(
-    named: bool,
-) -> None:
-
+def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(named: bool) -> None:
     def measure(c: Case) -> list[Measurement]:
         parts = {"select": 0.06, "feed forward": 0.04, "loss": 0.02}
         if c.provider == "dense":
@@ -97,7 +88,7 @@ def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(
     ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
     rule = Rule(name="faster", metric="step_s", go=1.0, match=ours, against=theirs)
     made = run(both, measure, rules=(rule,))
-    verdict = judge(made.suite, made.environment, summarise(made), ())
+    _, verdict = of_run(made)
 
     assert remedies.slowest(verdict) == ("train/nsa/seq_len=512", "train/dense/seq_len=512")
     beside = values(made)["where"].columns[2:3]
@@ -120,8 +111,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     pair = Rule(name="pair", metric="step_s", go=4.0, match=ours, against=theirs)
     rules = tuple(rule for rule in (floor, pair) if rule.name in asked)
     made = planted.planted(damage, planted.GC[:2], rules=rules)
-    summaries = summarise(made)
-    verdict = judge(made.suite, made.environment, summaries, ())
+    summaries, verdict = of_run(made)
 
     found = remedies.relevant(causes(made, summaries), verdict)
 
@@ -153,8 +143,7 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     measured = [m for m in made.measurements if m.case_id == own.case_id or m.process < 1]
     suite = replace(made.suite, cases=(peer, own))
     made = replace(made, suite=suite, measurements=tuple(measured))
-    summaries = summarise(made)
-    verdict = judge(made.suite, made.environment, summaries, ())
+    summaries, verdict = of_run(made)
 
     assert bool(remedies.relevant(causes(made, summaries), verdict)) == named
     of_steps = [

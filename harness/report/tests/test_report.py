@@ -11,11 +11,6 @@ from harness.report.series import pages
 from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 
-def small(**changes: Any) -> Run:
-    """Two cases: quick to render."""
-    return run(sweep(gc=["off", "on"]), lambda c: timed(c, 0.05), **{"subject": "Small", **changes})
-
-
 def values(recorded: Run) -> dict[str, Any]:
     """What the template of its report prints."""
     built = context.build(recorded, Path("reports"))[0]
@@ -72,7 +67,8 @@ def test_a_page_names_logs_only_where_they_are(tmp_path: Path) -> None:
 
 
 def test_records_beside_the_report_are_linked(tmp_path: Path) -> None:
-    text = page(small(folder=str(tmp_path / "runs" / "x y")), tmp_path)
+    folder = str(tmp_path / "runs" / "x y")
+    text = page(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), folder=folder), tmp_path)
 
     assert "[`runs/x y/run.jsonl`](runs/x%20y/run.jsonl)" in text
     assert str(tmp_path) not in text

@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import (
-    Case,
-    Measurement,
-    Outcome,
-    Peaks,
-    Program,
-    SelfTest,
-)
+from harness.records import Case, Measurement, Outcome, Peaks, Program, SelfTest
 from harness.report import context, steadiness
 from harness.report.tables import NONE, Table
 from harness.report.tests.test_answer import CASES, FLOOR

@@ -12,10 +12,7 @@ from harness.tests.fake_runs import ended, environment, run, sweep, taking, time
 
 
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
-    where = environment(
-        interpreter="/v/bin/python",
-        variables={"PYTHONPATH": "/a b"},
-    )
+    where = environment(interpreter="/v/bin/python", variables={"PYTHONPATH": "/a b"})
     page, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
 
     rows = dict(conditions.environment_rows(where))

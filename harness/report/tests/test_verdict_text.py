@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.analysis.summary import summarise
-from harness.analysis.verdict import judge
+from harness.analysis.verdict import of_run
 from harness.gate.records import State
 from harness.records import Rule
 from harness.report import verdict_text
@@ -31,6 +30,6 @@ def test_a_missed_limit_and_one_without_teeth_have_their_factor(rule: Rule, gap:
     made = run(
         cases, lambda c: timed(c, 2.0 * float(c.axes["n"]), tokens=100, cv=1e-6), rules=[rule]
     )
-    verdict = judge(made.suite, made.environment, summarise(made), ())
+    _, verdict = of_run(made)
 
     assert [verdict_text.margin_text(r) for r in verdict.rules if r.stated] == [gap]

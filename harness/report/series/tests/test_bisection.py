@@ -1,6 +1,6 @@
 """The sentence and the page of a bisection, from results made by hand.
 
-To accept a change of the pages: python -m harness.report.tests.test_bisection
+To accept a change of the pages: python -m harness.report.series.tests.test_bisection
 """
 
 import datetime
@@ -22,7 +22,6 @@ from harness.tests.fake_runs import case, environment
 from harness.tests.small_run import SUITE
 
 DATE = datetime.date(2026, 11, 21)
-CASE = case({"seq_len": 2048})
 STEP_TIME = Criterion(kind=CriterionKind.METRIC, name="step_s")
 SYNCS = Criterion(kind=CriterionKind.COUNTER, name="host_syncs")
 CRASH = Criterion(kind=CriterionKind.OUTCOME, name="crash")
@@ -50,23 +49,23 @@ SLOWER = Comparison(
 CONFIRMED = CommitsConclusion(
     reason="slower", culprits=(3,), good=2, probability=0.987, comparison=SLOWER, confirmed=True
 )
-COMMON: dict[str, Any] = {
-    "started_at": "2026-11-21T07:30:12+00:00",
-    "repository": ".",
-    "suite": SUITE,
-    "case": CASE,
-    "effect": 0.03,
-    "environment": environment(),
-    "command": ("harness", "bisect", "train"),
-}
-TAKEN: dict[str, Any] = {"folder": Path("state/20261121-train"), "processes": 31, "wall_s": 150.0}
 
 
 def of_commits(
     conclusion: CommitsConclusion, criterion: Criterion = STEP_TIME, **changes: Any
 ) -> BisectResult:
     values = ((0.1, 0.102), (), (0.101,), (0.111, 0.11), (0.11,))
-    request = BisectRequest(criterion=criterion, history=COMMITS, **COMMON)
+    request = BisectRequest(
+        started_at="2026-11-21T07:30:12+00:00",
+        repository=".",
+        suite=SUITE,
+        case=case({"seq_len": 2048}),
+        effect=0.03,
+        environment=environment(),
+        command=("harness", "bisect", "train"),
+        criterion=criterion,
+        history=COMMITS,
+    )
     return BisectResult(
         **{
             "request": request,
@@ -77,7 +76,9 @@ def of_commits(
             "step": None if criterion.exact else 1.102,
             "noise": None if criterion.exact else 0.008,
             "summary": " kernel.py | 2 +-\n",
-            **TAKEN,
+            "folder": Path("state/20261121-train"),
+            "processes": 31,
+            "wall_s": 150.0,
             **changes,
         }
     )
@@ -141,19 +142,16 @@ CHANGED = ProfileChange(
         CallsChange(kind="kernel", name="copy|<16>", before=0, after=1.5),
     )
 )
+REVIEWED = Path(__file__).with_name("bisection_of_commits.md")
 
 
-PAGES: dict[str, BisectResult] = {
-    "bisection_of_commits.md": of_commits(CONFIRMED, profile=CHANGED),
-}
-HERE = Path(__file__).parent
+def page() -> str:
+    return bisection.markdown(of_commits(CONFIRMED, profile=CHANGED), DATE)
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_page_is_the_reviewed_text(name: str) -> None:
-    assert bisection.markdown(PAGES[name], DATE) == (HERE / name).read_text(encoding="utf-8")
+def test_the_page_is_the_reviewed_text() -> None:
+    assert page() == REVIEWED.read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name, result in PAGES.items():
-        (HERE / name).write_text(bisection.markdown(result, DATE), encoding="utf-8")
+    REVIEWED.write_text(page(), encoding="utf-8")

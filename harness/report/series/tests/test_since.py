@@ -141,11 +141,7 @@ def test_a_changed_node_does_not_excuse_the_code(
 
 @pytest.mark.parametrize(
     ("limit_s", "node", "answer"),
-    [
-        (0.0105, LESS_POWER, "open"),
-        (0.0095, LESS_POWER, "no"),
-        (0.0105, {}, "no"),
-    ],
+    [(0.0105, LESS_POWER, "open"), (0.0095, LESS_POWER, "no"), (0.0105, {}, "no")],
 )
 def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
     limit_s: float, node: dict[str, Any], answer: str
@@ -181,9 +177,11 @@ def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
 # --- which run, and which name -----------------------------------------------------------
 
 
-def stored(root: Path, **changes: Any) -> Path:
-    """Six runs of a store, each an hour after the one before; the folder of the reports."""
-    runs = root / "runs"
+def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
+    tmp_path: Path,
+) -> None:
+    """Of six runs of a store, each an hour after the one before."""
+    runs = tmp_path / "runs"
     filtered = environment(command=("harness", "run", "retest", "--filter", "x"))
     whole = run(CASES, lambda c: timed(c, 0.01))
     ids = [
@@ -196,15 +194,7 @@ def stored(root: Path, **changes: Any) -> Path:
     ]
     for hour, run_id in enumerate(ids):
         dated(runs, run_id, f"2026-11-21T0{hour}:00:00+00:00")
-    (root / "ids").write_text("\n".join(ids))
-    return runs
-
-
-def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
-    tmp_path: Path,
-) -> None:
-    runs = stored(tmp_path)
-    first, _, _, partial, _, last = (tmp_path / "ids").read_text().split()
+    first, _, _, partial, _, last = ids
 
     page = command.written(reader.load(runs, last), tmp_path)
     again = command.written(reader.load(runs, last), tmp_path)
@@ -301,7 +291,7 @@ def test_a_slow_node_excuses_no_crash_and_no_case_far_slower_than_its_provider(
     both = [
         c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[256, 512, 1024, 2048, 4096])
     ]
-    slow = environment(gpu=replace(H200, power_limit_w=500.0))
+    slow = environment(gpu=replace(H200, **LESS_POWER))
     before = run(both, lambda c: timed(c, 0.01), run_id="before")
 
     def measure(c: Case) -> list[Measurement]:
