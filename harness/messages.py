@@ -321,8 +321,7 @@ class MessageReader:
                 try:
                     message = _message.validate_json(line)
                 except pydantic.ValidationError as error:
-                    problems = f"{error.error_count()} errors"
-                    raise Garbled(f"{line[:80]!r} ({problems})") from error
+                    raise Garbled(f"{line[:80]!r} ({error.error_count()} errors)") from error
                 each(message)
             self._rest += rest
             if len(self._rest) > MAX_LINE_BYTES:

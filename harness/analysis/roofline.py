@@ -231,8 +231,7 @@ def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[L
 
 def _in_range(b: Breakdown, names: re.Pattern[str]) -> float:
     """Share of the GPU's idle time that a kind of range explains, at least: what comes before its
-    kernels, or its time on the host beyond that of the GPU's work.
-    """
+    kernels, or its time on the host beyond that of the GPU's work."""
 
     def share(of: Mapping[str, float]) -> float:
         return sum(part for name, part in of.items() if names.search(name))

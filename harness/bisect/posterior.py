@@ -19,7 +19,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import entr, ndtr
+from scipy.special import ndtr
+from scipy.stats import entropy
 
 from harness.analysis.statistics import Floats, hodges_lehmann
 
@@ -146,15 +147,10 @@ def most_informative(
     last = len(probabilities) - 1
     bad = np.cumsum(probabilities).clip(0, 1)
     seen_bad = bad * (1 - error) + (1 - bad) * error
-    bits = _entropy(seen_bad) - _entropy(np.array(error))
+    bits = entropy([seen_bad, 1 - seen_bad], base=2) - entropy([error, 1 - error], base=2)
     open_ = [p for p in range(1, last) if p not in skipped and bits[p] > 1e-9]
     best = max(open_, key=lambda p: (round(float(bits[p]), 9), -abs(p - last / 2)), default=None)
     return None if best is None else (best, float(bits[best]))
-
-
-def _entropy(p: Floats) -> Floats:
-    """In bits, of a yes-or-no event."""
-    return np.asarray((entr(p) + entr(1 - p)) / math.log(2))
 
 
 @dataclass(frozen=True, slots=True)

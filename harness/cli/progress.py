@@ -20,7 +20,6 @@ from harness.report.text import case_names
 from harness.runner.watchdog import RunObserver
 
 BAR_WIDTH = 24
-DAY_S = 86_400.0
 
 
 class _Bar:
@@ -37,7 +36,7 @@ class _Bar:
             TextColumn("{task.description}", markup=False),
             console=to,
             transient=True,
-            speed_estimate_period=DAY_S,
+            speed_estimate_period=units.DAY_S,
             disable=not to.is_terminal,
         )
         self._task = self._bar.add_task(description, total=None)

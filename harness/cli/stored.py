@@ -1,7 +1,7 @@
 """The commands `list` and `show`: what is stored."""
 
 from collections import Counter
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -62,15 +62,6 @@ def _commit(run: Run) -> str:
     return git.commit if git else ""
 
 
-def _show_run(run: Run) -> NoReturn:
-    """Show all cases and rules, and exit with the verdict."""
-    cases, verdict = verdicts.of_run(run)
-    pages.show_cases(run, cases)
-    out.print(console.verdict(verdict))
-    show(f"Run: {run.folder}")
-    raise typer.Exit(verdict.decision.exit_status)
-
-
 def show_(
     run_ids: options.RunsArgument = None,
     rules: options.RulesOption = None,
@@ -99,5 +90,10 @@ def show_(
     if not asked:
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
-        _show_run(judged_by(rules or "", runs[0]))
+        run = judged_by(rules or "", runs[0])
+        cases, verdict = verdicts.of_run(run)
+        pages.show_cases(run, cases)
+        out.print(console.verdict(verdict))
+        show(f"Run: {run.folder}")
+        raise typer.Exit(verdict.decision.exit_status)
     show(pivots.pivot(runs, rows, cols, metric or "step_s", only or ()))

@@ -47,14 +47,10 @@ def verdict(found: Sequence[Check]) -> str:
     count = sum(c.grade is grade for c in found)
     return {
         Grade.OK: "fit to measure on",
-        Grade.WARN: f"fit to measure on, with {_count(count, 'warning')}",
-        Grade.UNKNOWN: f"unknown: {_count(count, 'check')} could not be made",
-        Grade.FAIL: f"not fit to measure on: {_count(count, 'check')} failed",
+        Grade.WARN: f"fit to measure on, with {units.plural('warning', count)}",
+        Grade.UNKNOWN: f"unknown: {units.plural('check', count)} could not be made",
+        Grade.FAIL: f"not fit to measure on: {units.plural('check', count)} failed",
     }[grade]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number > 1)}"
 
 
 def exit_status(found: Sequence[Check]) -> int:

@@ -22,9 +22,3 @@ def describe_peak() -> str:
     if (device := device_peak_bytes()) is not None:
         parts.append(f"{device / 1e9:.2f} GB on the device")
     return ", ".join(parts)
-
-
-def release_cached() -> None:
-    """Return the allocator's free blocks to the device, so that timing starts unfragmented."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

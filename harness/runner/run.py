@@ -74,8 +74,7 @@ class Agenda:
     ) -> None:
         """Every process that what was `recorded` does not settle. Rules for GPUs other than
         `device` count as absent. `read` gives the run as recorded; without it nothing is judged: no
-        rule ends the run, and there are no rounds. `abort`: a rule with `abort_early` may end it.
-        """
+        rule ends the run, and there are no rounds. `abort`: one with `abort_early` may end it."""
         self.suite = suite
         self.stop: Stop | None = None
         """Why processes are left; set when `next` returns None."""
@@ -93,7 +92,8 @@ class Agenda:
         }
         decisive = [c for cases in needed(suite, device).values() for c in cases]
         first = [decisive] if budget else [*self._rungs.values()]
-        self._stages = [_once(stage) for stage in (*first, [*decisive, *suite.cases])]
+        stages = (*first, [*decisive, *suite.cases])
+        self._stages = [[*{c.case_id: c for c in stage}.values()] for stage in stages]
         for measurement in recorded:
             self.ended(measurement)
 
@@ -168,10 +168,6 @@ class Agenda:
         results = verdict.of_run(replace(run, measurements=first))[-1].rules
         no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
         return next((name for name in complete if name in no_go), "")
-
-
-def _once(cases: Iterable[Case]) -> list[Case]:
-    return [*{c.case_id: c for c in cases}.values()]
 
 
 def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:

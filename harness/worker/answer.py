@@ -101,7 +101,7 @@ def _with_origin(
     reporter = WorkerReporter(channel)
     reporter.phase("diagnosis")
     gc.collect()
-    memory.release_cached()
+    torch.cuda.empty_cache()
 
     def build() -> Workload:
         torch.manual_seed(torch.initial_seed())  # as for the first build

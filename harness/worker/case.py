@@ -35,7 +35,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     checked = Accuracy(skipped="switched off (measure.accuracy)")
     if case.settings.accuracy:
         checked = accuracy.compare(workload, reporter.alive)
-    memory.release_cached()
+    torch.cuda.empty_cache()  # so that timing starts unfragmented
 
     reporter.phase("warmup")
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
