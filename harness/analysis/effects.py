@@ -100,7 +100,8 @@ def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
         alone = [
             e
             for e in shown
-            if e.workload == a.workload and e.axis in at and not _within(e, at)
+            if e.workload == a.workload and e.axis in at
+            if any(e.within.get(axis) != value for axis, value in at.items() if axis != e.axis)
             if e in large or (_toward(e, at).ratio < 1) == faster
         ]
         if (toward[1].ratio < 1) == faster and not alone:
@@ -108,11 +109,6 @@ def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
             value = "/".join(units.scalar(v) for v in at.values() if v is not None)
             acting.append(replace(least, axis="/".join(at), base="", value=value, within=rest[0]))
     return tuple(acting)
-
-
-def _within(e: Effect, at: Mapping[str, Scalar | None]) -> bool:
-    """Whether an effect is that at these values of the other axes only."""
-    return all(e.within.get(axis) == value for axis, value in at.items() if axis != e.axis)
 
 
 def _toward(e: Effect, at: Mapping[str, Scalar | None]) -> Effect:

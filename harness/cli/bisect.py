@@ -115,7 +115,12 @@ def bisect(
         )
     budget_s = None if budget is None else 60 * budget
     resources = processes.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
-    _show(session.run(start, resources), reports)
+    result = session.run(start, resources)
+    page = bisection.write(result, reports, datetime.date.today())
+    show(f"{bisection.sentence(result)}\nReport: {page}")
+    if result.resumable:
+        show(f"Continue with: harness bisect --resume {result.folder.name}")
+    raise typer.Exit(0 if result.found else 3)
 
 
 def _request(
@@ -150,12 +155,3 @@ def _write_suite(runs: tuple[str, str], case: str, state: Path, stored: Path) ->
     state.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     show(f"{path}\n{text[: text.index('schema:')].rstrip()}")
-
-
-def _show(result: session.BisectResult, reports: Path) -> None:
-    """Write the report, show the answer and exit."""
-    page = bisection.write(result, reports, datetime.date.today())
-    show(f"{bisection.sentence(result)}\nReport: {page}")
-    if result.resumable:
-        show(f"Continue with: harness bisect --resume {result.folder.name}")
-    raise typer.Exit(0 if result.found else 3)

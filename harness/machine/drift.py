@@ -139,7 +139,9 @@ def configuration(pairs: Sequence[tuple[Case, Case]]) -> Iterator[Difference]:
         for name, (a, b) in changed(before, after).items():
             alike.setdefault((name, _word(a), _word(b)), []).append(before.case_id)
     for (name, one, other), case_ids in sorted(alike.items()):
-        where = _few(sorted(case_ids)) if len(case_ids) < len(pairs) else "all cases"
+        first, more = sorted(case_ids)[:2], len(case_ids) - 2
+        few = ", ".join(first) + (f" and {more} more" if more > 0 else "")
+        where = few if len(case_ids) < len(pairs) else "all cases"
         how = "the suite changed"
         yield Difference(name=f"{name} of {where}", baseline=one, candidate=other, how=how)
 
@@ -154,11 +156,6 @@ def _flat(case: Case) -> dict[str, Any]:
         **{f"variable {name}": value for name, value in case.env.items()},
         **{f"measure.{name}": value for name, value in asdict(case.settings).items()},
     }
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return ", ".join(names[:2]) + more
 
 
 def _word(value: object) -> str:

@@ -83,15 +83,12 @@ def read_as(kind: Any) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
-def _one_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list) else "one"
-
-
 One = TypeVar("One")
 Many = TypeVar("Many")
 Item = TypeVar("Item")
 OneOrList = Annotated[
-    Annotated[One, Tag("one")] | Annotated[Many, Tag("list")], Discriminator(_one_or_list)
+    Annotated[One, Tag("one")] | Annotated[Many, Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "one"),
 ]
 Value = Annotated[
     bool | int | float | str,

@@ -51,10 +51,6 @@ _Count = Annotated[int, Field(ge=1)]
 _Processes = Annotated[int, Field(ge=1, le=1000)]
 
 
-def _one_or_mapping(value: Any) -> str:
-    return "mapping" if isinstance(value, dict) else "one"
-
-
 class ProcessesModel(Form):
     """Processes per case: fewest and most."""
 
@@ -78,7 +74,7 @@ else:
         ("most_processes",),
         processes=Annotated[
             Annotated[_Processes, Tag("one")] | Annotated[ProcessesModel, Tag("mapping")],
-            Discriminator(_one_or_mapping),
+            Discriminator(lambda value: "mapping" if isinstance(value, dict) else "one"),
         ],
         min_samples=_Count,
         max_samples=_Count,

@@ -49,9 +49,9 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 910,  # the modules beside the rooms
-    "harness/analysis": 4_260,
+    "harness/analysis": 4_250,
     "harness/bisect": 1_630,
-    "harness/cli": 1_850,
+    "harness/cli": 1_840,
     "harness/executor": 350,
     "harness/gate": 1_810,
     "harness/git": 460,
@@ -63,7 +63,7 @@ MOST_LINES = {
     "harness/report": 4_420,
     "harness/runner": 2_160,
     "harness/store": 730,
-    "harness/suite": 1_920,
+    "harness/suite": 1_910,
     "harness/worker": 660,
     "nsa": 13_290,
     "suites": 2_930,
