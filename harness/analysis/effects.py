@@ -341,8 +341,15 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                     steps = [of.metrics["step_s"] for of in (s, partner[s.case.case_id])]
                     points.append((positive(s, axis), times_better(*steps, higher_is_better=False)))
                 ids = tuple(s.case.case_id for s in ascending)
-                known = {"workload": workload, "ours": ours, "theirs": theirs, "axis": axis}
-                found.append(Versus(**known, points=tuple(points), cases=ids))
+                pairs = Versus(
+                    workload=workload,
+                    ours=ours,
+                    theirs=theirs,
+                    axis=axis,
+                    points=tuple(points),
+                    cases=ids,
+                )
+                found.append(pairs)
     return tuple(found)
 
 

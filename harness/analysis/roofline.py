@@ -173,8 +173,14 @@ def bottleneck(
     else:
         by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
         limit = by.get(summary.roofline_by, Limit.LAUNCHES)
-    found = Bottleneck(limit=limit, busy=busy, waits=waits, share=share, clock=clock)
-    found = replace(found, profiled=timed is not None)
+    found = Bottleneck(
+        limit=limit,
+        busy=busy,
+        profiled=timed is not None,
+        waits=waits,
+        share=share,
+        clock=clock,
+    )
     counts = (timed.counters if timed else None) or Counters()
     text = "; ".join(_evidence(found, summary.roofline_by, counts.host_syncs or 0))
     return replace(found, evidence=text)

@@ -30,9 +30,10 @@ from harness.records import (
 MEASURED_HERE = ("step_s", "peak_memory_bytes")
 """Metrics of which a value that a program reports is not used as an estimate: step times are the
 samples, and peak memory is in the measurement."""
-TOO_FAST, IMPOSSIBLE = 1.02, 1.05
-"""Shares of the roofline above which scatter of the measured peak cannot be the cause, and above
-which no data that the cache kept is either: such a case has no speed."""
+TOO_FAST = 1.02
+"""Share of the roofline above which scatter of the measured peak cannot be the cause."""
+IMPOSSIBLE = 1.05
+"""Share of the roofline above which a case with a cold cache has no speed."""
 LARGE_DISAGREEMENT = 0.10
 """Slowest process over fastest, less one, above which a summary notes it."""
 APART = 2.0
@@ -128,7 +129,8 @@ def _summarise(
     metrics = {name: e for name, e in found.items() if name not in apart}
     share = metrics.get("roofline_share")
     too_fast = _faster_than_possible(case, share, limit)
-    if share and limit and share.value > IMPOSSIBLE and not _cached(case, limit):
+    beyond = share and limit and share.value > IMPOSSIBLE and not _cached(case, limit)
+    if beyond and outcome is Outcome.OK:
         outcome, detail = Outcome.IMPOSSIBLE, too_fast
         metrics, apart, too_fast = {}, {}, ""
     untimed_s = None

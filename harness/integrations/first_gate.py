@@ -146,7 +146,8 @@ def recognised(read: Mapping[str, Any], output: str) -> str:
         for key, pattern in ways.items()
         if pattern
     ]
-    return f"Read from the output:{''.join(found)}" if found else NO_STEPS
+    wrong = f"\n  If this is wrong, change `metrics` and `progress` in {SUITE}."
+    return f"Read from the output:{''.join(found)}{wrong}" if found else NO_STEPS
 
 
 def _started(

@@ -5,6 +5,7 @@ times to the `benchmark` fixture, so that --benchmark-json, --benchmark-save and
 --benchmark-compare work. Collecting imports neither torch nor the workloads.
 """
 
+import re
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,9 @@ _SUFFIXES = (".yaml", ".yml")
 _VERDICTS = pytest.StashKey["list[tuple[bool, str]]"]()  # whether it is good, and its text
 
 
+_LOOKS_LIKE_A_SUITE = re.compile(rb"""^\s*\{?\s*["']?(schema|workloads)["']?\s*:""", re.MULTILINE)
+
+
 class CaseFailure(Exception):
     """A case did not end ok; the text says how."""
 
@@ -32,7 +36,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile
     """A suite file that the command line names."""
     if file_path.suffix not in _SUFFIXES or not parent.session.isinitpath(file_path):
         return None
-    if b"workloads" not in file_path.read_bytes():  # of another plugin
+    if not _LOOKS_LIKE_A_SUITE.search(file_path.read_bytes()):  # of another plugin
         return None
     return SuiteFile.from_parent(parent, path=file_path)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
+    FAILURES,
     CaseSummary,
     Decision,
     Fact,
@@ -232,11 +233,12 @@ def readiness(
 
 
 def _phases(summaries: Sequence[CaseSummary]) -> Iterator[str]:
-    """Which workloads, in their order, ended as the suite allows in every case, and which not."""
+    """Which workloads, in their order, ran as the suite allows, failed, or left a case open."""
     ends = {s.case.workload: "ran" for s in summaries}
     for s in summaries:
-        if s.outcome not in (Outcome.OK, *s.case.allow):
-            ends[s.case.workload] = "failed" if s.outcome else "did not run"
+        wrong = s.outcome in (*FAILURES, Outcome.OUT_OF_MEMORY)
+        if s.outcome not in (Outcome.OK, *s.case.allow) and ends[s.case.workload] != "failed":
+            ends[s.case.workload] = "failed" if wrong else "are open"
     for state in dict.fromkeys(ends.values()):
         yield f"**Phases that {state}**: {listed([w for w, end in ends.items() if end == state])}"
 

@@ -173,9 +173,12 @@ def distance(f: Finding, stated: Rule | None) -> float:
 
 def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
     """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
-    the run is slower; `pace` is how many times as long the steps of a case take by that."""
+    the run is slower, and its rule is no NO-GO; `pace` is how many times as long the steps of a
+    case take by that."""
 
     def result(r: RuleResult) -> RuleResult:
+        if r.decision is Decision.NO_GO:
+            return r
         return replace(r, findings=tuple(finding(f, r.stated) for f in r.findings))
 
     def finding(f: Finding, stated: Rule | None) -> Finding:

@@ -139,8 +139,9 @@ class Launcher:
             remedy = "\n  ".join(filter(None, [first.remedy, more]))
             case = next(c for c in suite.cases if c.case_id == first.case_id)
             line, column = factory_place(suite, case) if first.of_factory else (0, 0)
-            name, problem = first.case_id, first.problem
-            raise CaseRefused(suite.path, name, problem, remedy, line=line, column=column)
+            raise CaseRefused(
+                suite.path, first.case_id, first.problem, remedy, line=line, column=column
+            )
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure; without one, a HarnessError with the last

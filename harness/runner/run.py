@@ -196,10 +196,12 @@ def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: R
     worker."""
     why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
-        name, invalid = case.case_id, Outcome.INVALID_ENVIRONMENT
-        seen = Evidence(phase="before start", holders=tuple(holders))
         return Measurement(
-            case_id=name, process=process, outcome=invalid, detail=why, evidence=seen
+            case_id=case.case_id,
+            process=process,
+            outcome=Outcome.INVALID_ENVIRONMENT,
+            detail=why,
+            evidence=Evidence(phase="before start", holders=tuple(holders)),
         )
     rig.observer.started(case, process)
     log = writer.log_path(case.case_id, process)

@@ -262,6 +262,9 @@ class Story:
         fewest_s = (1 + self._settings.min_samples) * step_s
         needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
         advice = f"set timeout_s to {_rounded(max(needed_s, 1.5 * timeout_s))} or more"
+        program = self._case.program
+        if self._pace.steps and program and program.steps and program.steps.until == "exit":
+            advice = f"add until: sampled to progress, or {advice}"
         if self._is_slow(now):
             return f"slow: not done in {timeout_s:g} s, {advice}; {self.where()}", ""
         return self._unfinished(now), f"if it is not stuck, {advice}"

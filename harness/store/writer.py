@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -56,8 +56,14 @@ class RunWriter:
             stopped: Why processes are left; `resume` may continue such a run.
         """
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
-        ended = lines.Ended(at=now(), measurements=self._recorded, elapsed_s=elapsed_s)
-        self._write(replace(ended, wall_s=wall_s, stopped=stopped))
+        ended = lines.Ended(
+            at=now(),
+            measurements=self._recorded,
+            elapsed_s=elapsed_s,
+            wall_s=wall_s,
+            stopped=stopped,
+        )
+        self._write(ended)
         self.close()
 
     def close(self) -> None:

@@ -70,6 +70,8 @@ def _scalar(value: Any) -> Scalar:
 def _not_ok(outcome: Outcome) -> Outcome:
     if outcome is Outcome.OK:
         raise wrong("names ok, which is always allowed", remedy="Remove it.")
+    if outcome is Outcome.IMPOSSIBLE:
+        raise wrong("names impossible, a number that means nothing", remedy="Remove it.")
     return outcome
 
 

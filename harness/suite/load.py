@@ -103,11 +103,12 @@ def loads(
         if contrary := _contrary(cases):
             raise set_error(" ".join(overrides), contrary)
     parts = {} if isinstance(model.question, str) else model.question
+    asked = model.question if isinstance(model.question, str) else " ".join(parts.values())
     kept = filtered(cases, filters, path)
     return Suite(
         name=Path(path).stem,
         **model.model_dump(include={"title", "subject", "device"}),
-        question=model.question if isinstance(model.question, str) else " ".join(parts.values()),
+        question=asked.replace("{gpu}", "this GPU"),
         parts=parts,
         decides_for=model.decides_for.gpu,
         deciding=tuple(model.decides_for.parts),

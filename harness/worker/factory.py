@@ -84,8 +84,9 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
             raise
         return None  # the case ends as a path mismatch
     except NoFactory as error:
-        said = {"problem": str(error), "remedy": error.remedy}
-        return Refusal(case_id=case.case_id, of_factory=True, **said)
+        return Refusal(
+            case_id=case.case_id, problem=str(error), remedy=error.remedy, of_factory=True
+        )
     except (LookupError, ValueError) as error:
         return Refusal(case_id=case.case_id, problem=bounded(str(error)))
     return None

@@ -297,19 +297,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = options.out / "repository"
     scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
     lines: list[Line] = []
+    status = 0
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as journal:
-        for found in study(scratch, options.slower, options.again, options.minutes, known_s):
-            lines += found
-            for line in found:
-                journal.write(json.dumps(asdict(line)) + "\n")
-                case = line.case
-                _tell(f"{line.gate}: {case.case_id}: {case.decision}: {case.reason}")
-            journal.flush()
+        try:
+            for found in study(scratch, options.slower, options.again, options.minutes, known_s):
+                lines += found
+                for line in found:
+                    journal.write(json.dumps(asdict(line)) + "\n")
+                    case = line.case
+                    _tell(f"{line.gate}: {case.case_id}: {case.decision}: {case.reason}")
+                journal.flush()
+        except KeyboardInterrupt:
+            _tell("interrupted: the gate in progress says nothing")
+            status = 130
     sys.stdout.write(markdown(lines))
     for line in lines:
         if line.wrong:
             case = line.case
             sys.stdout.write(f"WRONG: {line.gate}: {case.case_id} is {case.decision}\n")
+    if status:
+        raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -211,6 +211,10 @@ def test_a_step_far_faster_than_a_cold_cache_allows_has_no_speed(moved: int | No
     assert "106 %): the work that the workload states" in found.detail
     assert not found.metrics
     assert found.notes == ()
+    wrong = [replace(m, bytes=moved) for m in timed(one, 1e-6, cv=1e-4)]
+    wrong[1] = replace(wrong[1], outcome=Outcome.INCORRECT, samples_s=())
+    (mixed,) = summarise(run([one], lambda _: wrong, self_tests=(SELF_TEST,)))
+    assert mixed.outcome is Outcome.INCORRECT, "it hides no failure"
 
 
 # --- time --------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_each_case_is_collected_without_torch(tmp_path: Path) -> None:
 
 def test_a_suite_is_collected_only_by_name(inner: Pytest) -> None:
     inner.suite(SUITE)
-    inner.suite("services:\n  web: {image: nginx}\n", "compose.yaml")
+    inner.suite("services:\n  web: {image: nginx, role: workloads}\n", "compose.yaml")
 
     by_folder = inner.run("--collect-only")
     by_name = inner.run("--collect-only", "fakes.yaml", "-q")
@@ -144,9 +144,10 @@ def test_a_suite_is_collected_only_by_name(inner: Pytest) -> None:
         (SUITE, PLUGINS[:2], "fakes.yaml needs pytest-benchmark*pip install pytest-benchmark*"),
         (SUITE.replace(":good", ":absent"), PLUGINS, "*has no 'absent'*"),
         (SUITE.replace("providers", "provider"), PLUGINS, "*fakes.yaml:9:5: *"),
+        (SUITE.replace("workloads:", "workload:"), PLUGINS, "*Did you mean 'workloads'*"),
         (SUITE, (*PLUGINS, "-p", "xdist", "-n", "1"), "*would disturb each other: remove -n"),
     ],
-    ids=["no pytest-benchmark", "no factory", "invalid", "xdist"],
+    ids=["no pytest-benchmark", "no factory", "invalid", "misspelt", "xdist"],
 )
 def test_a_suite_that_cannot_run_is_an_error_without_a_traceback(
     inner: Pytest, suite: str, options: tuple[str, ...], said: str

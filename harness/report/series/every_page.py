@@ -94,9 +94,8 @@ def _table(every: list[Page], texts: Mapping[Path, str]) -> str:
             git = p.run.environment.git
             commit = f"`{git.commit[:10]}`" if git else "unknown"
             link = f"[{p.run.started_at[:10]} {p.made.mark}](<{p.path.name}>)"
-            lines = texts[p.path].splitlines()
-            (line,) = (line for line in lines if line.startswith(STATUS))
-            status = line.removeprefix(STATUS).partition(" | ")[0]
+            after = texts[p.path].partition(f"\n{STATUS}")[2]
+            status = after.partition(" | ")[0]
             cells = f"`{suite}`", table_cell(device), link, status, commit
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.effects import versus
+from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
     Accuracy,
     Case,
     CostPlan,
+    Estimate,
     Gap,
     Measurement,
     Outcome,
@@ -112,6 +115,25 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
 
     assert said in built["answer"]
     assert built["next"].startswith(step)
+
+
+def test_a_large_effect_that_leaves_enough_speed_says_so_beside_the_earlier_one() -> None:
+    gap = Gap(metric="tokens_per_s", expected=100, seen=33, source="s")
+    suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
+    effect = Estimate(value=18.6, low=17.4, high=19.9, processes=3, samples=60)
+    undecided = Conclusion.UNDECIDED
+    kernels = Diagnosis(name="kernels", conclusion=undecided, effect=effect, reached=4200.0)
+    loose = replace(kernels, name="loose", reached=50.0)
+
+    table = explained.suspects_table([kernels, loose], suite, [kernels], "2026-11-21")
+
+    assert table
+    assert table.columns[3] == ">on 2026-11-21"
+    rows = [
+        ("18.6x [17.4 … 19.9] slower", "undecided: still 4,200 tokens/s here"),
+        ("–", "undecided"),
+    ]
+    assert [row[-2:] for row in table.rows] == rows
 
 
 @pytest.mark.parametrize(
@@ -226,6 +248,22 @@ def crossing(ratios: dict[int, float], processes: int = 3) -> Run:
     return run(cases, measure)
 
 
+@pytest.mark.parametrize(
+    ("ratios", "processes", "between"),
+    [
+        (AHEAD, 3, (1024, 2048)),
+        (AHEAD, 1, None),
+        ({512: 0.5, 1024: 2.0, 2048: 0.5, 4096: 3.0}, 3, (2048, 4096)),
+    ],
+)
+def test_a_crossover_lies_between_measured_lengths(
+    ratios: dict[int, float], processes: int, between: tuple[int, int] | None
+) -> None:
+    (found,) = versus(summarise(crossing(ratios, processes)))
+
+    assert found.crossover == between
+
+
 @pytest.mark.parametrize("judged", [False, True])
 def test_a_crossover_that_no_rule_asks_for_is_not_in_the_answer(judged: bool) -> None:
     recorded = crossing(AHEAD)
@@ -265,3 +303,5 @@ def test_a_suite_with_a_cost_says_what_is_ready() -> None:
     assert values(measured())["readiness"] == []
     failed = measured(failed=Outcome.CRASH, cost=CostPlan(steps=10, match=FLOOR.match))
     assert "**Phases that failed**: train" in values(failed)["readiness"]
+    late = measured(failed=Outcome.TIMEOUT, cost=CostPlan(steps=10, match=FLOOR.match))
+    assert "**Phases that are open**: train" in values(late)["readiness"]

@@ -99,6 +99,17 @@ def test_a_timeout_says_how_slow_the_steps_are_and_bounds_one(
     assert (m.tokens, m.flops, m.bytes) == (64, 128, 256), "a bound on the time bounds the rate"
 
 
+@pytest.mark.parametrize(("until", "first"), [("exit", "add until: sampled"), ("sampled", "set")])
+def test_a_slow_program_may_end_once_it_is_sampled(until: str, first: str) -> None:
+    story = reported(1.0, 1.0, settings=replace(QUICK, timeout_s=2.5))
+    program = Program(argv=("x",), steps=Steps(step="s", until=until))
+    story._case = replace(story._case, program=program)
+
+    assert recorded(story, after(story, 2.5)).detail.startswith(
+        f"slow: not done in 2.5 s, {first} "
+    )
+
+
 @pytest.mark.parametrize(
     ("phase", "since_s", "gpu_used_s", "bound_s"),
     [

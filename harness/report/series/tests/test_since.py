@@ -140,15 +140,20 @@ def test_a_changed_node_does_not_excuse_the_code(
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "node", "answer"),
-    [(0.0105, LESS_POWER, "open"), (0.0095, LESS_POWER, "no"), (0.0105, {}, "no")],
+    ("limit_s", "abort_s", "node", "answer"),
+    [
+        (0.0105, 1.0, LESS_POWER, "open"),
+        (0.0095, 1.0, LESS_POWER, "no"),
+        (0.0105, 1.0, {}, "no"),
+        (0.0105, None, LESS_POWER, "no"),  # a NO-GO
+    ],
 )
 def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
-    limit_s: float, node: dict[str, Any], answer: str
+    limit_s: float, abort_s: float | None, node: dict[str, Any], answer: str
 ) -> None:
     """Dense takes 13 ms on a host that is 1.3 times as slow for it."""
     dense = Match(criteria={"provider": ("dense",)})
-    rule = Rule(name="fast", match=dense, metric="step_s", go=limit_s, abort=1.0)
+    rule = Rule(name="fast", match=dense, metric="step_s", go=limit_s, abort=abort_s)
 
     now, before = moved(node, 1.2, 1.3, [rule])
 
