@@ -15,7 +15,7 @@ from harness import units
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
 from harness.analysis.over_steps import course, leaked
-from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
+from harness.analysis.recorded import TIMED, busy_share, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck, kernels_by_range
 from harness.analysis.scaling import groups_along, positive
 from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
@@ -28,9 +28,8 @@ within which two cases do the same work."""
 GROWN, GROWN_BYTES = 0.05, 64 * 2**20
 """Growth of memory while sampling that is a leak: as a share, and in bytes."""
 STEEP, STEEPER, LARGE_PART = 1.5, 0.5, 0.25
-"""Exponent of a range that is too steep, how far it exceeds that of the step's FLOPs (which are
-linear in part, so that a quadratic range exceeds it by up to a half), and the share of the kernels'
-time from which it matters."""
+"""Exponent of a range that is too steep; how far it exceeds that of the step's FLOPs, which are
+linear in part; the share of the kernels' time from which it matters."""
 UNEVEN, UNEVEN_W = 1.1, 1.25
 """Slowest rank over fastest from which ranks are imbalanced, and the same of their power: equal
 work draws up to a tenth more on another card."""
@@ -124,10 +123,9 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
     ]
     if any(one.kind is CauseKind.RANKS for one in found):  # the others wait for the slowest
         found = [one for one in found if one.kind is not CauseKind.COMMUNICATION]
-    order = [*CauseKind]
 
     def place(c: Cause) -> tuple[float, int]:
-        return -(math.inf if c.share is None else c.share), order.index(c.kind)
+        return -(math.inf if c.share is None else c.share), [*CauseKind].index(c.kind)
 
     return tuple(sorted(_merged(found), key=place))
 
@@ -296,18 +294,12 @@ def _limits(run: Run, sound: Sequence[CaseSummary], judged: set[str]) -> Iterato
             kind, text = CauseKind(str(b.limit)), b.evidence
             others = [step_s / n for i, (n, step_s) in counted.items() if i != case_id]
             eager = [each_s for each_s in others if each_s <= EAGER_S]
+            share = b.wait * b.waits.get(b.limit, 1.0)
             if case_id in counted and eager:
-                busy = _busy(run.of(case_id), counted[case_id][1]) or b.busy or 0.0
+                busy = busy_share(run.of(case_id), counted[case_id][1]) or b.busy or 0.0
                 kind, text = _dispatch(*counted[case_id], busy, median(eager))
-                yield Cause(kind, case_id, text, 1 - busy)
-            else:
-                yield Cause(kind, case_id, text, b.wait * b.waits.get(b.limit, 1.0))
-
-
-def _busy(processes: Sequence[Measurement], step_s: float) -> float:
-    """Share of a step in which the GPU works, by profiles; 0 without any."""
-    worked = [m.breakdown.device_busy_s or 0.0 for m in processes if m.breakdown]
-    return min(1.0, fmean(worked) / step_s) if worked else 0.0
+                share = 1 - busy
+            yield Cause(kind, case_id, text, share)
 
 
 def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, str]:

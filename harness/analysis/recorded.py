@@ -387,3 +387,9 @@ def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
         if kernels and m.profile.no_kernels:
             return m.profile.no_kernels
     return ""
+
+
+def busy_share(processes: Sequence[Measurement], step_s: float) -> float:
+    """Share of a step in which the GPU works, by profiles; 0 without any."""
+    worked = [m.breakdown.device_busy_s or 0.0 for m in processes if m.breakdown]
+    return min(1.0, fmean(worked) / step_s) if worked else 0.0

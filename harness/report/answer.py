@@ -4,7 +4,7 @@ Every sentence comes from the rules, rows and records that the rest of the page 
 """
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.scaling import ScalingFit
@@ -23,7 +23,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import case_names, listed, shared_name
+from harness.report.text import SPEEDS, case_names, listed, shared_name
 from harness.report.verdict_text import (
     NO,
     NOT_MEASURED,
@@ -31,6 +31,7 @@ from harness.report.verdict_text import (
     OPEN,
     WORDS,
     YES,
+    distance,
     margin_text,
     needed_text,
     number,
@@ -74,6 +75,25 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         return replace(f, subject=name, partner=other)
 
     return _each(v, about, lambda rule: rule and _worded(rule, suite))
+
+
+def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
+    """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
+    the run is slower, and its rule is no NO-GO; `pace` is how many times as long the steps of a
+    case take by that."""
+
+    def result(r: RuleResult) -> RuleResult:
+        if r.decision is Decision.NO_GO:
+            return r
+        return replace(r, findings=tuple(finding(f, r.stated) for f in r.findings))
+
+    def finding(f: Finding, stated: Rule | None) -> Finding:
+        speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
+        by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
+        missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
+        return replace(f, fact=Fact.OPEN) if missed else f
+
+    return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
 def brief(v: Verdict) -> Verdict:

@@ -6,9 +6,11 @@ from harness import units
 from harness.analysis.overhead import TimeUse
 from harness.machine import requirements
 from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outcome, Run
-from harness.report.tables import Table, settings_text, unknown
+from harness.report.tables import NONE, Table, settings_text, unknown
 from harness.report.text import quoted
 
+_OPERATOR = ("version", "licence", "definition", "differs", "install")
+"""What an operator of another project says of itself."""
 SHORT_NAME = 60
 """Letters of a name that fits into the first lines."""
 
@@ -130,6 +132,40 @@ def time_use_sentence(used: TimeUse | None) -> str:
         f"{units.duration(used.wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
         f"overhead {units.duration(used.overhead_s)} per process"
     )
+
+
+def operators(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+    """Of each provider that says how it is installed: what was measured, and its largest error."""
+    rows: dict[tuple[str, ...], float] = {}
+    for s in summaries:
+        seen = {name: str(s.effective.get(name, NONE)) for name in _OPERATOR}
+        if "install" in s.effective:
+            error = s.metrics.get("error_of_bound")
+            row = (run.suite.provider(s.case.workload, s.case.provider), *seen.values())
+            rows[row] = max(rows.get(row, 0.0), error.value if error else 0.0)
+    columns = ("operator", *_OPERATOR, ">largest error / bound")
+    made = tuple((*row, units.number(error, 3) if error else NONE) for row, error in rows.items())
+    return Table(columns=columns, rows=made) if made else None
+
+
+def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
+    """The configuration observed in every ok case of a workload, and what differs by case."""
+    observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
+    common = {
+        k: v
+        for k, v in (observed[0] if observed else {}).items()
+        if all(k in o and o[k] == v for o in observed)
+    }
+    rows = []
+    for s in summaries:
+        own = settings_text({k: v for k, v in s.effective.items() if common.get(k) != v})
+        if s.outcome is Outcome.OK:
+            seen = own or "as above"
+        else:
+            seen = "; ".join(filter(None, (unknown(units.outcome_name(s.outcome)), own)))
+        env = f"; environment: {settings_text(s.case.env)}" if s.case.env else ""
+        rows.append((f"`{s.case.case_id}`", seen + env))
+    return settings_text(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
 def price_sentence(run: Run) -> str:

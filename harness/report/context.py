@@ -62,7 +62,7 @@ class Study:
         self.changed = since(before, run, self.summaries, self.names) if before else None
         judged_as = verdicts.judge(run.suite, run.environment, self.summaries, self.fits)
         pace = self.changed.pace if self.changed else {}
-        self.verdict = verdict_text.excused(judged_as, pace)
+        self.verdict = answer.excused(judged_as, pace)
         first = remedies.slowest(self.verdict)
         asked = [s.case.case_id for s in judged(run, self.summaries)]
         self.stacks = stacks(run, self.summaries, asked, first=first)
@@ -186,7 +186,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
     return {
         "verdict": of.verdict,
         "rules": tables.rules(of.shown, run.suite.parts),
-        "operators": tables.operators(of.summaries, run),
+        "operators": conditions.operators(of.summaries, run),
         "correctness": steadiness.correctness(run, of.summaries),
         "programs": [*text.ran_lines(run)],
         "limits": limits(run, of.summaries, names),
@@ -262,7 +262,7 @@ def _section(
         }.items()
         if name not in moving and (name == "provider" or all(c.get(name) == value for c in cases))
     )
-    common, effective = tables.effective(members)
+    common, effective = conditions.effective(members)
     ids, where = _essential(members)
     page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())

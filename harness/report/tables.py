@@ -45,8 +45,6 @@ MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
 _SHOWN = ("tokens_per_s", "step_s", "gpu_utilisation", "cpu_utilisation", "peak_memory_bytes")
 """Metrics on the page; the appendix has all."""
-_OPERATOR = ("version", "licence", "definition", "differs", "install")
-"""What an operator of another project says of itself."""
 NONE = "–"
 _TITLES = {m.name: m.title for m in METRICS.values()} | {
     "cpu_utilisation": "CPU cores",
@@ -235,20 +233,6 @@ def _ranked(
     return sorted(timed, key=lambda s: s.metrics[metric].value, reverse=metric != "step_s")
 
 
-def operators(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
-    """Of each provider that says how it is installed: what was measured, and its largest error."""
-    rows: dict[tuple[str, ...], float] = {}
-    for s in summaries:
-        seen = {name: str(s.effective.get(name, NONE)) for name in _OPERATOR}
-        if "install" in s.effective:
-            error = s.metrics.get("error_of_bound")
-            row = (run.suite.provider(s.case.workload, s.case.provider), *seen.values())
-            rows[row] = max(rows.get(row, 0.0), error.value if error else 0.0)
-    columns = ("operator", *_OPERATOR, ">largest error / bound")
-    made = tuple((*row, units.number(error, 3) if error else NONE) for row, error in rows.items())
-    return Table(columns=columns, rows=made) if made else None
-
-
 def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
     """`1.45x [1.40 … 1.50] slower`; `~ 0.98x as fast` if it may be as fast."""
     if ours is None or theirs is None:
@@ -279,26 +263,6 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
     head = "part of the question, or rule" if parts else "rule"
     columns = (head, "requires", "answer", "because")
     return Table(columns=columns, rows=tuple(rows))
-
-
-def effective(summaries: Sequence[CaseSummary]) -> tuple[str, Table]:
-    """The configuration observed in every ok case of a workload, and what differs by case."""
-    observed = [s.effective for s in summaries if s.outcome is Outcome.OK]
-    common = {
-        k: v
-        for k, v in (observed[0] if observed else {}).items()
-        if all(k in o and o[k] == v for o in observed)
-    }
-    rows = []
-    for s in summaries:
-        own = settings_text({k: v for k, v in s.effective.items() if common.get(k) != v})
-        if s.outcome is Outcome.OK:
-            seen = own or "as above"
-        else:
-            seen = "; ".join(filter(None, (unknown(units.outcome_name(s.outcome)), own)))
-        env = f"; environment: {settings_text(s.case.env)}" if s.case.env else ""
-        rows.append((f"`{s.case.case_id}`", seen + env))
-    return settings_text(common), Table(columns=("case", "observed"), rows=tuple(rows))
 
 
 def expectations(

@@ -1,7 +1,6 @@
 """Sentences about decisions: the findings, the rules and the verdict of a suite."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 
 from harness import units
@@ -169,25 +168,6 @@ def distance(f: Finding, stated: Rule | None) -> float:
     low, high = _limits(f, stated)
     value = f.estimate.value
     return max((low or 0.0) / value, value / high if high and high > 0 else 0.0)
-
-
-def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
-    """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
-    the run is slower, and its rule is no NO-GO; `pace` is how many times as long the steps of a
-    case take by that."""
-
-    def result(r: RuleResult) -> RuleResult:
-        if r.decision is Decision.NO_GO:
-            return r
-        return replace(r, findings=tuple(finding(f, r.stated) for f in r.findings))
-
-    def finding(f: Finding, stated: Rule | None) -> Finding:
-        speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
-        by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
-        missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
-        return replace(f, fact=Fact.OPEN) if missed else f
-
-    return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 
 def _limits(f: Finding, stated: Rule | None) -> tuple[float | None, float | None]:

@@ -49,7 +49,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 910,  # the modules beside the rooms
-    "harness/analysis": 4_270,
+    "harness/analysis": 4_260,
     "harness/bisect": 1_630,
     "harness/cli": 1_840,
     "harness/executor": 350,
@@ -57,7 +57,7 @@ MOST_LINES = {
     "harness/git": 460,
     "harness/integrations": 710,
     "harness/machine": 1_220,
-    "harness/measure": 2_040,
+    "harness/measure": 2_060,
     "harness/program": 1_610,
     "harness/records": 1_720,
     "harness/report": 4_430,
