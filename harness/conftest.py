@@ -16,22 +16,19 @@ for name in ("COLUMNS", "LINES"):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A harness needs a GPU that no other process uses, but a test that used one in this process
-    keeps it to the end. So tests that start a harness come first."""
+    """Tests that start a harness come first: it needs a GPU that no test has taken before."""
     items.sort(key=lambda item: item.get_closest_marker("free_gpu") is None)
 
 
 def pytest_collection_finish() -> None:
-    """What pytest has loaded is not searched in each collection, of which every measured step has
-    one."""
+    """What pytest has loaded is not searched in the collection before each measured step."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Launcher]:
-    """One for all tests of a process. Started at once, so that it has the environment of no
-    test."""
+    """One for all tests of a process, started at once: it has the environment of no test."""
     with Launcher() as one:
         one.describe()
         yield one

@@ -68,8 +68,7 @@ MOST_LINES = {
     "nsa": 13_290,
     "suites": 2_930,
 }
-"""Lines of a room beside its tests. Whoever passes a ceiling lowers another in the same commit; the
-sum is to fall to 28,500 in harness/."""
+"""Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
 MOST_TEST_LINES = {"harness": 19_050, "nsa": 8_860, "suites": 2_200}
 
 
@@ -228,6 +227,7 @@ def lines(paths: Iterable[Path]) -> int:
 
 
 def test_no_room_passes_its_ceiling() -> None:
+    assert sum(n for room, n in MOST_LINES.items() if room.startswith("harness")) <= 28_500
     rooms: dict[str, list[Path]] = {}
     for file, path in (pair for house in MOST_TEST_LINES for pair in sources(house).items()):
         house, *rooms_below = file.split("/")[:-1]

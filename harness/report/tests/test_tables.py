@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.summary import summarise
-from harness.records import Case, CostPlan, Evidence, Measurement, MeasureSettings, Outcome, Stop
+from harness.records import Case, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
 from harness.report.text import case_names
-from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed, to
+from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed
 
 
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
@@ -106,25 +106,13 @@ def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
 
     axes: dict[str, Any] = {"shape": ["wide", "deep", "flat", "long"], "seq_len": [512, 1024]}
     cases = [c for p in (*steps_s, "d") for c in sweep(provider=p, **axes)]
-
     built: dict[str, Any] = context.build(run(cases, measure), Path("r"))[0]
     (section,) = built["asked"]
 
     assert section["table"].columns == ("case", ">seq_len=512", ">seq_len=1024")
-    lead = ("b 20.0 ms; a 1.50x", "b 40.0 ms; a 1.50x")
-    assert [row[1:] for row in section["table"].rows] == [lead] * 4
+    for row in section["table"].rows:
+        assert row[1:] == ("b 20.0 ms; a 1.50x", "b 40.0 ms; a 1.50x")
     assert len(section["full"].rows) == 16
     assert section["effects"] == []
-    (row,) = built["operators"].rows
-    assert row[:4] == ("b", "1.2", "MIT", "paper")
-    (declined,) = built["not_run"].rows
-    assert declined[:2] == ("d: 8 of 8 cases", "unsupported")
-
-
-def test_a_page_says_what_its_verdict_took_of_a_gpu() -> None:
-    cases = sweep(gc=["off"])
-    plan = CostPlan(steps=10, match=to(gc="off"), usd_per_gpu_hour=2.0)
-    made = run(cases, lambda c: timed(c, 0.05, processes=2, wall_s=90.0), cost=plan)
-
-    assert conditions.price_sentence(made) == "The verdict took 3 GPU minutes, $0.10."
-    assert conditions.price_sentence(replace(made, environment=environment(gpu=None))) == ""
+    assert built["operators"].rows[0][:4] == ("b", "1.2", "MIT", "paper")
+    assert built["not_run"].rows[0][:2] == ("d: 8 of 8 cases", "unsupported")
