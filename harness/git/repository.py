@@ -16,7 +16,13 @@ WORKING_TREE = "."
 """Names a candidate that is not committed yet."""
 GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 """How every git command begins: a repository's configuration and hooks start no program."""
-_RECORDS = (":(exclude,glob)**/reports/runs/**", ":(exclude,glob)**/reports/bisects/**")
+_RECORD = "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-*"
+"""The name of a folder of one run or bisection, wherever its store is."""
+_RECORDS = (
+    ":(exclude,glob)**/reports/runs/**",
+    ":(exclude,glob)**/reports/bisects/**",
+    f":(exclude,glob)**/{_RECORD}/**",
+)
 _WRITTEN = (
     *_RECORDS,
     ":(exclude,literal)reports",

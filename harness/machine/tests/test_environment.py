@@ -165,14 +165,14 @@ RUN = "20261122-184540-s-cpu-6de7"
 @pytest.mark.parametrize(
     ("store", "line"),
     [
-        ("reports/runs", "/reports/runs/"),
         ("a b/reports/runs", "/a b/reports/runs/"),
+        ("measured/runs", "/measured/runs/"),
         ("ignored/x", ""),
     ],
 )
 def test_what_the_harness_writes_is_not_a_change(store: str, line: str, repository: Path) -> None:
-    runs = (f"{RUN}/run.jsonl", f"{RUN}/logs/x.log", "../day.md", "../figures/x.png")
-    written = (*(f"{store}/{run}" for run in runs), "ci/baselines/counters.json")
+    pages = ("a b/reports/day.md", "a b/reports/figures/x.png", "ci/baselines/counters.json")
+    written = (f"{store}/{RUN}/run.jsonl", f"{store}/{RUN}/logs/x.log", *pages)
     write(repository, dict.fromkeys(written, "x"))
 
     assert dirty(repository) == ""
