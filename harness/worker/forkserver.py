@@ -55,7 +55,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(control_fd: int, first: Sequence[str]) -> None:
     """Serve orders until the other end of the socket closes; `first` are first on the path."""
-    prepare()
     _require_untouched_gpu()
     _freeze()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -65,17 +64,20 @@ def main(control_fd: int, first: Sequence[str]) -> None:
 
 
 def prepare() -> None:
-    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU."""
+    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU.
+    Programs, checks and descriptions need neither."""
     importlib.import_module(DYNAMO)  # and with it much of the standard library
     if torch.backends.cuda.is_built():
         # Without Triton there is nothing to hash; a Triton with another name does it later.
         getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
+    _freeze()
 
 
 class _Forkserver:
     def __init__(self, control: socket.socket, first: Sequence[str]) -> None:
         self._control, self._first = control, first
         self._running: int | None = None
+        self._prepared = False
         self._deaths, self._deaths_in = socket.socketpair()
         self._deaths.setblocking(False)
         self._deaths_in.setblocking(False)
@@ -114,6 +116,10 @@ class _Forkserver:
 
     def _fork(self, order: messages.Order, env: dict[str, str], answers: int, log: int) -> None:
         forkserver = os.getpid()
+        measures = isinstance(order, messages.MeasureOrder) and order.case.program is None
+        if measures and not self._prepared:
+            prepare()
+            self._prepared = True
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
