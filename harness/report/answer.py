@@ -201,12 +201,14 @@ def _answer(found: Sequence[Part], v: Verdict, slow_host: bool) -> str:
         return f"{v.said}: {verdict_sentence(v, 1)}."
     shown = [main, *(p for p in found if p is not main and p.word in (NO, "likely not", OPEN))]
     said = [_with_number(p, p.said if p is main else p.number, slow_host) for p in shown]
-    rest: dict[str, list[str]] = {}
+    rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
         if part not in shown and part.word != SEE_WHY:
-            rest.setdefault(part.word, []).append(part.question)
+            why = f": {part.said}" if part.word == NOT_MEASURED and not part.asked else ""
+            rest.setdefault((part.word, why), []).append(part.question)
     also = {main.word: f"also {main.word}"}
-    said += [f"{_bold(also.get(name, name))} ({' '.join(of)})." for name, of in rest.items()]
+    for (name, why), of in rest.items():
+        said.append(f"{_bold(also.get(name, name))} ({' '.join(of)}){why}.")
     return " ".join(said)
 
 

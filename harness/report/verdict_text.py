@@ -33,6 +33,8 @@ WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
 _DECIDED = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
+_NAMED = {"scaling_exponent": "exponent", "tokens_per_s_drift": "tokens/s changed by"}
+"""What a number without a unit is."""
 _BROKEN = (*FAILURES, Outcome.OUT_OF_MEMORY)
 REQUIREMENTS = {
     EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
@@ -356,7 +358,7 @@ def _value(f: Finding) -> str:
     if f.partner:
         return f"{units.times(f.estimate)} {better(f.metric)} {f.partner}{few}"
     value = units.measured(f.metric, f.estimate)
-    value = f"exponent {value}" if f.metric == "scaling_exponent" else value
+    value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value
     if f.low is not None or f.high is not None:
         name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
         return f"{name}{value}{few}"
