@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from harness import units
-from harness.analysis.recorded import LAG_S, between
+from harness.analysis.recorded import between
 from harness.machine.probes import Probe
 from harness.messages import PhaseBegan, SelfTested
 from harness.records import Gpu, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
@@ -39,6 +39,8 @@ LEAST_CPU = 0.25
 """With fewer cores the load is too small to see."""
 RISE = 0.3
 """Smallest rise of GPU utilisation in one second of load."""
+SETTLED_S = 0.5
+"""NVML's utilisation, the mean of a past window, is that of a phase alone from this time on."""
 GPU_BURN = 0.8
 """Smallest GPU utilisation in one second of back-to-back kernels."""
 
@@ -132,9 +134,8 @@ def _spin_kernel(r: SelfTestReadings, spans: Spans, telemetry: Telemetry) -> Sel
 
 
 def _gpu_sampler(spans: Spans, telemetry: Telemetry) -> SelfTestCheck:
-    lag_s = LAG_S["gpu_utilisation"]
     rest, burn = (
-        between(telemetry, "gpu_utilisation", start_s + lag_s, end_s)
+        between(telemetry, "gpu_utilisation", start_s + SETTLED_S, end_s)
         for start_s, end_s in (spans["rest"], spans["burn"])
     )
     if not rest or not burn:
