@@ -287,7 +287,7 @@ def _read(
 
 
 def abort_when_asked(processes: Processes) -> None:
-    """Abort the program, which hangs, when the worker is asked for stacks: Python writes them."""
+    """Abort the hanging program when stacks are asked for: its Python then writes them."""
     faulthandler.unregister(ASK_FOR_STACKS)
 
     def abort(*_: object) -> None:

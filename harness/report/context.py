@@ -59,7 +59,10 @@ class Study:
         self.run = run = replace(run, measurements=tuple(known), suite=suite)
         self.names = text.case_names(run.suite)
         self.fits = scaling.fit(self.summaries)
-        self.changed = since(before, run, self.summaries, self.names) if before else None
+        earlier = summarise(before) if before else ()
+        self.changed = None
+        if before:
+            self.changed = since(before, run, earlier, self.summaries, self.names)
         judged_as = verdicts.judge(run.suite, run.environment, self.summaries, self.fits)
         pace = self.changed.pace if self.changed else {}
         self.verdict = answer.excused(judged_as, pace)
@@ -68,7 +71,7 @@ class Study:
         self.stacks = stacks(run, self.summaries, asked, first=first)
         self.causes = causes(run, self.summaries)
         self.diagnoses = diagnose(run.suite, self.summaries)
-        self.earlier = diagnose(run.suite, summarise(before)) if before else ()
+        self.earlier = diagnose(run.suite, earlier)
         self.again = reproduction(run.suite, self.summaries)
         self.why = explained.line(self.diagnoses, run.suite, device, self.again)
         # With the names to show, without what other sections say.

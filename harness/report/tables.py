@@ -161,10 +161,8 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
 
 
 def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Table:
-    """One row a provider in each configuration, one column a value of the longest numeric axis."""
-    axis = _across(summaries)
-    values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
-    heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
+    """One row a provider in each configuration, one column a value of an axis."""
+    axis, values, heads = _across(summaries, run)
     rows = []
     for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, metric) for value in values]
@@ -183,11 +181,9 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
 
 
 def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
-    """One row a configuration, one column a value of the longest axis: the fastest provider there,
-    its step time, and how many times as long the next takes."""
-    axis = _across(summaries)
-    values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
-    heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
+    """One row a configuration, one column a value of an axis: the fastest provider there, its step
+    time, and how many times as long the next takes."""
+    axis, values, heads = _across(summaries, run)
     rows = []
     for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, "step_s")[:2] for value in values]
@@ -198,13 +194,18 @@ def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     )
 
 
-def _across(summaries: Sequence[CaseSummary]) -> str:
-    """The numeric axis along which the cases make the fewest rows."""
+def _across(
+    summaries: Sequence[CaseSummary], run: Run
+) -> tuple[str, list[Scalar | None], list[str]]:
+    """The numeric axis along which the cases make the fewest rows, its values, and their heads."""
     names = dict.fromkeys(name for s in summaries for name in s.case.swept)
     several = [n for n in names if len({x for s in summaries if (x := positive(s, n))}) > 1]
-    return min(
+    axis = min(
         several, key=lambda n: len(groups_along(summaries, n, "provider")), default="seq_len"
     )
+    values = [*dict.fromkeys(s.case.get(axis) for s in summaries)]
+    heads = [f"{run.suite.axis(axis)}={units.scalar(v)}" if v is not None else "" for v in values]
+    return axis, values, heads
 
 
 def _lead(ranked: Sequence[CaseSummary], run: Run) -> str:

@@ -149,6 +149,8 @@ class ForkserverHandle:
                 f"no worker can be started with {sys.executable}: {error.strerror}",
                 "If the list of arguments is too long, shorten the variables in `env`.",
             ) from error
+        self.prepared = False
+        """Whether it has imported what each measured workload needs."""
         self.control.settimeout(START_S)
         try:
             ready = "ready" in self.hear()
@@ -191,8 +193,8 @@ class ForkserverHandle:
         )
 
     def preload(self, modules: Sequence[str]) -> str:
-        """Have it import these; why it must be replaced, or nothing. An import that does not end is
-        a HarnessError."""
+        """Have it import these, and what each measured workload needs; why it must be replaced, or
+        nothing. An import that does not end is a HarnessError."""
         self._send({"preload": modules})
         self.control.settimeout(START_S)
         began, reply = time.monotonic(), self.hear()
@@ -203,7 +205,9 @@ class ForkserverHandle:
                 f"no worker can be started: import {names}: no answer in {START_S:g} s",
                 f"Try the import alone: python -c {shlex.quote(f'import {names}')}",
             )
-        return str(reply.get("preloaded", "the forkserver died"))
+        problem = str(reply.get("preloaded", "the forkserver died"))
+        self.prepared = not problem
+        return problem
 
     def _send(self, request: Mapping[str, Any], order: bytes = b"", *fds: int) -> None:
         """Send a request in a file in memory, for the kernel limits the size of a message. If the

@@ -95,6 +95,10 @@ class Launcher:
         env = {} if case.program is not None else case.env
         cold = not all(name.startswith(WARM_PREFIX) for name in env)
         forkserver = self._started(env) if cold else self._warmed()
+        # Before the time of the process begins; a program needs none of it.
+        if case.program is None and not forkserver.prepared and (why := forkserver.preload(())):
+            forkserver.close()
+            raise HarnessError(f"no worker can be started: {why}")
         order = MeasureOrder(
             case=case,
             process=process,

@@ -7,7 +7,7 @@ that it can end them all. If the harness dies, the socket closes, and it ends al
 Protocol, over a SOCK_SEQPACKET socket, JSON objects. Requests come in a file in memory, the first
 descriptor of a message; replies are short:
     <- {"ready": true}                         once, when torch is imported
-    -> {"preload": [modules]}                  import them
+    -> {"preload": [modules]}                  import them, and what every measured workload needs
     <- {"preloaded": problem}                  empty, or why this forkserver must be replaced
     -> {"env": {...}}, a newline and an Order; and two more file descriptors: answers, log
     <- {"pid": p}
@@ -64,20 +64,17 @@ def main(control_fd: int, first: Sequence[str]) -> None:
 
 
 def prepare() -> None:
-    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU.
-    Programs, checks and descriptions need neither."""
+    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU."""
     importlib.import_module(DYNAMO)  # and with it much of the standard library
     if torch.backends.cuda.is_built():
         # Without Triton there is nothing to hash; a Triton with another name does it later.
         getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
-    _freeze()
 
 
 class _Forkserver:
     def __init__(self, control: socket.socket, first: Sequence[str]) -> None:
         self._control, self._first = control, first
         self._running: int | None = None
-        self._prepared = False
         self._deaths, self._deaths_in = socket.socketpair()
         self._deaths.setblocking(False)
         self._deaths_in.setblocking(False)
@@ -116,10 +113,6 @@ class _Forkserver:
 
     def _fork(self, order: messages.Order, env: dict[str, str], answers: int, log: int) -> None:
         forkserver = os.getpid()
-        measures = isinstance(order, messages.MeasureOrder) and order.case.program is None
-        if measures and not self._prepared:
-            prepare()
-            self._prepared = True
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -207,10 +200,13 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
-    """Import the factories' modules, these folders first on the path, and what they name in
-    PRELOAD. Why a fork of this process would differ from a fresh one, or nothing."""
+    """Import what every measured workload needs; then, these folders first on the path, the
+    factories' modules and what they name in PRELOAD. Why a fork of this process would differ from a
+    fresh one, or nothing."""
     try:
-        _import_from(first)
+        prepare()
+        if modules:
+            _import_from(first)
         for name in modules:
             for more in getattr(importlib.import_module(name), PRELOAD, ()):
                 importlib.import_module(more)

@@ -10,7 +10,6 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis import roofline
-from harness.analysis.summary import summarise
 from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
@@ -80,16 +79,20 @@ def earlier(run: Run, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def since(
-    before: Run, now: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]
+    before: Run,
+    now: Run,
+    earlier: Sequence[CaseSummary],
+    summaries: Sequence[CaseSummary],
+    names: Mapping[str, str],
 ) -> Since:
-    """How a run differs from an earlier one. The summaries and names are of the later run."""
+    """How a run differs from an earlier one: summaries of both, and names of the later one."""
     found = compare.runs(before, now, across=True)
     name = {i: f"`{i}`" if name == i else name for i, name in names.items()}
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
     moved = [g for g in both if g.change in (Change.SLOWER, Change.FASTER)]
     moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
-    host, pace = _pace(before, now, both, summaries) if node else ({}, {})
+    host, pace = _pace(before, now, both, earlier, summaries) if node else ({}, {})
 
     def by_host(g: GateCase) -> bool:
         alike = bool(host) and _as_before(before, now, g.case_id) > 0
@@ -247,13 +250,17 @@ def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[
 
 
 def _pace(
-    before: Run, now: Run, cases: Sequence[GateCase], summaries: Sequence[CaseSummary]
+    before: Run,
+    now: Run,
+    cases: Sequence[GateCase],
+    earlier: Sequence[CaseSummary],
+    summaries: Sequence[CaseSummary],
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """If every provider is slower alike, in all cases or where the GPU waits for the host: how many
     times as long each takes, and each of these cases."""
     provider = {c.case_id: c.provider for c in now.suite.cases}
     waits = roofline.waiting(now, summaries)
-    both = roofline.waiting(before, summarise(before)) & waits
+    both = roofline.waiting(before, earlier) & waits
     unknown = {i for i in waits if not _busy_s(before, i)}
     for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):

@@ -21,7 +21,6 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
         "importlib.import_module", lambda name: seen.append((name, sys.path[0] == str(tmp_path)))
     )
 
-    forkserver.prepare()
     forkserver._preload(["own"], [str(tmp_path)])
 
     assert seen == [(forkserver.DYNAMO, False), ("own", True)]
