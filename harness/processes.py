@@ -1,6 +1,12 @@
 """A process and what it started, for parent and child."""
 
+import ctypes
+import signal
+from collections.abc import Callable
+
 import psutil
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -10,3 +16,9 @@ def family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def ending_with_parent(by: signal.Signals) -> Callable[[], None]:
+    """A `preexec_fn`: the child gets this signal when its parent ends."""
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(by), 0, 0, 0)

@@ -14,11 +14,9 @@ from harness.analysis.summary import summarise
 from harness.bisect.criteria import one_case
 from harness.errors import HarnessError
 from harness.machine import drift
-from harness.records import MeasureSettings, Run
+from harness.records import CHOOSE_GPU, MeasureSettings, Run
 from harness.suite.positions import dumped, read
 
-KEPT = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-"""Variables that select the device, which the machine decides."""
 SWEEP = ("name", "providers", "axes", "zip", "exclude", "env", "measure")
 CHECKS = ("allow", "kernels", "operators")
 LIMITS = ("processes", "most_processes", "timeout_s", "stall_s", "telemetry", "profile")
@@ -84,7 +82,7 @@ def _configuration(run: Run, pattern: str, runs: Sequence[Run]) -> Configuration
     written = read(run.suite.text, run.suite.path).data["workloads"]
     around = [r.environment.variables for r in runs]
     seen = run.environment.variables.items()
-    of_run = {n: v for n, v in seen if around[0].get(n) != around[1].get(n) and n not in KEPT}
+    of_run = {n: v for n, v in seen if around[0].get(n) != around[1].get(n) and n not in CHOOSE_GPU}
     parts = {
         "workload": next(w for w in written if w["name"] == case.workload),
         "provider": {"": case.provider},
@@ -141,8 +139,8 @@ def _how(first: Run, second: Run, path: str) -> str:
     """How the suite is run, with the variables of both runs in place of those of this shell."""
     one, other = (run.environment for run in (first, second))
     alike = dict(one.variables.items() & other.variables.items())
-    own = [n for n in os.environ if n.startswith(one.prefixes) and n not in {*alike, *KEPT}]
+    own = [n for n in os.environ if n.startswith(one.prefixes) and n not in {*alike, *CHOOSE_GPU}]
     words = [f"-u {n}" for n in own]
-    words += [f"{n}={shlex.quote(v)}" for n, v in sorted(alike.items()) if n not in KEPT]
+    words += [f"{n}={shlex.quote(v)}" for n, v in sorted(alike.items()) if n not in CHOOSE_GPU]
     at = f"at {one.git.commit[:10]}" if one.git else "with the code of both"
     return f"Run {at}: {' '.join(['env', *words, '']) if words else ''}harness run {path}"

@@ -135,11 +135,7 @@ def run(
             raise HarnessError("--budget does not apply to a run with --executor", "Remove it.")
         words = _words(trace=trace, self_test=self_test, wait_s=wait_for_gpu)
         how = replace(how, options=(*how.options, *words))
-        if before:
-            writing, _ = store_writer.resume(store_root, before.folder)
-        else:
-            writing = driver.begin(chosen, how, store_root, command())
-        folder, stop = _on_several_gpus(writing, how, address, abort)
+        folder, stop = _on_several_gpus(chosen, before, how, address, store_root, abort)
     else:
         if address:
             raise HarnessError("--address applies to --executor ray only", "Remove it.")
@@ -187,15 +183,24 @@ def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | N
 
 
 def _on_several_gpus(
-    writing: store_writer.RunWriter, how: UnitCommand, address: str | None, abort: bool
+    chosen: Suite,
+    before: Run | None,
+    how: UnitCommand,
+    address: str | None,
+    store: Path,
+    abort: bool,
 ) -> tuple[Path, Stop | None]:
     """The folder of the run, and why cases are left."""
-    with writing:
+    with driver.connected(address) as ray, ExitStack() as held:
+        if before:
+            writer, _ = store_writer.resume(store, before.folder)
+        else:
+            writer = driver.begin(chosen, how, store, command())
+        held.enter_context(writer)
         try:
-            measuring = driver.RayRun(writing, abort=abort, say=say)
-            return writing.folder, measuring.measure(how, address)
+            return writer.folder, driver.measure(ray, writer, how, abort, say)
         except KeyboardInterrupt:
-            raise _interrupted(writing.folder) from None
+            raise _interrupted(writer.folder) from None
 
 
 def _on_one_gpu(

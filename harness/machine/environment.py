@@ -17,7 +17,7 @@ from harness import __version__
 from harness.errors import ProbeError
 from harness.git.repository import home, read_git
 from harness.machine import nvml
-from harness.records import VARIABLE_PREFIXES, Environment, Gpu
+from harness.records import CHOOSE_GPU, VARIABLE_PREFIXES, Environment, Gpu
 
 NOT_REPORTED = "not available"
 """Value of the fields of a Gpu that only NVML reports."""
@@ -68,7 +68,7 @@ def capture(
 def _variables(required: Collection[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in sorted(os.environ.items()):
-        if name.startswith(VARIABLE_PREFIXES):
+        if name.startswith(VARIABLE_PREFIXES) and name not in CHOOSE_GPU:
             found[name] = value
         elif f"variables.{name}" in required:
             found[name] = "set" if _SECRET.search(name) else value

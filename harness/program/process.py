@@ -1,7 +1,6 @@
 """The processes of a program, one or its ranks: found, started with their output in pipes, read,
 and ended with all of their descendants."""
 
-import ctypes
 import faulthandler
 import os
 import re
@@ -21,7 +20,7 @@ import psutil
 
 from harness.git.repository import top, try_git
 from harness.messages import ASK_FOR_STACKS, rank_mark
-from harness.processes import family
+from harness.processes import ending_with_parent, family
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
@@ -43,7 +42,6 @@ Processes = tuple["subprocess.Popen[bytes]", ...]
 _RAISED = re.compile(r"^(?:\[rank\d+\]: )?\w[\w.]*(?:Error|Exception)\b.*", re.MULTILINE)
 _EXCEPTION = re.compile(r"(?:[\w<>]+\.)*[A-Z]\w*(: |$)")
 _ENDS = re.compile(rb"[\r\n]+")  # progress bars end a line by a carriage return
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def folder(program: Program, roots: Sequence[str]) -> Path:
@@ -126,7 +124,6 @@ def kill(processes: Processes) -> None:
 def start(program: Program, where: Path, env: Mapping[str, str]) -> Processes:
     """Start the processes of a program, each with its output in two pipes; they are killed if this
     process dies."""
-    libc = ctypes.CDLL(None)
     first = sys.executable if program.argv[0] == INTERPRETER else program.argv[0]
     return tuple(
         subprocess.Popen(
@@ -137,9 +134,7 @@ def start(program: Program, where: Path, env: Mapping[str, str]) -> Processes:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pipesize=CHUNK_BYTES,
-            preexec_fn=lambda: libc.prctl(
-                _PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0
-            ),
+            preexec_fn=ending_with_parent(signal.SIGKILL),
         )
         for own in variables(program.world_size)
     )

@@ -16,6 +16,8 @@ VARIABLE_PREFIXES = (
     *("PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONPATH"),
 )
 """Environment variables that can change numbers, or which code runs; recorded with their values."""
+CHOOSE_GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+"""Not recorded among them: `Gpu.uuid` says which GPU was chosen."""
 SHOWN = 4
 """Most GPUs or hosts of a run that are named one by one."""
 

@@ -48,19 +48,19 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 910,  # the modules beside the rooms
+    "harness": 920,  # the modules beside the rooms
     "harness/analysis": 4_260,
     "harness/bisect": 1_630,
-    "harness/cli": 1_840,
-    "harness/executor": 350,
+    "harness/cli": 1_850,
+    "harness/executor": 300,
     "harness/gate": 1_810,
     "harness/git": 460,
     "harness/integrations": 710,
     "harness/machine": 1_220,
     "harness/measure": 2_060,
     "harness/program": 1_610,
-    "harness/records": 1_720,
-    "harness/report": 4_440,
+    "harness/records": 1_730,
+    "harness/report": 4_460,
     "harness/runner": 2_170,
     "harness/store": 740,
     "harness/suite": 1_910,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_930,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 19_000, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_000, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:
@@ -229,7 +229,8 @@ def lines(paths: Iterable[Path]) -> int:
 def test_no_room_passes_its_ceiling() -> None:
     assert sum(n for room, n in MOST_LINES.items() if room.startswith("harness")) <= 28_500
     rooms: dict[str, list[Path]] = {}
-    for file, path in (pair for house in MOST_TEST_LINES for pair in sources(house).items()):
+    houses = ("harness", "nsa", "suites")
+    for file, path in (pair for house in houses for pair in sources(house).items()):
         house, *rooms_below = file.split("/")[:-1]
         room = "/".join([house, *rooms_below[:1]]) if house == "harness" else house
         rooms.setdefault(room, []).append(path)
