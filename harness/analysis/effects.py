@@ -354,8 +354,9 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
 
 
 def longest(cases: Sequence[CaseSummary]) -> str:
-    """The swept numeric axis with the most values; empty if none has two."""
+    """The swept numeric axis along which the cases are the fewest groups; empty if each is one."""
     names = dict.fromkeys(name for s in cases for name in s.case.swept)
-    count = {n: len({x for s in cases if (x := positive(s, n))}) for n in names}
-    best = max(count, key=lambda n: count[n], default="")
-    return best if count.get(best, 0) > 1 else ""
+    several = (n for n in names if len({x for s in cases if (x := positive(s, n))}) > 1)
+    groups = {n: len(groups_along(cases, n, "provider")) for n in several}
+    best = min(groups, key=lambda n: groups[n], default="")
+    return best if groups.get(best, 0) < len(groups_along(cases, "provider")) else ""

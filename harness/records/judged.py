@@ -1,7 +1,7 @@
 """What is derived from measurements: estimates, summaries, findings and verdicts."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.records.asked import Case, Rule
@@ -36,6 +36,13 @@ class Estimate:
         """The values of two processes that differ: people read these, not an interval."""
         two = self.processes == len(self.each) == 2 and self.each[0] != self.each[1]
         return self.each if two else ()
+
+    @property
+    def inverse(self) -> "Estimate":
+        """Of a ratio: that of the other side."""
+        low, high = (end and 1 / end for end in (self.high, self.low))
+        each = tuple(1 / value for value in self.each)
+        return replace(self, value=1 / self.value, low=low, high=high, each=each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

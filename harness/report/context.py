@@ -22,7 +22,7 @@ from harness.analysis.suspects import (
     fingerprint,
     reproduction,
 )
-from harness.records import VARIABLE_PREFIXES, CaseSummary, Run, Weight
+from harness.records import VARIABLE_PREFIXES, CaseSummary, Outcome, Run, Weight
 from harness.report import (
     answer,
     conditions,
@@ -42,6 +42,8 @@ from harness.report.series.since import NO_RUN, since
 
 MAX_RESULTS = 40
 """Rows of results on a page, but for its first table; the appendix has the others."""
+LONGEST_COMMAND = 500
+"""Letters of a command that a page prints."""
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
@@ -160,10 +162,10 @@ def _why(of: Study) -> tuple[str, str] | None:
 def _results(of: Study) -> dict[str, object]:
     """The sections of the workloads: those on the page, and those in the appendix."""
     suite, axis_effects = of.run.suite, effects(of.summaries)
-    sections = {
-        workload: _section(of.run, workload, members, axis_effects)
-        for workload, members in scaling.by_workload(of.summaries).items()
-    }
+    found = scaling.by_workload(of.summaries).items()
+    ran = {w: m for w, m in found if any(s.outcome is not Outcome.UNSUPPORTED for s in m)}
+    leads = any(map(_many, ran.values()))
+    sections = {w: _section(of.run, w, m, axis_effects, leads) for w, m in ran.items()}
     counting = [r for r in suite.rules if r.counts is not Weight.NOTE]
     timed = [r.match for r in counting if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
@@ -247,13 +249,21 @@ def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], tuple[str, s
     return {s.case.case_id for group in first for s in group}, where
 
 
+def _many(members: Sequence[CaseSummary]) -> bool:
+    """Whether a table of these cases by provider is too long for the page."""
+    providers = len({s.case.provider for s in members})
+    rows = len(scaling.groups_along(members, longest(members)))
+    return providers > tables.MAX_RATIOS + 1 and rows > tables.MAX_ROWS
+
+
 def _section(
     run: Run,
     workload: str,
     members: Sequence[CaseSummary],
     axis_effects: Sequence[Effect],
+    leads: bool,
 ) -> dict[str, Any]:
-    """The results of one workload."""
+    """The results of one workload. `leads`: by the fastest provider of each case."""
     cases = [s.case for s in members]
     moving = tables.varying(cases)
     several = len({c.provider for c in cases}) > 1
@@ -271,8 +281,7 @@ def _section(
     sure = any(e.low is not None for s in members for e in s.metrics.values())
     full = tables.pivot(members, run) if several else tables.results(members, run)
     shown, which = full, ""
-    many = len({c.provider for c in cases}) > tables.MAX_RATIOS + 1
-    if leads := many and len(full.rows) > tables.MAX_ROWS:
+    if leads and several:
         shown = tables.leaders(members, run)
         if len(shown.rows) > tables.MAX_ROWS:
             which = "The first rows; "
@@ -284,13 +293,14 @@ def _section(
         )
     if shown is not full:
         said = f"{which or 'By provider: '}the appendix has all {len(full.rows)}."
+        said = f"Fixed: {fixed}. {said}" if leads else said
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
     # The table shows how a step grows, and compares the providers.
     told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
     own = [e for e in axis_effects if e.workload == workload and e.axis not in told]
     return {
         "title": workload,
-        "fixed": fixed,
+        "fixed": "" if leads and several else fixed,
         "table": shown,
         "full": full if shown is not full else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
@@ -317,7 +327,9 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
-        lines.append(shlex.join([program, *env.command[1:]]))
+        whole = shlex.join([program, *env.command[1:]])
+        long = f"# {len(env.command)} words: `command` in the first line of the record"
+        lines.append(whole if len(whole) <= LONGEST_COMMAND else long)
     if run.suite.name != PurePath(run.suite.path).stem:
         return tuple(lines)  # a study made its cases itself
     there = [c.case_id for c in run.suite.cases]

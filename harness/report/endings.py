@@ -49,8 +49,8 @@ ALL_NUMBERS = "Every number of this run: {harness} show {run}"
 # --- of a case ---------------------------------------------------------------------------
 
 FAILED = frozenset(Outcome) - {Outcome.OK, Outcome.UNSUPPORTED}
-MAX_DETAIL, MAX_CASES = 240, 4
-"""Letters of a reason, and cases of one reason that are named."""
+MAX_DETAIL, MAX_CASES, MAX_OF_ONE = 240, 4, 2
+"""Letters of a reason, cases of one reason that are named, and those if all are of one provider."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]
 
 def _whose(found: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
     """The cases, or how many of one provider if they are many."""
-    if len(found) <= MAX_CASES or len({s.case.provider for s in found}) > 1:
+    if len(found) <= MAX_OF_ONE or len({s.case.provider for s in found}) > 1:
         return listed([names[s.case.case_id] for s in found], MAX_CASES)
     theirs = [c for c in run.suite.cases if c.provider == found[0].case.provider]
     shown = run.suite.provider(found[0].case.workload, found[0].case.provider)

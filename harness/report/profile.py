@@ -61,11 +61,13 @@ def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
 
 def limits(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
-    GPU."""
+    GPU or profiles."""
     kinds: dict[str, list[tuple[float, CaseSummary, Bottleneck]]] = {}
-    for s, found in _bottlenecks(run, summaries):
+    profiled = any(s.case.settings.profile for s in summaries)
+    for s, found in _bottlenecks(run, summaries if profiled else ()):
         one = s.metrics["step_s"].value, s, found
-        kinds.setdefault(_kind(found), []).append(one)
+        if s.case.settings.profile or found.limit is not Limit.NOT_MEASURED:
+            kinds.setdefault(_kind(found), []).append(one)
     rows = []
     for kind in sorted(kinds, key=lambda kind: [*Limit].index(kinds[kind][0][2].limit)):
         _, s, found = max(kinds[kind], key=lambda one: one[0])

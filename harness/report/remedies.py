@@ -106,7 +106,7 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
     """One row a cause: its evidence in the first case, and what removing it saves."""
     rows = []
     for c in found:
-        saved = None if c.kind is CauseKind.HOST else c.share
+        saved = None if c.kind in (CauseKind.HOST, CauseKind.POWER) else c.share
         share = NONE if saved is None else units.percent(saved)
         rows.append((str(c.kind), _where(c, names), c.evidence, share))
     columns = ("cause", "where", "evidence", ">saves at most, of the step")

@@ -163,6 +163,8 @@ def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
     rows = []
     for workload, members in by_workload(summaries).items():
         measured = [m for s in members for m in run.of(s.case.case_id)]
+        if measured and all(m.outcome is Outcome.UNSUPPORTED for m in measured):
+            continue
         done = [m for m in measured if m.accuracy and m.accuracy.tensors]
         share, tensor = max(map(largest_error, done), default=(0.0, ""))
         why = Counter(

@@ -28,7 +28,7 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
-BESIDE = "not deciding"
+BESIDE, AS_FAST = "not deciding", "as fast as"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
@@ -105,8 +105,9 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
         of = f"{side} of {result.judged} {noun}"
-        if len(result.findings) < result.judged:
-            of = f"{len(result.findings)} of {result.judged} {noun}, {side}"
+        missed = sum(misses(f, stated) for f in result.findings) or len(result.findings)
+        if missed < result.judged:
+            of = f"{missed} of {result.judged} {noun}{f', {side}' if missed > 1 else ''}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
@@ -271,7 +272,8 @@ def margin_text(result: RuleResult) -> str:
     stated, found = result.stated, result.findings
     if missed := [d for f in found if (d := distance(f, stated)) > 1]:
         far = (min if stated and stated.quantifier == "any" else max)(missed)
-        return f", missed by {units.factor(far)}" if word(result) == NO else ""
+        told = stated and stated.against and stated.go == 1  # `1.18x slower` says it
+        return f", missed by {units.factor(far)}" if word(result) == NO and not told else ""
     values = [f.estimate.value for f in found if f.estimate and f.estimate.value > 0]
     speed = stated and not stated.against and stated.metric in SPEEDS
     if stated is None or not speed or not values or word(result) != YES:
@@ -317,7 +319,7 @@ def _joined(findings: Sequence[Finding], most: int) -> str:
 
 def better(metric: str) -> str:
     if metric in ("step_s", "step_cycles", "tokens_per_s"):
-        return "as fast as"
+        return AS_FAST
     return f"as good in {units.title(metric)} as"
 
 
@@ -355,6 +357,8 @@ def _value(f: Finding) -> str:
         return ""
     few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
     few = few if f.estimate.each else ""
+    if f.partner and better(f.metric) == AS_FAST and (f.estimate.high or f.estimate.value) < 1:
+        return f"{units.times(f.estimate.inverse)} slower than {f.partner}{few}"
     if f.partner:
         return f"{units.times(f.estimate)} {better(f.metric)} {f.partner}{few}"
     value = units.measured(f.metric, f.estimate)
