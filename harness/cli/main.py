@@ -19,7 +19,7 @@ from harness import __version__
 from harness.cli import bisect, compare, doctor, exchange, gate, report, run, stored
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.init import init
-from harness.cli.options import say
+from harness.cli.options import out, say
 from harness.errors import HarnessError
 from harness.records import Decision
 from harness.runner.run import terminating_like_ctrl_c
@@ -46,6 +46,17 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(Decision.INCONCLUSIVE.exit_status) from None
         except (BrokenPipeError, EOFError) as error:  # typer would exit with 1: a NO-GO
             raise RuntimeError(repr(error)) from error
+
+
+class Command(typer.core.TyperCommand):
+    """Its help may be cut, as by `head`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except BrokenPipeError:
+            out.on_broken_pipe()
+            raise
 
 
 @contextmanager
@@ -95,7 +106,7 @@ _PANELS: dict[str, dict[str, Callable[..., None]]] = {
 }
 for panel, commands in _PANELS.items():
     for name, function in commands.items():
-        app.command(name, rich_help_panel=panel)(function)
+        app.command(name, cls=Command, rich_help_panel=panel)(function)
 
 
 def main() -> None:
