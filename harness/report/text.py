@@ -158,8 +158,10 @@ def _effect(e: Effect, word: Word) -> str:
     amount = units.slowdown(e.ratio, e.low, e.high)
     if e.at_least:
         amount = units.at_least(e.ratio)
-    elif e.disagree:
-        amount = f"{units.slowdown(e.smallest)} to {units.slowdown(e.largest)}"
+    elif e.disagree or e.largest > units.MOST_APART * e.smallest:
+        least, most = units.slowdown(e.smallest), units.slowdown(e.largest)
+        near, far = (most, least) if most.endswith("faster") else (least, most)
+        amount = f"{near.removesuffix(far[far.rindex(' ') :])} to {far}"
     elif e.negligible:
         amount = f"unchanged ({units.change(e.ratio, e.low, e.high)})"
     elif e.low is None:
