@@ -274,7 +274,7 @@ def _events(profiler: profile) -> Iterator[Event]:
     for e in results.events():
         kind, start_ns = _kind(e, e.name()), e.start_ns()
         if kind is not None:
-            ids = e.correlation_id(), e.linked_correlation_id(), e.sequence_nr()
+            ids = e.correlation_id(), e.linked_correlation_id(), e.sequence_nr(), e.fwd_thread_id()
             end_ns = start_ns + e.duration_ns()
             yield Event(kind, e.name(), start_ns, end_ns, e.start_thread_id(), *ids)
 

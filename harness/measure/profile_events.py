@@ -55,6 +55,8 @@ class Event(NamedTuple):
     """Of a kernel, copy or runtime call: id of the operator or range that issued it, or 0."""
     sequence: int = -1
     """Autograd's number of an operator, equal in forward and backward; -1 without one."""
+    forward: int = 0
+    """Of a backward operator: the thread of its forward one, which alone makes numbers unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +218,16 @@ class _Ranges:
         for e in [e for e in ranges if e.name not in (STEP, DRAIN)]:
             self._spans[e.thread].append(e)
         self._index()
-        forward: dict[int, str] = {}
+        forward: dict[tuple[int, int], str] = {}
         backward = []
         for e in operators:
             if e.name.startswith(_BACKWARD):
                 backward.append(e)
             elif e.sequence >= 0 and (name := self.around(e)):
-                forward[e.sequence] = name  # the last one; autograd reuses unused numbers
+                forward[e.thread, e.sequence] = name  # the last one; unused numbers are reused
         for e in backward:
-            if e.sequence in forward:
-                self._spans[e.thread].append(e._replace(name=forward[e.sequence]))
+            if name := forward.get((e.forward, e.sequence), ""):
+                self._spans[e.thread].append(e._replace(name=name))
         self._index()
 
     def around(self, event: Event) -> str:

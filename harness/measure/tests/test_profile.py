@@ -23,7 +23,8 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 
 def op(name: str, start: int, end: int, number: int, *, thread: int = MAIN, seq: int = -1) -> Event:
-    return Event(EventKind.OPERATOR, name, start * US, end * US, thread, number, sequence=seq)
+    ids = thread, number, 0, seq, MAIN
+    return Event(EventKind.OPERATOR, name, start * US, end * US, *ids)
 
 
 def range_(name: str, start: int, end: int, number: int = 0, *, thread: int = MAIN) -> Event:
@@ -88,6 +89,13 @@ def test_each_step_is_counted_separately() -> None:
     assert counts["kernel_launches"] == [3, 4]
     assert counts["device_waits"] == [1, 1]  # without the wait after the step
     assert counts["host_device_copies"] == [1, 1]
+
+
+def test_what_the_backward_pass_computes_again_has_numbers_of_its_own() -> None:
+    again = [range_("window", 44, 48, 200, thread=ENGINE)]
+    again += [op("aten::mul", 45, 47, 201, thread=ENGINE, seq=3)]
+
+    assert Trace([*one_step(), *again]).kernels() == Trace(one_step()).kernels()
 
 
 def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> None:
