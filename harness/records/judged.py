@@ -244,8 +244,9 @@ class Verdict:
 
     @property
     def asked(self) -> bool:
-        """Whether a rule of the suite, not only one that every suite has, was asked."""
-        return any(r.applies and not r.beside and (r.stated or r.asks) for r in self.rules)
+        """Whether a rule of the suite that counts, not only one that all have, was asked."""
+        stated = (r for r in self.rules if r.applies and not r.beside and (r.stated or r.asks))
+        return any(r.counts for r in stated)
 
     @property
     def decided_by(self) -> str:

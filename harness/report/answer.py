@@ -149,6 +149,8 @@ class Part:
     """The number that is needed."""
     asked: bool = True
     """Whether it decides."""
+    growth: bool = False
+    """Whether it is about growth, which a slow host hides."""
 
 
 def first_lines(
@@ -173,9 +175,9 @@ def first_lines(
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
     quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
-    nothing = quiet if node else "Nothing: no limit that decides is missed."
+    nothing = quiet if node else "Nothing: every limit that decides is met."
     step, *more = steps or [nothing]
-    lines["Next"] = f"{step} (+{len(more)} below)" if more else step
+    lines["Next"] = f"{step} ({len(more)} more)" if more else step
     lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)
 
@@ -220,7 +222,8 @@ def _bold(word: str) -> str:
 def _with_number(part: Part, said: str, slow_host: bool) -> str:
     """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
     needed = f"; {part.limit} needed" if part.limit and said else ""
-    doubt = "; slow host: see Trust" if slow_host and part.word == OPEN else ""
+    doubted = slow_host and (part.word == OPEN or part.growth)
+    doubt = "; slow host: see Trust" if doubted else ""
     return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{needed}{doubt}."
 
 
@@ -231,7 +234,8 @@ def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
             yield Part(question=question, word=SEE_WHY, said=why)
         else:
             part = _part(question, [r for r in v.rules if r.asks == name], v)
-            yield replace(part, asked=name in (suite.deciding or suite.parts))
+            said = part.word if v.asked else part.word.removesuffix(NOTED)  # no part decides
+            yield replace(part, word=said, asked=name in (suite.deciding or suite.parts))
 
 
 def parts_table(found: Sequence[Part]) -> Table | None:
@@ -279,7 +283,9 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     asked = [r for r in rules if r.applies]
     if not asked:
         other = any(f.fact is Fact.OTHER_DEVICE for r in rules for f in r.findings)
-        why = f"this is {v.device}" if other else "this run lacks its cases"
+        gpus = dict.fromkeys(r.stated.gpu for r in rules if r.stated and r.stated.gpu)
+        only = f"for {listed([*gpus])} only; " if gpus else ""
+        why = f"{only}this is {v.device}" if other else "this run lacks its cases"
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(map(word, counting or asked), key=WORDS.index)
@@ -292,6 +298,7 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
             said=_said(one),
             number=number(one),
             limit=needed_text(one),
+            growth=bool(one.stated and one.stated.axis),
         )
     of: dict[str, list[RuleResult]] = {}
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):

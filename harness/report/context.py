@@ -75,7 +75,9 @@ class Study:
         self.diagnoses = diagnose(run.suite, self.summaries)
         self.earlier = diagnose(run.suite, earlier)
         self.again = reproduction(run.suite, self.summaries)
-        self.why = explained.line(self.diagnoses, run.suite, device, self.again)
+        self.why = explained.line(
+            self.diagnoses, run.suite, device, self.again, fingerprint(run, self.summaries)
+        )
         # With the names to show, without what other sections say.
         self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]

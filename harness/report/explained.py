@@ -17,7 +17,11 @@ from harness.report.text import case_names, listed
 
 
 def line(
-    found: Sequence[Diagnosis], suite: Suite, device: str, again: Reproduction | None = None
+    found: Sequence[Diagnosis],
+    suite: Suite,
+    device: str,
+    again: Reproduction | None = None,
+    marks: Fingerprint | None = None,
 ) -> str:
     """What explains the gap of the suite's suspects, in one sentence; empty without any."""
     if suite.suspects is None:
@@ -43,10 +47,15 @@ def line(
         on = ", which was on," if nearest.then == "on" else ""
         others = [d.name for d in enough if d is not nearest]
         more = f"; so would {listed(others)}" if others else ""
+        agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
+        if others and agree == [(nearest.name,)]:
+            more = "; it alone agrees with all that was measured then"
         return f"{nearest.name}{on} alone would explain it{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
-    return f"not explained: no suspect costs enough here{elsewhere}"
+    untested = [d.name for d in found if d not in tested]
+    rest = f"; not tested: {listed(untested)}" if untested else elsewhere
+    return f"not explained: no suspect costs enough here{rest}"
 
 
 def _distance(d: Diagnosis, seen: float) -> float:

@@ -147,7 +147,8 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     ends = " to ".join(units.factor(end(map(_first, rows), default=1)) for end in (min, max))
     ahead = sum(_first(r) > 1 for r in rows)
     how = f"ahead in {ahead} of {len(rows)} cases"
-    said = [f"{''.join(named[:1])} is {ends} as fast as {theirs}, {how}"]
+    at = f"At {run.suite.axis(found[0].axis)}={found[0].points[-1][0]:g} " if far else ""
+    said = [f"{at}{''.join(named[:1])} is {ends} as fast as {theirs}, {how}"]
     for mark in dict.fromkeys(mark for r in rows for mark in r.marks):
         reached = [_first(r) >= r.marks[mark] for r in rows if mark in r.marks]
         said += [f"“{mark}” met in {sum(reached)} of {len(reached)}"] if reached[1:] else []

@@ -177,7 +177,7 @@ def next_steps(
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
-        yield f"Run the rest of the suite: `{rest}`"
+        yield f"Run {'the rest' if run.stopped else 'all'} of the suite: `{rest}`"
 
 
 def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.over_steps import LEAKS_BYTES, Course, course
-from harness.analysis.recorded import largest_error
+from harness.analysis.recorded import clock_limit, largest_error
 from harness.analysis.scaling import by_workload
 from harness.machine import requirements
 from harness.records import (
@@ -127,26 +127,29 @@ def trust(
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
         none = done and behind and not any(m.case_id in behind for m in done)
-        counted = f"{len(done):,} of {units.plural('process', len(run.measurements))}"
-        yield f"{counted} compared with the reference{', none deciding' if none else ''}"
+        right = ", all right" if done else ""  # a wrong one is a failure
+        counted = f"{len(done):,} of {units.plural('output', len(run.measurements))} checked"
+        yield f"{counted}{right}{', none deciding' if none else ''}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
     expected = [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
-    clocks = (CauseKind.POWER, CauseKind.THERMAL)
+    clocks, gpu = (CauseKind.POWER, CauseKind.THERMAL), run.environment.gpu
+    most_hz = gpu.max_sm_clock_hz if gpu else None
+    slow = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (
         ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
         (f"processes {LOOSE:g}x apart", loose),
         ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
-        ("clock limited", {i for c in found if c.kind in clocks for i in c.cases}),
+        ("clock limited", slow | {i for c in found if c.kind in clocks for i in c.cases}),
     ):
-        if ids:
-            some = f" ({len(ids & judged) or 'none'} judged)" if judged else ""
-            yield f"{what}: {units.plural('case', len(ids))}{some}"
-    if (gpu := run.environment.gpu) and (gpu.power_limit_share or 1) != 1:
+        if counting := ids & judged if judged else ids:
+            of = f"{len(judged)} judged" if judged else units.plural("case", len(summaries))
+            yield f"{what}: {len(counting)} of {of}"
+    if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 
 

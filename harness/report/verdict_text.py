@@ -119,10 +119,16 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 def number(result: RuleResult) -> str:
     """The number of the finding that decides, without its case."""
-    if result.rule == EXPECTED and any(f.estimate for f in result.findings):
-        return finding_sentence(_missed_most(result)[1])
-    worst = result.stated and _worst(result, result.stated)
-    return finding_sentence(worst or result.findings[0]) if result.findings else ""
+    found, stated = result.findings, result.stated
+    if not found:
+        return ""
+    if result.rule == EXPECTED and any(f.estimate for f in found):
+        missed, worst = _missed_most(result)
+    else:
+        missed = [f for f in found if misses(f, stated)]
+        worst = (stated and _worst(result, stated)) or found[0]
+    of = f"{len(missed)} of {result.judged}: " if 0 < len(missed) < result.judged else ""
+    return f"{of}{finding_sentence(worst)}"
 
 
 def _missed_most(result: RuleResult) -> tuple[list[Finding], Finding]:

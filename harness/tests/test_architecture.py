@@ -48,21 +48,21 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 920,  # the modules beside the rooms
+    "harness": 915,  # the modules beside the rooms
     "harness/analysis": 4_260,
     "harness/bisect": 1_625,
-    "harness/cli": 1_860,
+    "harness/cli": 1_855,
     "harness/executor": 300,
     "harness/gate": 1_810,
     "harness/git": 460,
-    "harness/integrations": 710,
+    "harness/integrations": 705,
     "harness/machine": 1_220,
     "harness/measure": 2_055,
-    "harness/program": 1_610,
+    "harness/program": 1_605,
     "harness/records": 1_730,
-    "harness/report": 4_460,
+    "harness/report": 4_485,
     "harness/runner": 2_170,
-    "harness/store": 740,
+    "harness/store": 735,
     "harness/suite": 1_910,
     "harness/worker": 660,
     "nsa": 13_290,

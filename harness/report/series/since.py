@@ -108,7 +108,7 @@ def since(
         times = [g.candidate_s / g.baseline_s for g in timed if g.baseline_s and g.candidate_s]
         least, most = min(times), max(times)
         ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
-        low = f"{where}speeds are {ends} {units.factor(most)} lower than on {_day(before)}"
+        low = f"{where}steps take {ends} {units.factor(most)} as long as on {_day(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
         kept = "losses, counters and memory are not affected"

@@ -101,8 +101,8 @@ NO = "**No** (Is it twice as fast as dense?): "
 @pytest.mark.parametrize(
     ("changes", "said", "step"),
     [
-        ({}, YES, "Nothing: no limit that decides is missed."),
-        ({"left_out": 4}, YES, "Run the rest of the suite"),
+        ({}, YES, "Nothing: every limit that decides is met."),
+        ({"left_out": 4}, YES, "Run all of the suite"),
         ({"dense_s": 1.5}, NO, "Speed up nsa, seq_len=2048 by "),
         ({"processes": 1}, "**Likely** (Is it twice as fast as dense?)", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
@@ -179,7 +179,7 @@ def steps(recorded: Run) -> str:
         ({"processes": 1}, "-s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run the suite on A100"),
-        ({"left_out": 4}, "Run the rest of the suite"),
+        ({"left_out": 4}, "Run all of the suite"),
         ({"failed": Outcome.CRASH}, "Reproduce dense, seq_len=512 (crash): `harness run"),
     ],
 )

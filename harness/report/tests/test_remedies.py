@@ -115,9 +115,9 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
 
     found = remedies.relevant(causes(made, summaries), verdict)
 
-    both = their_clock < 1 and "pair" in asked
-    limited = "2 cases (2 judged)" if both else f"{1 + (their_clock < 1)} case"
-    assert f"clock limited: {limited}" in values(made)["trust"]
+    judged = 2 if "pair" in asked else 1
+    limited = judged if their_clock < 1 else 1
+    assert f"clock limited: {limited} of {judged} judged" in values(made)["trust"]
     limits = [c for c in found if c.kind is CauseKind.POWER]
     assert bool(limits) == named
     for cause in limits:
