@@ -37,7 +37,14 @@ from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
-from harness.report.profile import counts, limit_sentence, limits, where_sentence, where_table
+from harness.report.profile import (
+    counts,
+    host_bound,
+    limit_sentence,
+    limits,
+    where_sentence,
+    where_table,
+)
 from harness.report.series.since import NO_RUN, since
 
 MAX_RESULTS = 40
@@ -297,13 +304,14 @@ def _section(
         said = f"{which or 'By provider: '}the appendix has all {len(full.rows)}."
         said = f"Fixed: {fixed}. {said}" if leads else said
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
+    waits = host_bound(run, members) if several else ""
     # The table shows how a step grows, and compares the providers.
     told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
     own = [e for e in axis_effects if e.workload == workload and e.axis not in told]
     return {
         "title": workload,
         "fixed": "" if leads and several else fixed,
-        "table": shown,
+        "table": replace(shown, remarks=(*shown.remarks, waits)) if waits else shown,
         "full": full if shown is not full else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),

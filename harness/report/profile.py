@@ -1,5 +1,6 @@
 """Where the time of a step goes, what limits it, and the exact counts of one step."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
@@ -86,6 +87,19 @@ def limit_sentence(run: Run, summaries: Sequence[CaseSummary], names: Mapping[st
         return ""
     name = names[found[0].case.case_id]
     return f"{name} is limited by {_kind(found[1])}: {found[1].evidence}"
+
+
+def host_bound(run: Run, summaries: Sequence[CaseSummary]) -> str:
+    """`Host-bound: dense SDPA (2 of 3 cases), ….`: whose speed is not that of its kernels."""
+    of = Counter(s.case.provider for s in summaries)
+    waiting = (Limit.HOST, Limit.LAUNCHES, Limit.SYNCS)
+    found = Counter(s.case.provider for s, b in _bottlenecks(run, summaries) if b.limit in waiting)
+    workload = summaries[0].case.workload
+    said = (
+        f"{run.suite.provider(workload, p)} ({n} of {units.plural('case', of[p])})"
+        for p, n in found.items()
+    )
+    return f"Host-bound: {', '.join(said)}." if found else ""
 
 
 def _bottlenecks(

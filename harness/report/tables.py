@@ -183,14 +183,14 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
 
 def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     """One row a configuration, one column a value of an axis: the fastest provider there, its step
-    time, and how many times as long the next takes, and the first of the suite."""
+    time, and how many times as long the next takes, and each ahead of the suite's first."""
     axis, values, heads = _across(summaries, run)
     ours = run.suite.provider(summaries[0].case.workload, summaries[0].case.provider)
     rows = []
     for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, "step_s") for value in values]
         rows.append((_configuration(group, run, heads), *(_lead(of, ours, run) for of in ranked)))
-    remark = f"The fastest, its step time, and how many times as long the next and {ours} take."
+    remark = f"The fastest, its step time, and how many times as long the next take, to {ours}."
     return Table(
         columns=("case", *(f">{head}" for head in heads)), rows=tuple(rows), remarks=(remark,)
     )
@@ -212,9 +212,9 @@ def _lead(ranked: Sequence[CaseSummary], ours: str, run: Run) -> str:
         return NONE
     names = [run.suite.provider(s.case.workload, s.case.provider) for s in ranked]
     times = [s.metrics["step_s"].value for s in ranked]
-    later = (i for i, name in enumerate(names) if i == 1 or (i and name == ours))
-    factors = (f"{names[i]} {units.factor(times[i] / times[0])}" for i in later)
-    return "; ".join([f"{names[0]} {units.duration(times[0])}", *factors])
+    last = max(1, names.index(ours)) if ours in names else 1
+    factors = (f"{names[i]} {units.factor(t / times[0])}" for i, t in enumerate(times[: last + 1]))
+    return "; ".join([f"{names[0]} {units.duration(times[0])}", *[*factors][1:]])
 
 
 def _configuration(group: Sequence[CaseSummary], run: Run, heads: Sequence[str]) -> str:
