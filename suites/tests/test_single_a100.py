@@ -72,7 +72,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     cost = conditions.cost(summary.summarise(run), run, case_names(run.suite))
     assert cost
     assert [name.split(",")[0] for name, *_ in cost.rows] == [
-        "500 steps",
+        "NSA Triton + graph",
         *["as on 2025-08-28"] * 4,
     ]
     assert " h" in cost.rows[0][1]
