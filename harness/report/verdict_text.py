@@ -105,9 +105,9 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
         of = f"{side} of {result.judged} {noun}"
-        missed = sum(misses(f, stated) for f in result.findings) or len(result.findings)
-        if missed < result.judged:
-            of = f"{missed} of {result.judged} {noun}{f', {side}' if missed > 1 else ''}"
+        missed = sum(misses(f, stated) for f in result.findings)
+        if 0 < missed < result.judged:
+            of = f"missed by {missed} of {result.judged} {noun}{f', {side}' if missed > 1 else ''}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
@@ -127,7 +127,7 @@ def number(result: RuleResult) -> str:
     else:
         missed = [f for f in found if misses(f, stated)]
         worst = (stated and _worst(result, stated)) or found[0]
-    of = f"{len(missed)} of {result.judged}: " if 0 < len(missed) < result.judged else ""
+    of = f"missed by {len(missed)} of {result.judged}: " if 0 < len(missed) < result.judged else ""
     return f"{of}{finding_sentence(worst)}"
 
 
