@@ -190,7 +190,7 @@ def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, "step_s") for value in values]
         rows.append((_configuration(group, run, heads), *(_lead(of, ours, run) for of in ranked)))
-    remark = f"The fastest, its step time, and how many times as long the next take, to {ours}."
+    remark = f"A cell: the fastest, its step time; the next, up to {ours}, as multiples of that."
     return Table(
         columns=("case", *(f">{head}" for head in heads)), rows=tuple(rows), remarks=(remark,)
     )
