@@ -111,14 +111,14 @@ def test_units_of_a_killed_node_are_measured_on_another(
     assert len((tmp_path / "started").read_text()) == 6
 
 
-def test_a_killed_driver_is_resumed_and_ctrl_c_ends_what_it_started(
+def test_a_killed_driver_is_resumed_and_one_that_ends_ends_what_it_started(
     cluster: Any, begun: Any, tmp_path: Path
 ) -> None:
     folder = begun("abc")
     (tmp_path / "hold-c").touch()
     words = ["run", "--resume", str(folder), "--no-report", "--address", cluster.address]
     resume = [sys.executable, "-m", "harness", *words]
-    for end, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 3)):
+    for end, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 3)):
         command = subprocess.Popen(resume, stderr=subprocess.PIPE)
         wait_until((tmp_path / "running-c").exists)
         wait_until(lambda: len(reader.read(folder)[0].measurements) == 4 * fake_harness.PROCESSES)
