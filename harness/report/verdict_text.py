@@ -110,7 +110,8 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
             of = f"missed by {missed} of {result.judged} {noun}{f', {side}' if missed > 1 else ''}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
-    text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
+    by = "missed by " if stated and all(misses(f, stated) for f in result.findings) else ""
+    text = f"{by}{len(result.findings)} of {result.judged} {noun}: " if some else ""
     text += _joined(result.findings, most)
     if result.perhaps:
         text += f"; undecided, GO is possible: {_joined(result.perhaps, most)}"

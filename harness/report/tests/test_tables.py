@@ -94,7 +94,7 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
 
 
 def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
-    steps_s = {"a": 0.03, "b": 0.02, "c": 0.05}
+    steps_s = {"a": 0.06, "b": 0.02, "c": 0.05}
     of_b = {"install": "pip install b", "version": "1.2", "licence": "MIT", "definition": "paper"}
 
     def measure(c: Case) -> list[Measurement]:
@@ -111,7 +111,7 @@ def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
 
     assert section["table"].columns == ("case", ">seq_len=512", ">seq_len=1024")
     for row in section["table"].rows:
-        assert row[1:] == ("b 20.0 ms; a 1.50x", "b 40.0 ms; a 1.50x")
+        assert row[1:] == ("b 20.0 ms; c 2.5x; a 3.0x", "b 40.0 ms; c 2.5x; a 3.0x")
     assert len(section["full"].rows) == 16
     assert section["effects"] == []
     assert built["operators"].rows[0][:4] == ("b", "1.2", "MIT", "paper")

@@ -7,7 +7,7 @@ from harness.gate.records import State
 from harness.records import Rule
 from harness.report import verdict_text
 from harness.report.series import gate_text
-from harness.tests.fake_runs import run, sweep, timed
+from harness.tests.fake_runs import run, sweep, timed, to
 from harness.tests.fake_verdicts import gate_case
 
 
@@ -33,3 +33,23 @@ def test_a_missed_limit_and_one_without_teeth_have_their_factor(rule: Rule, gap:
     _, verdict = of_run(made)
 
     assert [verdict_text.margin_text(r) for r in verdict.rules if r.stated] == [gap]
+
+
+def test_a_side_that_is_slower_is_said_to_be_and_by_how_many_a_rule_is_missed() -> None:
+    ours, theirs = sweep(n=[1, 2]), sweep(provider="dense", n=[1, 2])
+    step_s = {"nsa/n=1": 0.1, "nsa/n=2": 0.3}
+    rule = Rule(
+        name="r", metric="step_s", go=1.0, match=to(provider="nsa"), against=to(provider="dense")
+    )
+    made = run(
+        [*ours, *theirs],
+        lambda c: timed(c, step_s.get(c.case_id.removeprefix("train/"), 0.2), cv=1e-6),
+        rules=[rule],
+    )
+    (result,) = [r for r in of_run(made)[1].rules if r.stated]
+
+    said = verdict_text.rule_sentence(result)
+    assert said.startswith("missed by 1 of 2 pairs: train/nsa/n=2: 1.50")
+    assert "slower than train/dense/n=2" in said
+    assert verdict_text.number(result).startswith("missed by 1 of 2: 1.50")
+    assert verdict_text.margin_text(result) == ""
