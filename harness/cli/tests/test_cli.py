@@ -319,18 +319,18 @@ def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
     ("words", "lines"), [("--help", 0), ("run --help", 0), ("show --help", 25)]
 )
 def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
-    words: str, lines: int, tmp_path: Path
+    words: str, cut: int, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "harness", *words.split()]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe) as process:
         assert process.stdout
-        for _ in range(lines):
+        for _ in range(cut):
             process.stdout.readline()
         process.stdout.close()
         _, said = process.communicate()
 
-    assert process.returncode == EXIT_REFUSED or (lines and process.returncode == 0)
+    assert process.returncode == EXIT_REFUSED or (cut and process.returncode == 0)
     assert b"defect" not in said
 
 
