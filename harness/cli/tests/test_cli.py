@@ -315,9 +315,7 @@ def test_a_defect_is_exit_4_with_its_traceback_and_never_a_no_go(
     assert "\x1b" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "lines"), [("--help", 0), ("run --help", 0), ("show --help", 25)]
-)
+@pytest.mark.parametrize(("words", "cut"), [("--help", 0), ("run --help", 0), ("show --help", 25)])
 def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
     words: str, cut: int, tmp_path: Path
 ) -> None:

@@ -81,7 +81,8 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
 
 
 def test_a_provider_whose_gpu_waits_is_named_with_its_cases() -> None:
-    assert page.host_bound(run := recorded()[0], summarise(run)) == "Host-bound: nsa (2 of 2 cases)."
+    run, _ = recorded()
+    assert page.host_bound(run, summarise(run)) == "Host-bound: nsa (2 of 2 cases)."
 
 
 def judged(run: Run) -> Verdict:
