@@ -33,6 +33,7 @@ from harness.report.verdict_text import (
     YES,
     distance,
     margin_text,
+    needed,
     needed_text,
     number,
     rule_sentence,
@@ -221,10 +222,10 @@ def _bold(word: str) -> str:
 
 def _with_number(part: Part, said: str, slow_host: bool) -> str:
     """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
-    needed = f"; {part.limit} needed" if part.limit and said else ""
+    limit = needed(part.limit) if said else ""
     doubted = slow_host and (part.word == OPEN or part.growth)
     doubt = "; slow host: see Trust" if doubted else ""
-    return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{needed}{doubt}."
+    return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{limit}{doubt}."
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
@@ -304,7 +305,7 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):
         of.setdefault(word(r), []).append(r)
     deciding = of.pop(worst)
-    said = [f"{r.rule}: {_said(r)}; {needed_text(r)} needed" for r in deciding]
+    said = [f"{r.rule}: {_said(r)}{needed(needed_text(r))}" for r in deciding]
     if worst == YES:
         said = [listed([r.rule for r in deciding]) if deciding[1:] else _said(deciding[0])]
     said += [
@@ -315,7 +316,7 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         question=question,
         word=f"{worst}{note}",
         said="; ".join(said),
-        number=f"{number(least)}; {needed_text(least)} needed",
+        number=f"{number(least)}{needed(needed_text(least))}",
     )
 
 

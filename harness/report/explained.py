@@ -45,8 +45,9 @@ def line(
         if nearest.reached is not None and nearest.reached < gap.expected:
             here = f", {units.quantity(gap.metric, nearest.reached)} here"
         on = ", which was on," if nearest.then == "on" else ""
-        others = [d.name for d in enough if d is not nearest]
-        more = f"; so would {listed(others)}" if others else ""
+        others = {d.name: d.then for d in enough if d is not nearest}
+        known = "" if {*others.values()} - {"unknown"} else ", if on,"
+        more = f"; so would{known} {listed([*others])}" if others else ""
         agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
         if others and agree == [(nearest.name,)]:
             more = "; it alone agrees with all that was measured then"

@@ -136,6 +136,7 @@ def trust(
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
     expected = [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
+    judged &= {s.case.case_id for s in ok}
     clocks, gpu = (CauseKind.POWER, CauseKind.THERMAL), run.environment.gpu
     most_hz = gpu.max_sm_clock_hz if gpu else None
     slow = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}

@@ -28,7 +28,7 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
-BESIDE, AS_FAST = "not deciding", "as fast as"
+BESIDE, AS_FAST, AS_MUCH = "not deciding", "as fast as", "≥ 1x"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
@@ -263,6 +263,11 @@ def _other(against: Match) -> str:
     only = against.criteria if {*against.criteria} == {"provider"} else {}
     names = only.get("provider")
     return " or ".join(map(str, names)) if names else f"the case{_criteria(against)}"
+
+
+def needed(limit: str) -> str:
+    """`; ≥ 500 needed`; empty for a side that must be as fast, as the question says."""
+    return f"; {limit} needed" if limit not in ("", AS_MUCH) else ""
 
 
 def needed_text(result: RuleResult) -> str:
