@@ -1,12 +1,12 @@
 """A process and what it started, for parent and child."""
 
 import ctypes
+import os
 import signal
-from collections.abc import Callable
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -18,7 +18,13 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def ending_with_parent(by: signal.Signals) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets this signal when its parent ends."""
-    libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(by), 0, 0, 0)
+def end_with(parent: int, by: signal.Signals) -> None:
+    """In a child that has just been forked: it gets this signal when its parent ends."""
+    prctl(PR_SET_PDEATHSIG, by)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died before the line above
+
+
+def prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -8,13 +8,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from harness.errors import HarnessError
 from harness.machine import nvml
-from harness.processes import ending_with_parent
+from harness.processes import end_with
 from harness.store import reader
 
 
@@ -48,7 +49,7 @@ def measure(how: UnitCommand, case_ids: Sequence[str]) -> dict[str, bytes]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the driver, with which the task ends
-                preexec_fn=ending_with_parent(signal.SIGTERM),
+                preexec_fn=partial(end_with, os.getpid(), signal.SIGTERM),
             )
         if ended.returncode < 0:
             raise ChildProcessError(f"signal {-ended.returncode} on {platform.node()}")

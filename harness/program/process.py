@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from harness.git.repository import top, try_git
 from harness.messages import ASK_FOR_STACKS, rank_mark
-from harness.processes import ending_with_parent, family
+from harness.processes import end_with, family
 from harness.program.startup.sitecustomize import VARIABLE as COUNTS_IN
 from harness.records import INTERPRETER, Case, Program
 
@@ -134,7 +135,7 @@ def start(program: Program, where: Path, env: Mapping[str, str]) -> Processes:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pipesize=CHUNK_BYTES,
-            preexec_fn=ending_with_parent(signal.SIGKILL),
+            preexec_fn=partial(end_with, os.getpid(), signal.SIGKILL),
         )
         for own in variables(program.world_size)
     )

@@ -27,6 +27,7 @@ from harness.report import (
     answer,
     conditions,
     explained,
+    profile,
     remedies,
     steadiness,
     tables,
@@ -37,20 +38,13 @@ from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
 from harness.report.pictures import draw, is_asked, judged
-from harness.report.profile import (
-    counts,
-    host_bound,
-    limit_sentence,
-    limits,
-    where_sentence,
-    where_table,
-)
+from harness.report.profile import counts, limit_sentence, limits, where_sentence, where_table
 from harness.report.series.since import NO_RUN, since
 
 MAX_RESULTS = 40
 """Rows of results on a page, but for its first table; the appendix has the others."""
-LONGEST_COMMAND = 500
-"""Letters of a command that a page prints."""
+MOST_WORDS = 50
+"""Of a command that a page prints."""
 PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
@@ -82,9 +76,8 @@ class Study:
         self.diagnoses = diagnose(run.suite, self.summaries)
         self.earlier = diagnose(run.suite, earlier)
         self.again = reproduction(run.suite, self.summaries)
-        self.why = explained.line(
-            self.diagnoses, run.suite, device, self.again, fingerprint(run, self.summaries)
-        )
+        self.marks = fingerprint(run, self.summaries)
+        self.why = explained.line(self.diagnoses, run.suite, device, self.again, self.marks)
         # With the names to show, without what other sections say.
         self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]
@@ -122,7 +115,7 @@ def _screen(of: Study) -> dict[str, object]:
         how = [own for c in dispatch if (own := c.within({(then, "")}))]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    trust = steadiness.trust(run, of.summaries, v, of.causes)
+    trust = steadiness.trust(run, of.summaries, v)
     lines = answer.first_lines(
         of.parts,
         of.shown,
@@ -147,7 +140,7 @@ def _screen(of: Study) -> dict[str, object]:
         "suspects": explained.suspects_table(
             of.diagnoses, suite, of.earlier, str(changed.day) if changed else ""
         ),
-        "fingerprint": explained.fingerprint_table(fingerprint(run, of.summaries), suite),
+        "fingerprint": explained.fingerprint_table(of.marks, suite),
         "reproduced": explained.reproduced_sentence(of.again, suite),
         "where": where_table(of.stacks, of.names),
         "next_steps": tuple(steps),
@@ -276,6 +269,7 @@ def _section(
     cases = [s.case for s in members]
     moving = tables.varying(cases)
     several = len({c.provider for c in cases}) > 1
+    leads = leads and several
     fixed = ", ".join(
         f"{run.suite.axis(name)}={units.scalar(value)}"
         for name, value in {
@@ -290,7 +284,7 @@ def _section(
     sure = any(e.low is not None for s in members for e in s.metrics.values())
     full = tables.pivot(members, run) if several else tables.results(members, run)
     shown, which = full, ""
-    if leads and several:
+    if leads:
         shown = tables.leaders(members, run)
         if len(shown.rows) > tables.MAX_ROWS:
             which = "The first rows; "
@@ -304,13 +298,13 @@ def _section(
         said = f"{which or 'By provider: '}the appendix has all {len(full.rows)}."
         said = f"Fixed: {fixed}. {said}" if leads else said
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
-    waits = host_bound(run, members) if several else ""
+    waits = profile.host_bound(run, members) if several else ""
     # The table shows how a step grows, and compares the providers.
     told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
     own = [e for e in axis_effects if e.workload == workload and e.axis not in told]
     return {
         "title": workload,
-        "fixed": "" if leads and several else fixed,
+        "fixed": "" if leads else fixed,
         "table": replace(shown, remarks=(*shown.remarks, waits)) if waits else shown,
         "full": full if shown is not full else None,
         "details": tables.results(members, run, intervals=sure) if sure or several else None,
@@ -337,9 +331,9 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name
-        whole = shlex.join([program, *env.command[1:]])
         long = f"# {len(env.command)} words: `command` in the first line of the record"
-        lines.append(whole if len(whole) <= LONGEST_COMMAND else long)
+        short = len(env.command) <= MOST_WORDS
+        lines.append(shlex.join([program, *env.command[1:]]) if short else long)
     if run.suite.name != PurePath(run.suite.path).stem:
         return tuple(lines)  # a study made its cases itself
     there = [c.case_id for c in run.suite.cases]

@@ -142,8 +142,9 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
         rows.append(row(s, ratio, **marks))
     beside = [p for p in others if any(v.theirs == p for v in found)]
     named = [run.suite.provider(v.workload, p) for v in found[:1] for p in (v.ours, *beside)]
-    theirs = f"the faster of {text.listed(named[1:])}" if beside[1:] else "".join(named[1:])
-    theirs = f"the fastest of {len(beside)} others" if beside[3:] else theirs
+    theirs = f"{'the faster of ' if beside[1:] else ''}{text.listed(named[1:])}"
+    if beside[3:]:
+        theirs = f"the fastest of {len(beside)} others"
     ends = " to ".join(units.factor(end(map(_first, rows), default=1)) for end in (min, max))
     ahead = sum(_first(r) > 1 for r in rows)
     how = f"ahead in {ahead} of {len(rows)} cases"

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
+from harness.analysis import roofline
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, bottleneck
 from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement, Peaks, Run
 from harness.report.tables import NONE, Table
@@ -91,15 +92,11 @@ def limit_sentence(run: Run, summaries: Sequence[CaseSummary], names: Mapping[st
 
 def host_bound(run: Run, summaries: Sequence[CaseSummary]) -> str:
     """`Host-bound: dense SDPA (2 of 3 cases), ….`: whose speed is not that of its kernels."""
-    of = Counter(s.case.provider for s in summaries)
-    waiting = (Limit.HOST, Limit.LAUNCHES, Limit.SYNCS)
-    found = Counter(s.case.provider for s, b in _bottlenecks(run, summaries) if b.limit in waiting)
-    workload = summaries[0].case.workload
-    said = (
-        f"{run.suite.provider(workload, p)} ({n} of {units.plural('case', of[p])})"
-        for p, n in found.items()
-    )
-    return f"Host-bound: {', '.join(said)}." if found else ""
+    cases, ids = [s.case for s in summaries], roofline.waiting(run, summaries)
+    every = Counter(run.suite.provider(c.workload, c.provider) for c in cases)
+    some = Counter(run.suite.provider(c.workload, c.provider) for c in cases if c.case_id in ids)
+    said = (f"{name} ({n} of {units.plural('case', every[name])})" for name, n in some.items())
+    return f"Host-bound: {', '.join(said)}." if some else ""
 
 
 def _bottlenecks(

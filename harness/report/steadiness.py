@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
-from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.over_steps import LEAKS_BYTES, Course, course
 from harness.analysis.recorded import clock_limit, largest_error
 from harness.analysis.scaling import by_workload
@@ -106,7 +105,6 @@ def trust(
     run: Run,
     summaries: Sequence[CaseSummary],
     v: Verdict,
-    found: Sequence[Cause] = (),
 ) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
@@ -137,15 +135,15 @@ def trust(
     expected = [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
     judged &= {s.case.case_id for s in ok}
-    clocks, gpu = (CauseKind.POWER, CauseKind.THERMAL), run.environment.gpu
+    gpu = run.environment.gpu
     most_hz = gpu.max_sm_clock_hz if gpu else None
-    slow = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
+    limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (
         ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
         (f"processes {LOOSE:g}x apart", loose),
         ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
-        ("clock limited", slow | {i for c in found if c.kind in clocks for i in c.cases}),
+        ("clock limited", limited),
     ):
         if counting := ids & judged if judged else ids:
             of = f"{len(judged)} judged" if judged else units.plural("case", len(summaries))

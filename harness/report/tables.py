@@ -213,8 +213,9 @@ def _lead(ranked: Sequence[CaseSummary], ours: str, run: Run) -> str:
     names = [run.suite.provider(s.case.workload, s.case.provider) for s in ranked]
     times = [s.metrics["step_s"].value for s in ranked]
     last = max(1, names.index(ours)) if ours in names else 1
-    factors = (f"{names[i]} {units.factor(t / times[0])}" for i, t in enumerate(times[: last + 1]))
-    return "; ".join([f"{names[0]} {units.duration(times[0])}", *[*factors][1:]])
+    later = zip(names[1 : last + 1], times[1 : last + 1], strict=True)
+    factors = (f"{name} {units.factor(time / times[0])}" for name, time in later)
+    return "; ".join([f"{names[0]} {units.duration(times[0])}", *factors])
 
 
 def _configuration(group: Sequence[CaseSummary], run: Run, heads: Sequence[str]) -> str:

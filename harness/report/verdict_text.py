@@ -28,7 +28,7 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
-BESIDE, AS_FAST, AS_MUCH = "not deciding", "as fast as", "≥ 1x"
+BESIDE, AS_FAST = "not deciding", "as fast as"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
@@ -105,13 +105,11 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
         of = f"{side} of {result.judged} {noun}"
-        missed = sum(misses(f, stated) for f in result.findings)
-        if 0 < missed < result.judged:
-            of = f"missed by {missed} of {result.judged} {noun}{f', {side}' if missed > 1 else ''}"
+        if missed := _missed(result):
+            of = f"{missed} {noun}, {side}"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
-    by = "missed by " if stated and all(misses(f, stated) for f in result.findings) else ""
-    text = f"{by}{len(result.findings)} of {result.judged} {noun}: " if some else ""
+    text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
     text += _joined(result.findings, most)
     if result.perhaps:
         text += f"; undecided, GO is possible: {_joined(result.perhaps, most)}"
@@ -120,16 +118,19 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 def number(result: RuleResult) -> str:
     """The number of the finding that decides, without its case."""
-    found, stated = result.findings, result.stated
-    if not found:
+    if not result.findings:
         return ""
-    if result.rule == EXPECTED and any(f.estimate for f in found):
-        missed, worst = _missed_most(result)
-    else:
-        missed = [f for f in found if misses(f, stated)]
-        worst = (stated and _worst(result, stated)) or found[0]
-    of = f"missed by {len(missed)} of {result.judged}: " if 0 < len(missed) < result.judged else ""
-    return f"{of}{finding_sentence(worst)}"
+    worst = result.stated and _worst(result, result.stated)
+    if result.rule == EXPECTED and any(f.estimate for f in result.findings):
+        worst = _missed_most(result)[1]
+    missed = _missed(result)
+    return f"{missed}{': ' * bool(missed)}{finding_sentence(worst or result.findings[0])}"
+
+
+def _missed(result: RuleResult) -> str:
+    """`missed by 2 of 3`; empty if none is on the wrong side of the limit, or all are."""
+    missed = sum(misses(f, result.stated) for f in result.findings)
+    return f"missed by {missed} of {result.judged}" if 0 < missed < result.judged else ""
 
 
 def _missed_most(result: RuleResult) -> tuple[list[Finding], Finding]:
@@ -266,14 +267,14 @@ def _other(against: Match) -> str:
 
 
 def needed(limit: str) -> str:
-    """`; ≥ 500 needed`; empty for a side that must be as fast, as the question says."""
-    return f"; {limit} needed" if limit not in ("", AS_MUCH) else ""
+    """`; ≥ 500 needed`."""
+    return f"; {limit} needed" if limit else ""
 
 
 def needed_text(result: RuleResult) -> str:
-    """`≥ 500`; empty without a limit."""
+    """`≥ 500`; empty without a limit, and where the question says it: as fast as the other side."""
     stated = result.stated
-    if stated is None:
+    if stated is None or _as_fast(stated):
         return ""
     limit = _times(stated.go) if stated.against else units.plain(stated.metric, stated.go)
     return f"{'≥' if stated.higher_is_better else '≤'} {limit}"
@@ -284,8 +285,9 @@ def margin_text(result: RuleResult) -> str:
     stated, found = result.stated, result.findings
     if missed := [d for f in found if (d := distance(f, stated)) > 1]:
         far = (min if stated and stated.quantifier == "any" else max)(missed)
-        told = stated and stated.against and stated.go == 1  # `1.18x slower` says it
-        return f", missed by {units.factor(far)}" if word(result) == NO and not told else ""
+        if word(result) != NO or _as_fast(stated):  # how much slower it is stands there already
+            return ""
+        return f", missed by {units.factor(far)}"
     values = [f.estimate.value for f in found if f.estimate and f.estimate.value > 0]
     speed = stated and not stated.against and stated.metric in SPEEDS
     if stated is None or not speed or not values or word(result) != YES:
@@ -294,6 +296,11 @@ def margin_text(result: RuleResult) -> str:
     if over < LOOSE:
         return ""
     return f", met {units.factor(over)} over"
+
+
+def _as_fast(stated: Rule | None) -> bool:
+    """Whether one side must be as fast as the other, not by some factor."""
+    return bool(stated and stated.against and stated.go == 1)
 
 
 def _times(ratio: float) -> str:

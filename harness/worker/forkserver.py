@@ -16,7 +16,6 @@ descriptor of a message; replies are short:
     <- {"ended": n}                            n processes could not be killed
 """
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -38,6 +37,7 @@ import psutil
 import torch
 
 from harness import messages
+from harness.processes import PR_SET_CHILD_SUBREAPER, end_with, prctl
 from harness.records import bounded
 from harness.worker import answer
 from harness.workload import PRELOAD
@@ -49,15 +49,12 @@ TRITON_CACHE = "triton.runtime.cache"
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_PR_SET_CHILD_SUBREAPER = 36
-
 
 def main(control_fd: int, first: Sequence[str]) -> None:
     """Serve orders until the other end of the socket closes; `first` are first on the path."""
     _require_untouched_gpu()
     _freeze()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     with socket.socket(fileno=control_fd) as control:
         _Forkserver(control, first).serve()
     os._exit(0)  # an orderly exit would take torch a second
@@ -147,9 +144,7 @@ def _become_worker(
     status = 1
     try:
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(status)  # the parent died before the line above
+        end_with(parent, signal.SIGKILL)
         with Path(os.devnull).open() as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(log, 1)
@@ -230,8 +225,3 @@ def _require_untouched_gpu() -> None:
     files = (fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
     if any(file.name.startswith("nvidia-uvm") for file in files):
         raise RuntimeError("CUDA was initialised by an import")
-
-
-def _prctl(option: int, value: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -43,7 +43,5 @@ def test_a_slower_side_is_said_to_be_and_by_how_many_a_rule_is_missed() -> None:
     made = run(cases, lambda c: timed(c, 0.3 if c is cases[1] else steps[c.provider]), rules=[rule])
     (result,) = [r for r in of_run(made)[1].rules if r.stated]
 
-    said = verdict_text.rule_sentence(result)
-    assert said.startswith("missed by 1 of 2 pairs: train/nsa/n=3: 1.5")
-    assert said.endswith("slower than train/dense/n=3")
+    assert verdict_text.rule_sentence(result).endswith("slower than train/dense/n=3")
     assert verdict_text.number(result).startswith("missed by 1 of 2: 1.5")
