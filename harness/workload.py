@@ -86,11 +86,8 @@ class Preflight(Protocol):
     def __call__(
         self, function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
     ) -> None:
-        """Check the arguments and environment variables for `function` of this module.
-
-        Raises:
-            ValueError: The case cannot run: what is wrong, where, and what to do.
-        """
+        """Check the arguments and environment variables for `function` of this module; a ValueError
+        if the case cannot run: what is wrong, where, and what to do."""
 
 
 class Factory(Protocol):

@@ -30,27 +30,16 @@ LOG_FOLDER = "logs"
 
 
 def load(root: Path, run_id: str | Path) -> Run:
-    """Read one run.
-
-    Args:
-        root: The folder of the runs.
-        run_id: An id, a unique prefix of one, `latest`, or the path of a run's folder.
-
-    Raises:
-        StoreError: The run is absent or damaged, or has another schema.
-    """
+    """The run of an id, a unique prefix of one, `latest`, or the path of its folder; a StoreError
+    if it is absent or damaged, or has another schema."""
     return read(find(root, run_id))[0]
 
 
 def stored(
     root: Path, say: Callable[[str], None], wanted: Callable[[Run], bool] = lambda _: True
 ) -> Iterator[Run]:
-    """The runs of a store, oldest first; a note on each that cannot be read.
-
-    Args:
-        wanted: Asked before the measurements of a run are read: it has the suite and the
-            environment of its first line.
-    """
+    """The runs of a store, oldest first; a note on each that cannot be read. `wanted` sees a run
+    before its measurements are read: with the suite and the environment of its first line."""
     for path in sorted(root.glob(f"*/{RUN_FILE}")):
         try:
             with path.open("rb") as file:

@@ -24,10 +24,8 @@ LOG_NAME_LENGTH = 80
 
 @dataclass(slots=True)
 class RunWriter:
-    """Appends to one run; the only writer while open.
-
-    A context: leaving it releases the run. `finish` also marks the run complete.
-    """
+    """Appends to one run; the only writer while open. A context: leaving it releases the run.
+    `finish` also marks the run complete."""
 
     run_id: str
     folder: Path
@@ -40,21 +38,13 @@ class RunWriter:
 
     def append(self, *found: Measurement | SelfTest | lines.MeasuredIn) -> None:
         """Record measurements, and what precedes them: the self-test, the environment of a card;
-        all or none of these are on the disk when this returns.
-
-        Raises:
-            StoreError: It cannot be written, or contains a NaN. Earlier lines stay.
-        """
+        all are on the disk when this returns. After a StoreError, as for a NaN, none of them is."""
         self._write(*found)
         self._recorded += sum(isinstance(line, Measurement) for line in found)
 
     def finish(self, *, wall_s: float | None = None, stopped: Stop | None = None) -> None:
-        """Mark the run complete and close it.
-
-        Args:
-            wall_s: From the start of the command; None unless one command made the whole run.
-            stopped: Why processes are left; `resume` may continue such a run.
-        """
+        """Mark the run complete and close it. `wall_s`: from the start of the command; None unless
+        one command made the whole run. `stopped`: why processes are left; `resume` continues."""
         elapsed_s = None if self._began_at is None else time.monotonic() - self._began_at
         ended = lines.Ended(
             at=now(),
@@ -79,11 +69,7 @@ class RunWriter:
         self.close()
 
     def log_path(self, case_id: str, process: int) -> Path:
-        """The file for the output of one worker process; made if absent.
-
-        Raises:
-            StoreError: It cannot be made.
-        """
+        """The file for the output of one worker process; made if absent, or a StoreError."""
         name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
         digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
@@ -116,14 +102,8 @@ class RunWriter:
 
 
 def create(root: Path, suite: Suite, environment: Environment, *, where: str = "") -> RunWriter:
-    """Start a run in a new folder, and record suite and environment.
-
-    Args:
-        where: Takes the place of the device in the id while the device is unknown.
-
-    Raises:
-        StoreError: The folder cannot be made or written.
-    """
+    """Start a run in a new folder, and record suite and environment; a StoreError if it cannot be
+    written. `where` takes the place of the device in the id while the device is unknown."""
     began, began_at = datetime.now(UTC), time.monotonic()
     run_id = _run_id(began, suite.name, where or environment.device_name)
     first_line = lines.encode(
@@ -159,17 +139,9 @@ def create(root: Path, suite: Suite, environment: Environment, *, where: str = "
 
 
 def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
-    """Continue an interrupted or stopped run, with the suite that the run stores. An incomplete
-    last line is removed from the file first.
-
-    Args:
-        root: The folder of the runs.
-        run_id: As for `load`.
-        notes: What a reader must know, such as another GPU; stored in the run.
-
-    Raises:
-        StoreError: The run is absent, damaged or finished, or another process writes it.
-    """
+    """Continue an interrupted or stopped run, named as for `load`, with the suite that it stores; a
+    StoreError if it is absent, damaged or finished, or if another process writes it. `notes`, such
+    as that of another GPU, are stored. An incomplete last line is removed first."""
     writer, cut_bytes = _reopen(find(root, run_id))
     try:
         writer._write(lines.Resumed(at=now(), notes=(*cut_notes(cut_bytes), *notes)))

@@ -48,7 +48,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 920,  # the modules beside the rooms
+    "harness": 917,  # the modules beside the rooms
     "harness/analysis": 4_260,
     "harness/bisect": 1_621,
     "harness/cli": 1_853,
@@ -60,9 +60,9 @@ MOST_LINES = {
     "harness/measure": 2_054,
     "harness/program": 1_603,
     "harness/records": 1_730,
-    "harness/report": 4_516,
+    "harness/report": 4_490,
     "harness/runner": 2_168,
-    "harness/store": 732,
+    "harness/store": 693,
     "harness/suite": 1_908,
     "harness/worker": 648,
     "nsa": 13_290,

@@ -33,11 +33,7 @@ def sentence(result: BisectResult) -> str:
 
 
 def write(result: BisectResult, reports: Path, date: datetime.date) -> Path:
-    """Write the page; as the next version if one of that date exists.
-
-    Raises:
-        HarnessError: It cannot be written.
-    """
+    """Write the page, or a HarnessError; the next version if one of that date exists."""
     subject = f"Bisect of {result.request.case.case_id}"
     page = markdown(result, date).encode()
     return render.write(reports, date, subject, lambda name, _: {name: page})

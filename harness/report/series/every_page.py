@@ -40,11 +40,8 @@ class Page:
 
 def rendered(directory: Path, store: Path) -> tuple[dict[Path, str], dict[Path, Picture]]:
     """The texts of every report in a folder as they would be written now, with the README that
-    lists the newest of each suite and GPU, if it has a place for the list; and their figures.
-
-    Raises:
-        HarnessError: A report names a run that is not in the store.
-    """
+    lists the newest of each suite and GPU, if it has a place for the list; and their figures. A
+    HarnessError if a report names a run that is not in the store."""
     found, texts, figures = [*_pages(directory, store)], dict[Path, str](), dict[Path, Picture]()
     for page in found:
         said, drawn = pages.again(page.run, page.path, page.made, page.against)

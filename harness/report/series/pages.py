@@ -38,15 +38,9 @@ def made(page: str) -> Made | None:
 
 
 def write(run: Run, directory: Path, against: Run | None = None, version: int = 1) -> Path:
-    """Analyse, judge and draw a run; write its report, and its figures in `figures/`.
-
-    Args:
-        against: The earlier run that it is compared with.
-        version: Which full run of its suite this is. Partial runs and studies are named as such.
-
-    Raises:
-        HarnessError: The directory cannot be written to. Nothing partial remains.
-    """
+    """Analyse, judge and draw a run; write its report, and its figures in `figures/`; all of them,
+    or a HarnessError. `against`: the earlier run that it is compared with; `version`: which full
+    run of its suite this is; partial runs and studies are named as such."""
     values, pictures = context.build(run, directory, against)
     drawn = {p.name: p.png() for p in pictures}
 

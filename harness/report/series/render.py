@@ -23,18 +23,11 @@ def write(
     files: Callable[[str, str], Mapping[str, bytes]],
     mark: str = "",
 ) -> Path:
-    """Write `<day> Test Engineer Report - <subject> <mark>.md`.
+    """Write `<day> Test Engineer Report - <subject> <mark>.md`, or leave nothing: a HarnessError.
 
-    A page of that name is kept, and the new one is `<mark>.1`, `<mark>.2` and so on. Two processes
-    that write at the same time get two names.
-
-    Args:
-        files: Name and mark of the page -> each file in the directory with its content, the
-            page last, so that its figures exist when a reader sees it.
-        mark: Empty to count the pages: v1, v2.
-
-    Raises:
-        HarnessError: The directory cannot be written to. Nothing partial remains.
+    A page of that name is kept, and the new one is `<mark>.1`, `<mark>.2` and so on; without a mark
+    v1, v2. Two processes that write at the same time get two names. `files`: name and mark of the
+    page -> each file with its content, the page last, so that its figures exist when it is read.
     """
     safe = re.sub(r'[\x00-\x1f/\\:*?"<>|]+', "-", subject).strip()
     stem = f"{day} Test Engineer Report - {safe}"
@@ -51,11 +44,7 @@ def write(
 
 
 def check_writable(directory: Path) -> None:
-    """Check before a long run that its report can be written.
-
-    Raises:
-        HarnessError: The directory cannot be made or written to.
-    """
+    """Check before a long run that its report can be written, or raise a HarnessError."""
     with _explained(directory):
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
