@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from harness.records import Accuracy, TensorError
+from harness.measure.failures import Failed
+from harness.records import Accuracy, Evidence, Outcome, TensorError
 from harness.workload import Workload
 
 EAGER_FACTOR = 2.0
@@ -28,20 +29,13 @@ SMALL = 1024
 """Most elements of a tensor that is checked after every step."""
 
 
-class Incorrect(Exception):
-    """The code under test disagrees with the reference."""
-
-    def __init__(self, problem: str, accuracy: Accuracy | None = None) -> None:
-        super().__init__(problem)
-        self.accuracy = accuracy
-
-
-class NonFinite(Exception):
+class NonFinite(Failed):
     """An output contains NaN or Inf."""
 
     def __init__(self, problem: str, steps: int | None) -> None:
         """`steps`: done by then, if `run` returned it and not `check`."""
-        super().__init__(problem)
+        seen = {} if steps is None else {"evidence": Evidence(phase="run", steps=steps)}
+        super().__init__(Outcome.NON_FINITE, problem, **seen)
         self.computation = "check" if steps is None else "run"
         self.steps = steps or 0
 
@@ -49,8 +43,8 @@ class NonFinite(Exception):
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
     """Compare `check()` with `reference()`, within a bound set by `eager()`; `progress` after each.
 
-    Raises NonFinite or Incorrect of the code under test, and ValueError if the three name different
-    tensors, or if reference or eager contain NaN or Inf.
+    Raises Failed if the code under test is incorrect or not finite, and ValueError if the three
+    name different tensors, or if reference or eager contain NaN or Inf.
     """
     if workload.check is None or workload.reference is None:
         return Accuracy(skipped=workload.no_reference or "the workload has nothing to compare")
@@ -76,7 +70,7 @@ def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> 
         worst, *others = sorted(beyond, key=lambda t: t.bound / t.error)
         also = f"; {', '.join(t.name for t in others)} too" if others else ""
         problem = f"{worst.name}: error {worst.error:.3g}, bound {worst.bound:.3g}{also}"
-        raise Incorrect(problem, accuracy)
+        raise Failed(Outcome.INCORRECT, problem, accuracy=accuracy)
     return accuracy
 
 
@@ -113,7 +107,8 @@ def _named(output: object) -> Iterable[tuple[str, object]]:
 
 def _judge(name: str, output: Tensor, exact: Tensor, eager: Tensor | None) -> TensorError:
     if output.shape != exact.shape:
-        raise Incorrect(f"{name}: shape {list(output.shape)}, reference {list(exact.shape)}")
+        problem = f"{name}: shape {list(output.shape)}, reference {list(exact.shape)}"
+        raise Failed(Outcome.INCORRECT, problem)
     eps = eps_of(output.dtype)
     if eager is not None and eager.shape != exact.shape:
         raise ValueError(f"{name}: eager() {list(eager.shape)}, reference() {list(exact.shape)}")

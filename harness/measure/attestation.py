@@ -1,28 +1,18 @@
 """Compares what ran with what the case asked for: axes and flags, kernels and operators."""
 
-from typing import Any
-
+from harness.measure.failures import Failed
 from harness.measure.profile import StepProfile
-from harness.records import Case, PathRule, Scalar
+from harness.records import Case, Outcome, PathRule, Scalar
 from harness.workload import Workload
 
 SHOWN = 6
 """Names, those with most time first, that a mismatch lists."""
 
 
-class PathMismatch(Exception):
-    """What ran is not what the case asked for."""
-
-    def __init__(self, problem: str, **seen: Any) -> None:
-        """`seen`: fields of the Measurement that show what ran."""
-        super().__init__(problem)
-        self.seen = seen
-
-
 def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[str, bool]]:
     """The configuration that the workload observed, and for each variable known to it, whether
-    anything read it; PathMismatch if an axis was observed with another value, or if nothing read a
-    variable of the case. torch or CUDA may read one that the workload does not know."""
+    anything read it; a path mismatch if an axis was observed with another value, or if nothing read
+    a variable of the case. torch or CUDA may read one that the workload does not know."""
     seen = dict(workload.effective()) if workload.effective else {}
     for name, value in seen.items():
         if not isinstance(value, bool | int | float | str):
@@ -42,7 +32,7 @@ def observed(case: Case, workload: Workload) -> tuple[dict[str, Scalar], dict[st
         if not read.get(name, True)
     ]
     if wrong:
-        raise PathMismatch("; ".join(wrong), effective=seen, flags_read=read)
+        raise Failed(Outcome.PATH_MISMATCH, "; ".join(wrong), effective=seen, flags_read=read)
     return seen, read
 
 

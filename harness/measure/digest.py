@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from harness.measure import accuracy, memory
-from harness.records import Accuracy, TensorDigest
+from harness.measure.failures import Failed
+from harness.records import Accuracy, Outcome, TensorDigest
 
 CHUNK = 2**18
 """Elements in float64 at a time: 2 MB, which also fits on a nearly full device."""
@@ -46,7 +47,7 @@ class FirstOutput:
 
 
 def require_same(output: Any, step: int, first: Elements, checked: Accuracy) -> None:
-    """Raise Incorrect if the output of a step with the first inputs is not the first output, up to
+    """Incorrect if the output of a step with the first inputs is not the first output, up to
     rounding: twice the bound of its accuracy, or half of its digits."""
     found = elements(output)
     bounds = {t.name: 2 * t.bound for t in checked.tensors}  # each is within the bound
@@ -54,17 +55,19 @@ def require_same(output: Any, step: int, first: Elements, checked: Accuracy) -> 
         error = _error(name, found, first)
         bound = bounds.get(name, math.sqrt(accuracy.eps_of(tensor.dtype)))
         if not error <= bound:
-            problem = f"run() in step {step}, compared with step 0: {name or 'output'}: "
-            raise accuracy.Incorrect(f"{problem}error {error:.3g}, bound {bound:.3g}", checked)
+            which = f"run() in step {step}, compared with step 0: {name or 'output'}"
+            problem = f"{which}: error {error:.3g}, bound {bound:.3g}"
+            raise Failed(Outcome.INCORRECT, problem, accuracy=checked)
 
 
 def require_change(output: Any, step: int, first: Elements, checked: Accuracy) -> None:
-    """Raise Incorrect if a step with other inputs than the first returned the same output."""
+    """Incorrect if a step with other inputs than the first returned the same output."""
     found = elements(output)
     names = [name for name, x in found.items() if x.is_floating_point()]
     if names and not any(_error(name, found, first) for name in names):
         problem = f"run() in step {step} had fresh inputs, but returned the output of step 0"
-        raise accuracy.Incorrect(f"{problem}: it is kept, not computed", checked)
+        kept = f"{problem}: it is kept, not computed"
+        raise Failed(Outcome.INCORRECT, kept, accuracy=checked)
 
 
 def _error(name: str, found: Elements, first: Elements) -> float:

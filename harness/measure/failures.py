@@ -1,6 +1,7 @@
-"""What a failure is, by the text of its exception: a worker raises it, or a program prints it."""
+"""The outcome of a failure: named where it is found, or by the text of an exception."""
 
 import re
+from typing import Any
 
 from harness.records import Outcome
 
@@ -12,6 +13,15 @@ _OUTCOMES = {
     ),
     Outcome.INVALID_ENVIRONMENT: re.compile(r"No space left on device|Disk quota exceeded"),
 }
+
+
+class Failed(Exception):
+    """The case ends with this outcome."""
+
+    def __init__(self, outcome: Outcome, problem: str, **seen: Any) -> None:
+        """`seen`: fields of the Measurement that show it."""
+        super().__init__(problem)
+        self.outcome, self.seen = outcome, seen
 
 
 def outcome_of(text: str) -> Outcome:

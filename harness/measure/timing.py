@@ -16,10 +16,6 @@ from harness.measure import steady
 from harness.records import Clock, MeasureSettings
 
 
-class StepsMissing(Exception):
-    """A training run did not take all of its steps before the time limit."""
-
-
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     began_at: float

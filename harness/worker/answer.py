@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from harness.measure import accuracy, attestation, diagnosis, facts, memory, self_test, timing
-from harness.measure.failures import outcome_of
+from harness.measure import accuracy, diagnosis, facts, memory, self_test
+from harness.measure.failures import Failed, outcome_of
 from harness.messages import (
     Answer,
     Channel,
@@ -25,7 +25,6 @@ from harness.program import command
 from harness.records import Case, Evidence, Measurement, NonFiniteOrigin, Outcome, bounded
 from harness.worker import case as worker_case
 from harness.worker import factory
-from harness.worker.case import DeviceMissing
 from harness.workload import Unsupported, Workload
 
 
@@ -69,24 +68,13 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
     detail, outcome = lines[-1].strip(), outcome_of("".join(lines))  # notes are lines, too
     fields: dict[str, Any] = {"evidence": Evidence()}
     match error:
-        case DeviceMissing():
-            outcome, detail = Outcome.INVALID_ENVIRONMENT, str(error)
-        case attestation.PathMismatch():
-            outcome, detail = Outcome.PATH_MISMATCH, str(error)
+        case Failed():
+            outcome, detail = error.outcome, str(error)
             fields |= error.seen
         case ImportError() if instead := factory.hides(error):
             outcome, detail = Outcome.PATH_MISMATCH, instead
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
-        case accuracy.Incorrect():
-            outcome, detail = Outcome.INCORRECT, str(error)
-            fields["accuracy"] = error.accuracy
-        case accuracy.NonFinite():
-            outcome, detail = Outcome.NON_FINITE, str(error)
-            if error.computation == "run":
-                fields["evidence"] = Evidence(phase="run", steps=error.steps)
-        case timing.StepsMissing():
-            outcome, detail = Outcome.TIMEOUT, str(error)
         case _ if outcome is Outcome.OUT_OF_MEMORY:
             detail = f"{detail} [{memory.describe_peak()}]"
     return Measurement(

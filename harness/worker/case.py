@@ -11,15 +11,12 @@ import torch
 
 from harness.git import origin
 from harness.measure import accuracy, attestation, digest, inputs, memory, profile, steady, timing
+from harness.measure.failures import Failed
 from harness.measure.profile import PROFILE_S, ProfileRequest
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
 from harness.records import Accuracy, Measurement, MeasureSettings, Outcome
 from harness.worker.factory import load_factory
 from harness.workload import Workload
-
-
-class DeviceMissing(Exception):
-    """The run started on a GPU, but this worker cannot see one."""
 
 
 def measure(order: MeasureOrder, channel: Channel) -> Answer:
@@ -68,8 +65,9 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     )
     ran = profile.take(run, ask)
     if problem := attestation.mismatch(case, ran):
-        seen = {"effective": effective, "flags_read": flags_read}
-        raise attestation.PathMismatch(problem, counters=ran.counters, profile=ran.profile, **seen)
+        seen: dict[str, object] = {"effective": effective, "flags_read": flags_read}
+        seen |= {"counters": ran.counters, "profile": ran.profile}
+        raise Failed(Outcome.PATH_MISMATCH, problem, **seen)
     measurement = Measurement(
         case_id=case.case_id,
         process=order.process,
@@ -100,7 +98,8 @@ def _built(order: MeasureOrder) -> Workload:
     """The workload of the case, from the code under test."""
     case = order.case
     if order.device == "cuda" and not torch.cuda.is_available():
-        raise DeviceMissing("the run started on a GPU, but this worker cannot see one")
+        problem = "the run started on a GPU, but this worker cannot see one"
+        raise Failed(Outcome.INVALID_ENVIRONMENT, problem)
     build = load_factory(case.factory)
     _require_code(order)
     workload = build(case.provider, case.axes)
@@ -136,7 +135,7 @@ def _timed(
     deadline: float,
     follow: _Follower,
 ) -> timing.Timing:
-    """Warm-up and samples; StepsMissing if a training run lacks steps at the deadline."""
+    """Warm-up and samples; a timeout if a training run lacks steps at the deadline."""
     workload = follow.workload
 
     def prepare(step: int) -> None:
@@ -159,7 +158,7 @@ def _timed(
         follow.reporter.alive()  # with the steps that no report has yet
     if taken.cut and workload.steps is not None:
         problem = f"took {taken.steps:,} of {workload.steps:,} steps before the time limit"
-        raise timing.StepsMissing(problem)
+        raise Failed(Outcome.TIMEOUT, problem)
     return taken
 
 
@@ -190,16 +189,17 @@ def _repeated(
 
 
 def _require_code(order: MeasureOrder) -> Mapping[str, str]:
-    """Files that the code under test was loaded from; PathMismatch if a wrong file was loaded, or
-    the workload's package from outside of the roots."""
+    """Files that the code under test was loaded from; a path mismatch if a wrong file was loaded,
+    or the workload's package from outside of the roots."""
     folders = order.first or [str(Path.cwd())]
     if wrong := origin.misplaced(origin.loaded(), folders, order.elsewhere):
-        raise attestation.PathMismatch(wrong)
+        raise Failed(Outcome.PATH_MISMATCH, wrong)
     package = order.case.factory.partition(":")[0].partition(".")[0]
     place, roots = origin.place_of(package), [Path(root).resolve() for root in order.roots]
     inside = place and any(map(Path(place).resolve().is_relative_to, roots))
     if roots and package != origin.OURS and not inside:
         known = place or "an unknown place"
-        raise attestation.PathMismatch(f"{package} was loaded from {known}, not from {roots[0]}")
+        problem = f"{package} was loaded from {known}, not from {roots[0]}"
+        raise Failed(Outcome.PATH_MISMATCH, problem)
     shipped = {n: origin.place_of(n) for n in origin.packages_in(order.roots) & sys.modules.keys()}
     return {package: place, **shipped, **origin.own_packages()}

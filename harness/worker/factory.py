@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from harness.git import origin
-from harness.measure import attestation
+from harness.measure.failures import Failed
 from harness.messages import Checked, CheckOrder, Refusal
 from harness.program import process
-from harness.records import Case, bounded
+from harness.records import Case, Outcome, bounded
 from harness.workload import PREFLIGHT, Factory
 
 
@@ -24,8 +24,8 @@ class NoFactory(LookupError):
 
 
 def load_factory(name: str) -> Factory:
-    """Import `package.module:function`; NoFactory if there is none, PathMismatch if an installed
-    package hides the folder's module of this name."""
+    """Import `package.module:function`; NoFactory if there is none, a path mismatch if an
+    installed package hides the folder's module of this name."""
     module_name, _, function = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -41,7 +41,7 @@ def load_factory(name: str) -> Factory:
         factory: Factory = getattr(module, function)
     except AttributeError as error:
         if wrong := origin.misplaced(origin.loaded(), [str(Path.cwd())]):
-            raise attestation.PathMismatch(wrong) from error
+            raise Failed(Outcome.PATH_MISMATCH, wrong) from error
         near = get_close_matches(function, vars(module), n=1)
         remedy = f"Did you mean {near[0]!r}?" if near else ""
         raise NoFactory(name, f"{module_name} has no {function!r}", remedy) from error
@@ -79,7 +79,7 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
             begin(f"preflight of {case.case_id}")
             env = {**os.environ, **case.env}
             preflight(function, case.provider, case.axes, env)
-    except (ImportError, attestation.PathMismatch) as error:
+    except (ImportError, Failed) as error:
         if isinstance(error, ImportError) and not hides(error):
             raise
         return None  # the case ends as a path mismatch

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.measure.attestation import PathMismatch, observed
+from harness.measure.attestation import observed
+from harness.measure.failures import Failed
 from harness.tests.workers import make_case
 from harness.workload import Workload
 
@@ -13,8 +14,8 @@ from harness.workload import Workload
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
-        ({"effective": lambda: {"T": 7, "other": 1}}, PathMismatch, "asked for 8, ran with 7"),
-        ({"flags": lambda: {"NSA_A": False}}, PathMismatch, "NSA_A=1 was set, but nothing"),
+        ({"effective": lambda: {"T": 7, "other": 1}}, Failed, "asked for 8, ran with 7"),
+        ({"flags": lambda: {"NSA_A": False}}, Failed, "NSA_A=1 was set, but nothing"),
         ({"effective": lambda: {"T": [8]}}, TypeError, "'T' a list"),
         ({"flags": lambda: {"NSA_A": 1}}, TypeError, "'NSA_A' a int"),
     ],
@@ -30,5 +31,5 @@ def test_another_axis_value_or_an_unread_variable_is_a_mismatch(
     changed = replace(right, **changes)
     with pytest.raises(error, match=said) as raised:
         observed(case, changed)
-    if isinstance(raised.value, PathMismatch):
+    if isinstance(raised.value, Failed):
         assert raised.value.seen.keys() == {"effective", "flags_read"}
