@@ -162,7 +162,6 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
                 step_s=step_s,
                 communication_s=sent_s or None,
                 exposed_s=exposed_s,
-                profiled_step_s=seen.step_s,
                 device_busy_s=None if no_kernels else seen.busy_s(),
                 gap_by_range={} if no_kernels else seen.gap_by_range(),
                 host_by_range=seen.host_by_range(),

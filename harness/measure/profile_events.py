@@ -131,11 +131,6 @@ class Trace:
             found.append("CUDA graph")
         return tuple(found)
 
-    @property
-    def step_s(self) -> float:
-        """Mean length of a step, including the device's part."""
-        return sum(w.end_ns - w.start_ns for w in self.windows) / len(self.windows) / 1e9
-
     def busy_s(self) -> float:
         """Mean time of a step in which the device is busy."""
         return sum(map(_covered_ns, self._on_device)) / (len(self.windows) * 1e9)

@@ -90,8 +90,6 @@ class Breakdown:
 
     step_s: float
     """Median of the process's samples; see Measurement.breakdown."""
-    profiled_step_s: float
-    """Mean step under the profiler."""
     device_busy_s: float | None = None
     """Time of a step in which the device works; None without a device."""
     communication_s: float | None = None

@@ -38,7 +38,7 @@ def profile(step: float) -> r.Profile:
     parts = {name: part * step for name, part in RANGES.items()}
     kernels = tuple(r.Use(name="gemm", where=n, calls=9, time_s=s) for n, s in parts.items())
     busy_s = sum(parts.values())
-    work = r.Breakdown(step_s=step, profiled_step_s=1.2 * step, device_busy_s=busy_s)
+    work = r.Breakdown(step_s=step, device_busy_s=busy_s)
     return r.Profile(kernels=kernels, breakdown=work, fingerprint="ab", steps=2)
 
 

@@ -163,7 +163,7 @@ def _process(m: Measurement) -> list[Values]:
         and [
             *([getattr(m.counters, name) for name in COUNTERS], m.counters.steps, m.counters.exact),
         ],
-        where and [where.step_s, where.profiled_step_s, where.device_busy_s, where.launch_gap],
+        where and [where.step_s, where.device_busy_s, where.launch_gap],
         m.profile and [len(m.profile.kernels), len(m.profile.operators), m.profile.fingerprint],
     ]
 

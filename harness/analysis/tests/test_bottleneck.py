@@ -49,7 +49,6 @@ def found(
     one = case({"name": "a"})
     work = Breakdown(
         step_s=STEP_S,
-        profiled_step_s=STEP_S,
         device_busy_s=None if busy is None else busy * STEP_S,
         **(where or {}),
     )

@@ -158,7 +158,7 @@ def test_two_processes_are_printed_as_they_are() -> None:
 
 @pytest.mark.parametrize("other", ["clock", "kind"])
 def test_cases_of_another_clock_or_kind_lend_no_scatter(other: str) -> None:
-    busy = Profile(breakdown=Breakdown(step_s=1.0, profiled_step_s=1.0, device_busy_s=0.05))
+    busy = Profile(breakdown=Breakdown(step_s=1.0, device_busy_s=0.05))
     changes: Any = {"clock": Clock.HOST} if other == "clock" else {"profile": busy}
 
     def measure(c: Case) -> list[Measurement]:

@@ -35,7 +35,6 @@ GPU = Profile(
     steps=2,
     breakdown=Breakdown(
         step_s=0.071,
-        profiled_step_s=0.09,
         device_busy_s=0.012,
         gap_by_range={"nsa.select": 0.64, "": 0.36},
         host_by_range={"nsa.select": 0.5, "": 0.5},

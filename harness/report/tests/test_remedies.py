@@ -80,7 +80,7 @@ def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(n
         busy_s = sum(parts.values())
         step_s = busy_s + 0.03
         uses = (Use(name=n, where=f"nsa.{n}", calls=1, time_s=t) for n, t in parts.items())
-        took = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
+        took = Breakdown(step_s=step_s, device_busy_s=busy_s)
         return timed(c, step_s, cv=0, profile=Profile(kernels=tuple(uses), breakdown=took))
 
     both = [case({"seq_len": 512}, provider=p) for p in ("nsa", "dense")]

@@ -271,7 +271,7 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
     (case,) = sweep(seq_len=[512])
 
     def taken(step_s: float, busy_s: float | None) -> list[Measurement]:
-        work = Breakdown(step_s=step_s, profiled_step_s=step_s, device_busy_s=busy_s)
+        work = Breakdown(step_s=step_s, device_busy_s=busy_s)
         return timed(case, step_s, profile=Profile(steps=2, wall_s=0.1, breakdown=work))
 
     before = run([case], lambda _: taken(0.010, 0.0040), run_id="before")
