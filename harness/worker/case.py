@@ -3,7 +3,7 @@
 import statistics
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
@@ -38,8 +38,7 @@ def measure(order: MeasureOrder, channel: Channel) -> Answer:
     stopwatch, first = timing.stopwatch(flush_l2=case.settings.flush_l2), digest.FirstOutput()
     run = inputs.prepare(workload, case.settings)
     deadline = order.launched_at + case.settings.timeout_s
-    follow = _Follower(workload, log, reporter, first)
-    taken = _timed(run, case.settings, stopwatch, deadline, follow)
+    taken = _timed(run, workload, case.settings, stopwatch, deadline, reporter, log, first)
     peak = first.device_peak_bytes()
     accuracy.require_finite_output(taken.output, steps=taken.steps)
 
@@ -108,39 +107,31 @@ def _built(order: MeasureOrder) -> Workload:
     return workload
 
 
-@dataclass(frozen=True, slots=True)
-class _Follower:
-    """Records and checks each step as it ends, and reports it."""
-
-    workload: Workload
-    log: steady.StepLog
-    reporter: WorkerReporter
-    first: digest.FirstOutput
-
-    def inspect(self, reading: timing.TimedStep, step: int) -> None:
-        if self.workload.recorded:
-            self.reporter.last_step = step + 1
-            numbers = {name: float(value) for name, value in self.workload.recorded().items()}
-            self.log.add(step + 1, reading.time_s, reading.began_at + reading.host_s, numbers)
-        self.reporter.ran(reading.host_s)
-        accuracy.require_finite_step(reading.output, step, own=self.reporter.last_step)
-        if step == 0:
-            self.first.inspect(reading.output)
-
-
 def _timed(
     run: inputs.Run,
+    workload: Workload,
     settings: MeasureSettings,
     stopwatch: timing.Stopwatch,
     deadline: float,
-    follow: _Follower,
+    reporter: WorkerReporter,
+    log: steady.StepLog,
+    first: digest.FirstOutput,
 ) -> timing.Timing:
     """Warm-up and samples; a timeout if a training run lacks steps at the deadline."""
-    workload = follow.workload
 
     def prepare(step: int) -> None:
         if workload.fresh and step:
             workload.fresh(step)
+
+    def inspect(reading: timing.TimedStep, step: int) -> None:
+        if workload.recorded:
+            reporter.last_step = step + 1
+            numbers = {name: float(value) for name, value in workload.recorded().items()}
+            log.add(step + 1, reading.time_s, reading.began_at + reading.host_s, numbers)
+        reporter.ran(reading.host_s)
+        accuracy.require_finite_step(reading.output, step, own=reporter.last_step)
+        if step == 0:
+            first.inspect(reading.output)
 
     memory.start_peak()
     try:
@@ -149,13 +140,13 @@ def _timed(
             settings,
             stopwatch,
             deadline=deadline,
-            sampling=lambda at: follow.reporter.phase("sampling", at),
+            sampling=lambda at: reporter.phase("sampling", at),
             prepare=prepare,
-            inspect=follow.inspect,
+            inspect=inspect,
             steps=workload.steps,
         )
     finally:
-        follow.reporter.alive()  # with the steps that no report has yet
+        reporter.alive()  # with the steps that no report has yet
     if taken.cut and workload.steps is not None:
         problem = f"took {taken.steps:,} of {workload.steps:,} steps before the time limit"
         raise Failed(Outcome.TIMEOUT, problem)
