@@ -98,12 +98,8 @@ def prepared(case: Case, criterion: Criterion) -> Case:
     if criterion.kind is CriterionKind.METRIC:
         settings = replace(settings, profile=False)
     elif criterion.kind is CriterionKind.COUNTER:
-        settings = replace(  # the fewest steps: nothing is timed
-            settings,
-            min_samples=1,
-            max_samples=1,
-            sample_s=1e-3,
-            warmup_s=0.0,
+        settings = replace(
+            settings.untimed(1),
             accuracy=False,  # an incorrect commit can be counted too
             # A program is counted only in its profiled process.
             profile=case.program is not None or criterion.name not in UNPROFILED,

@@ -8,7 +8,7 @@ the version of torch and on nothing else about the machine.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -16,20 +16,11 @@ from typing import Literal
 from harness.analysis.recorded import by_step, exact_counters
 from harness.errors import StoreError
 from harness.gate.records import CounterChange, parse
-from harness.records import (
-    COUNTERS,
-    Case,
-    Decision,
-    Environment,
-    Finding,
-    Measurement,
-    Outcome,
-)
+from harness.records import COUNTERS, Decision, Environment, Finding, Measurement, Outcome
 
 FILE = Path("ci/baselines/counters.json")
 CHECK = "counters per step"
 RENEW = "harness gate --counters --record"
-PROCESSES = 1
 AROUND: Mapping[str, str] = {"OMP_NUM_THREADS": "1"}
 """Nothing is timed, and waiting threads would only load the machine."""
 SAMPLES = 3
@@ -51,19 +42,6 @@ class CounterBaseline:
     """Version without its build: 2.13.0."""
     cases: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Suite -> case -> counter -> count."""
-
-
-def without_times(case: Case) -> Case:
-    """The case with the shortest timing; accuracy is checked as before."""
-    short = replace(
-        case.settings,
-        processes=PROCESSES,
-        min_samples=SAMPLES,
-        max_samples=SAMPLES,
-        sample_s=1e-3,
-        warmup_s=0.0,
-    )
-    return replace(case, settings=short)
 
 
 def load() -> CounterBaseline | None:

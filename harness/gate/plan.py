@@ -139,7 +139,7 @@ def _chosen(request: Request, loaded: Policy, trees: Trees) -> dict[str, Suite]:
 def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:
     """The case with its processes before the first decision."""
     if mode is Mode.COUNTERS:
-        return counters.without_times(case)
+        return replace(case, settings=case.settings.untimed(counters.SAMPLES))
     return replace(case, settings=replace(case.settings, processes=pairs))
 
 

@@ -1,7 +1,7 @@
 """What a suite asks: its cases, rules and expectations."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.records.metrics import METRICS, Metric
@@ -49,6 +49,11 @@ class MeasureSettings:
         """`3`, or `2 to 6`."""
         several = self.most > self.processes
         return f"{self.processes} to {self.most}" if several else str(self.processes)
+
+    def untimed(self, steps: int) -> "MeasureSettings":
+        """For one process that takes so many steps: nothing is timed."""
+        short = replace(self, processes=1, sample_s=1e-3, warmup_s=0.0)
+        return replace(short, min_samples=steps, max_samples=steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
