@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
+from harness.bisect.criteria import Unreadable
 from harness.git import worktrees
 from harness.git.repository import Repository
 
@@ -14,10 +15,6 @@ SLOTS = tuple(f"tree{n}" for n in range(7))
 """Names of the worktrees that exist at once; equally long, so that paths have equal lengths."""
 TIMEOUT_S = 3600.0
 """Longest build."""
-
-
-class BuildFailed(Exception):
-    """A commit cannot be built."""
 
 
 class BuiltTrees:
@@ -32,8 +29,8 @@ class BuiltTrees:
         self._trees: dict[str, Path] = {}  # by commit, the least recently used first
 
     def of(self, commit: str, keep: Collection[str] = ()) -> Path:
-        """The worktree of a commit, built; BuildFailed, or a HarnessError if git cannot check it
-        out. Those of the commits to keep, fewer than SLOTS, stay."""
+        """The worktree of a commit, built; Unreadable if the build fails, or a HarnessError if git
+        cannot check it out. Those of the commits to keep, fewer than SLOTS, stay."""
         if commit in self._trees:
             self._trees[commit] = self._trees.pop(commit)
             return self._trees[commit]
@@ -68,11 +65,11 @@ def _run(build: str, tree: Path, log: Path) -> None:
         try:
             status = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise BuildFailed(f"the build took more than {TIMEOUT_S:g} s") from None
+            raise Unreadable(f"the build took more than {TIMEOUT_S:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status != 0:
         last = log.read_text(errors="replace").strip().splitlines()[-3:]
-        raise BuildFailed(f"the build ended with status {status}: {' / '.join(last)}")
+        raise Unreadable(f"the build ended with status {status}: {' / '.join(last)}")

@@ -47,7 +47,7 @@ PROFILED = Criterion(kind=CriterionKind.COUNTER, name="kernel_launches")
 
 
 class Unreadable(Exception):
-    """A process has no value for the criterion."""
+    """A process has no value for the criterion, or a commit cannot be built."""
 
     def __init__(self, reason: str, *, again: bool = False) -> None:
         """`again`: another process of the same commit may have one."""

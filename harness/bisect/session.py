@@ -14,10 +14,9 @@ from pathlib import Path
 
 from harness import units
 from harness.bisect import criteria, history
-from harness.bisect.builds import BuildFailed, BuiltTrees
+from harness.bisect.builds import BuiltTrees
 from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.culprit import ProfileChange, profile_change, profiled
-from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Journal, Measured, Note, Skipped
 from harness.bisect.posterior import ProcessReading
 from harness.bisect.processes import Processes, Resources, Stopped, opened
@@ -75,11 +74,6 @@ class BisectResult:
     @property
     def found(self) -> bool:
         return self.conclusion.found
-
-    @property
-    def culprit(self) -> Commit | None:
-        """The first bad commit."""
-        return self.request.history[self.conclusion.culprits[0]] if self.found else None
 
 
 def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
@@ -202,7 +196,7 @@ class Bisection:
         for place in block.positions:
             try:
                 prepared[place] = self._prepare(place, block.positions)
-            except (BuildFailed, Unreadable) as error:
+            except Unreadable as error:
                 if not apart:
                     self._skip(place, str(error))
                 return
@@ -232,7 +226,7 @@ class Bisection:
 
     def _prepare(self, place: int, block: Collection[int]) -> tuple[Path, ...]:
         """The folders of the code to measure at a place, while all places of the block stay
-        prepared; BuildFailed, or Unreadable if the code does not have the case."""
+        prepared; Unreadable if it cannot be built, or does not have the case."""
         request = self._request
         keep = [self._history[p].sha for p in {0, self._search.last, *block}]
         tree = self._trees.of(self._history[place].sha, keep)

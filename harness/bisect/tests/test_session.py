@@ -93,8 +93,8 @@ def run(
 
 
 def culprit(result: session.BisectResult) -> Commit:
-    assert result.culprit is not None
-    return result.culprit
+    assert result.found
+    return result.request.history[result.conclusion.culprits[0]]
 
 
 def journalled(folder: Path) -> list[Measured]:
