@@ -94,8 +94,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
     sides = _sides(request, loaded, trees, suites, rig)
     here = sides[-1].environment
     for suite in suites.values():
-        remedy = "Run the gate on a GPU node; `harness gate --counters` needs no GPU."
-        requirements.require(suite, here, remedy)
+        requirements.require(suite, here)
     found = () if counting else doctor.examined(here, store=request.store).checks
     wrong = [c for c in found if c.grade in (Grade.FAIL, Grade.UNKNOWN)]
     plan = Plan(

@@ -15,18 +15,17 @@ from harness.errors import SuiteError
 from harness.machine.facts import REMEDIES
 from harness.records import Check, Environment, Grade, Scalar, Suite, gpu_matches
 
-GPU_NODE = "Run it on a GPU node; `harness run smoke` needs no GPU."
+GPU_NODE = "Run it on a GPU node; `harness run smoke` and `harness gate --counters` need no GPU."
 _CHOOSE = "Choose GPUs with CUDA_VISIBLE_DEVICES; `nvidia-smi -L` lists them."
 _UNKNOWN = "not recorded"
 
 
-def checks(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> tuple[Check, ...]:
-    """One check for each requirement of the suite; `gpu_node` is the remedy where there is no GPU
-    at all."""
+def checks(suite: Suite, here: Environment) -> tuple[Check, ...]:
+    """One check for each requirement of the suite."""
     found = []
     if suite.device == "cuda" and here.gpu is None:
         fact = f"this suite needs an NVIDIA GPU, but none is available: {here.gpu_unavailable}"
-        found.append(Check("GPU", Grade.FAIL, fact, gpu_node))
+        found.append(Check("GPU", Grade.FAIL, fact, GPU_NODE))
     for stated, missed in ((suite.requires, Grade.FAIL), (suite.wants, Grade.WARN)):
         for key, wanted in stated.items():
             kind, _, name = key.partition(".")
@@ -40,9 +39,9 @@ def checks(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> tuple[C
     return tuple(found)
 
 
-def require(suite: Suite, here: Environment, gpu_node: str = GPU_NODE) -> None:
+def require(suite: Suite, here: Environment) -> None:
     """Raise a SuiteError with every requirement that is not met."""
-    found = checks(suite, here, gpu_node)
+    found = checks(suite, here)
     if unmet := [f"{c.name}: {c.fact}. {c.remedy}" for c in found if c.grade is Grade.FAIL]:
         problem = f"requirements that are not met: {len(unmet)} of {len(found)}"
         raise SuiteError(suite.path, problem, "\n  ".join(unmet))

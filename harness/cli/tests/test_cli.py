@@ -272,7 +272,7 @@ def measurements(record: Path) -> int:
         (["run", "smoke", "--executor", "ray", "--address", "127.0.0.1:1"], "ray start --head"),
         (["run", "smoke", "--set", "preset=tyny"], "did you mean 'tiny'"),
         (["run", "smoke", "--set", "presett=tiny"], "--dry-run` lists"),
-        (["run", "attention"], "`harness run smoke` needs no GPU"),
+        (["run", "attention"], "`harness run smoke` and"),
         (["report", "--all", "--rules", "smoke"], "--all renders each report as it was made"),
         (["show", "20200101"], "reports/runs"),
         (["list", "cases"], "'cases' is not one of 'suites', 'runs'"),

@@ -86,13 +86,13 @@ def test_everything_that_is_missing_is_in_one_message_with_its_command() -> None
     suite = replace(SUITE, device="cuda", requires=ALL, wants={"packages.flash-attn": ">=3"})
 
     with pytest.raises(SuiteError) as raised:
-        requirements.require(suite, poor, "Use the node.")
+        requirements.require(suite, poor)
 
     head, *lines = str(raised.value).split("\n")
     named = ["GPU", "gpu", "gpus", "driver", "gpu_free_bytes", "flash-attn", "torch", CONF]
     assert head == f"{suite.path}: requirements that are not met: 8 of 11"
     assert [line.partition(":")[0].strip() for line in lines] == named
-    assert lines[0].endswith("Use the node.")
+    assert lines[0].endswith(requirements.GPU_NODE)
     assert "pip install 'flash-attn>=2' --no-build-isolation" in lines[5]
     assert lines[-1].endswith("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
