@@ -4,13 +4,13 @@ The index, the branches and the working tree of the user do not change. A proces
 worktrees when it ends; the next one in the same repository removes those of a killed process.
 """
 
-import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from harness.errors import HarnessError
 from harness.git.repository import Repository
@@ -38,8 +38,7 @@ def workplace(repository: Repository) -> Iterator[Path]:
     """A temporary folder for worktrees, removed with its content when the context ends."""
     sweep(repository)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with (folder / HELD).open("w") as held:  # before git lists a worktree that a sweep could find
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with FileLock(folder / HELD):  # before git lists a worktree that a sweep could find
         try:
             yield folder
         finally:
@@ -71,17 +70,12 @@ def _clear(repository: Repository, trees: Iterable[Path]) -> None:
 
 def _is_dead(folder: Path) -> bool:
     """Whether a folder exists and its process has ended; False without the lock file."""
-    try:
-        fd = os.open(folder / HELD, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
+    held = folder / HELD
+    with suppress(Timeout, OSError):
+        if held.exists():
+            with FileLock(held, timeout=0.0):
+                return True
+    return False
 
 
 def check_out(repository: Repository, tree: Path, commit: str) -> None:

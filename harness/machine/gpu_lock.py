@@ -8,6 +8,7 @@ lock; `harness doctor` checks the load of the machine.
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -29,19 +30,20 @@ class GpuLock:
         uuid: str,
         *,
         wait_s: float = 0.0,
-        folder: Path | None = None,
         waiting: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take the lock, or raise a ProbeError; `waiting` receives one message before a wait."""
         self.uuid = uuid
-        self.path = (folder or FOLDER) / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
+        self.path = FOLDER / f"harness-{re.sub(r'[^A-Za-z0-9-]', '_', uuid)}.lock"
         self._lock = FileLock(self.path, mode=0o666, poll_interval=POLL_S)  # for every user
         try:
-            taken = self._taken(0.0)
-            if not taken and wait_s:
+            with suppress(Timeout):
+                self._lock.acquire(timeout=0.0)
+            if wait_s and not self._lock.is_locked:
                 waiting(f"GPU {uuid} is held by {self._holder()}; waiting up to {wait_s:g} s")
-                taken = self._taken(wait_s)
-            if not taken:
+                with suppress(Timeout):
+                    self._lock.acquire(timeout=wait_s)
+            if not self._lock.is_locked:
                 raise ProbeError(
                     f"GPU {uuid} is held by another harness: {self._holder()}",
                     "Wait with --wait-for-gpu SECONDS, or choose another GPU with "
@@ -62,22 +64,11 @@ class GpuLock:
             file.truncate()
             file.write(f"process {os.getpid()}{run}, since {since}")
 
-    def release(self) -> None:
-        """Release the GPU. The file stays: another harness may be opening it."""
-        self._lock.release()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def _taken(self, within_s: float) -> bool:
-        try:
-            self._lock.acquire(timeout=within_s)
-        except Timeout:
-            return False
-        return True
+        self._lock.release()  # the file stays: another harness may be opening it
 
     def _holder(self) -> str:
         return self.path.read_text("utf-8") or "a process that has not written its name yet"

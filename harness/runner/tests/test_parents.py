@@ -15,7 +15,6 @@ import pytest
 
 from harness.errors import HarnessError, ProbeError, StoreError
 from harness.machine import gpu_lock
-from harness.machine.gpu_lock import GpuLock
 from harness.runner.rig import Rig
 from harness.store import reader
 from harness.store import writer as store_writer
@@ -25,13 +24,26 @@ FACTS = {"torch_settings": {"device": "cuda"}, "gpu_uuids": ["GPU-used", "GPU-ot
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
+
+
+def free(uuid: str) -> bool:
+    try:
+        with gpu_lock.GpuLock(uuid):
+            return True
+    except ProbeError:
+        return False
+
+
 # --- of two parents ----------------------------------------------------------------------
 
 HOLD = """
-import sys, time
-from pathlib import Path
-from harness.machine.gpu_lock import GpuLock
-lock = GpuLock('GPU-1', folder=Path(sys.argv[1]))
+import pathlib, sys, time
+from harness.machine import gpu_lock
+gpu_lock.FOLDER = pathlib.Path(sys.argv[1])
+lock = gpu_lock.GpuLock('GPU-1')
 lock.describe('20261121-smoke')
 print('held', flush=True)
 time.sleep(3600)
@@ -53,10 +65,10 @@ def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_let
         ending.callback(other.kill)
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        GpuLock("GPU-2", folder=tmp_path).release()
+        assert free("GPU-2")
         with pytest.raises(ProbeError) as refused:
-            GpuLock("GPU-1", folder=tmp_path)
-        with GpuLock("GPU-1", wait_s=20, folder=tmp_path, waiting=waiting) as lock:
+            gpu_lock.GpuLock("GPU-1")
+        with gpu_lock.GpuLock("GPU-1", wait_s=20, waiting=waiting) as lock:
             holder = lock.path.read_text()
 
     held = f"held by another harness: process {other.pid}, run 20261121-smoke, since 20"
@@ -64,34 +76,26 @@ def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_let
     assert "--wait-for-gpu" in str(refused.value)
     assert len(said) == 1
     assert f"process {os.getpid()}, since 20" in holder
-    GpuLock("GPU-1", folder=tmp_path).release()
+    assert free("GPU-1")
 
 
 def test_a_lock_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "harness-GPU-1.lock").mkdir()
 
     with pytest.raises(ProbeError, match=r"cannot be locked.*Is a directory"):
-        GpuLock("GPU-1", folder=tmp_path)
+        gpu_lock.GpuLock("GPU-1")
 
 
 def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run on the CPU holds none, and neither does one that only counts."""
-    monkeypatch.setattr(gpu_lock, "FOLDER", tmp_path)
     monkeypatch.setattr("harness.machine.environment.capture", lambda *_, **__: ENVIRONMENT)
     said: list[str] = []
 
     def described(rig: Rig) -> None:
         rig.launcher = Mock(describe=lambda: FACTS)
         rig.describe(command=(), repository=None, cases=SUITE.cases)
-
-    def free(uuid: str) -> bool:
-        try:
-            GpuLock(uuid, folder=tmp_path).release()
-        except ProbeError:
-            return False
-        return True
 
     with Rig(say=said.append) as rig:
         described(rig)
@@ -100,7 +104,7 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
         rig.measures("20261121-smoke")
         assert "run 20261121-smoke" in (tmp_path / "harness-GPU-used.lock").read_text()
     assert free("GPU-used")
-    with GpuLock("GPU-used", folder=tmp_path), pytest.raises(ProbeError, match="another harness"):
+    with gpu_lock.GpuLock("GPU-used"), pytest.raises(ProbeError, match="another harness"):
         described(Rig(say=said.append))
     for unlocked in (Rig("cpu", say=said.append), Rig(say=said.append, alone=False)):
         with unlocked:
@@ -109,13 +113,13 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
     assert said == []
 
 
-def test_a_child_does_not_inherit_the_lock(tmp_path: Path) -> None:
+def test_a_child_does_not_inherit_the_lock() -> None:
     """An orphan would keep it after the harness ends."""
-    with GpuLock("GPU-1", folder=tmp_path):
+    with gpu_lock.GpuLock("GPU-1"):
         child = subprocess.Popen(["sleep", "60"], close_fds=False)
     with child:
         try:
-            GpuLock("GPU-1", folder=tmp_path).release()
+            assert free("GPU-1")
         finally:
             child.kill()
 

@@ -82,8 +82,8 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
         assert [p.uuid for p in own.probes if isinstance(p, NvmlProbe)] == [UUID, OTHER_UUID]
         assert check.call_args.args == (UUID, OTHER_UUID)
         with pytest.raises(ProbeError):
-            gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path)
-    gpu_lock.GpuLock(OTHER_UUID, folder=tmp_path).release()
+            gpu_lock.GpuLock(OTHER_UUID)
+    gpu_lock.GpuLock(OTHER_UUID)  # is free again
 
 
 @pytest.mark.parametrize(
