@@ -77,12 +77,7 @@ def opened(
     )
     rig.start(elsewhere=other_trees)
     suite = request.suite
-    here = rig.describe(
-        command=request.command,
-        repository=None,
-        cases=[request.case],
-        required={*suite.requires, *suite.wants},
-    )
+    here = rig.describe(suite, command=request.command, repository=None)
     before = request.environment if journal else None
     if before is not None and here.device_name != before.device_name:
         raise HarnessError(

@@ -187,12 +187,7 @@ def _sides(
             elsewhere=repository.worktrees(),
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
-        here = rig.describe(
-            command=request.command,
-            repository=tree,
-            cases=[case for suite in suites.values() for case in suite.cases],
-            required={key for s in suites.values() for key in (*s.requires, *s.wants)},
-        )
+        here = rig.describe(*suites.values(), command=request.command, repository=tree)
         sides.append(Side(name, roots, launcher, here))
     if request.head == WORKING_TREE:  # its snapshot is on no branch
         sides[-1].environment = replace(here, git=read_git(repository.root))

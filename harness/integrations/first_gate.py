@@ -157,7 +157,7 @@ def _started(
     cases, or if no worker starts."""
     rig = held.enter_context(Rig(suite.device, say=say))
     launcher = rig.start([Path(folder).resolve() for folder in roots])
-    here = rig.describe(command=line, repository=Path.cwd(), cases=suite.cases)
+    here = rig.describe(suite, command=line, repository=Path.cwd())
     launcher.preflight(suite)
     rig.observe(here)
 

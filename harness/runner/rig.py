@@ -1,6 +1,6 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -10,7 +10,7 @@ from harness.machine import doctor, environment, nvml, requirements
 from harness.machine.gpu_idle import IdleCheck, nvml_meter
 from harness.machine.gpu_lock import GpuLock
 from harness.machine.probes import Probe, open_probes
-from harness.records import Case, Environment, Suite
+from harness.records import Environment, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.watchdog import RunObserver
 from harness.suite.load import shipped_roots
@@ -66,18 +66,16 @@ class Rig:
         return self.launcher
 
     def describe(
-        self,
-        *,
-        command: Sequence[str],
-        repository: Path | None,
-        cases: Sequence[Case],
-        required: Collection[str] = (),
+        self, *suites: Suite, command: Sequence[str], repository: Path | None
     ) -> Environment:
-        """The environment of the launcher's workers, see harness.machine.environment.capture.
-        Locks the GPU that they use, or raises a ProbeError if another harness does."""
+        """The environment of the launcher's workers, see harness.machine.environment.capture, with
+        what the suites require. Locks the GPUs that their cases use, or raises a ProbeError if
+        another harness does."""
         facts = self.launcher.describe()
         device = str(facts["torch_settings"]["device"])
-        ranks = max((c.program.needs_gpus(device) for c in cases if c.program), default=1)
+        programs = (case.program for suite in suites for case in suite.cases)
+        ranks = max((p.needs_gpus(device) for p in programs if p), default=1)
+        required = {key for suite in suites for key in (*suite.requires, *suite.wants)}
         self._uuids = facts["gpu_uuids"][:ranks]
         held = {lock.uuid for lock in self.locks}  # both sides of a gate describe themselves
         for uuid in self._uuids if self._locks else ():
@@ -123,8 +121,7 @@ def take(
     rig = held.enter_context(Rig(suite.device, wait_s=wait_s, say=say))
     rig.launcher = held.enter_context(Launcher.of(suite))
     home = environment.home_of(suite.cases[0].factory, shipped_roots(suite))
-    required = {*suite.requires, *suite.wants}
-    here = rig.describe(command=command, repository=home, cases=suite.cases, required=required)
+    here = rig.describe(suite, command=command, repository=home)
     requirements.require(suite, here)
     if store is not None:
         here = doctor.examined(here, store=store)

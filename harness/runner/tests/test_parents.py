@@ -95,7 +95,7 @@ def test_a_run_holds_the_gpu_of_its_workers_and_no_other(
 
     def described(rig: Rig) -> None:
         rig.launcher = Mock(describe=lambda: FACTS)
-        rig.describe(command=(), repository=None, cases=SUITE.cases)
+        rig.describe(SUITE, command=(), repository=None)
 
     with Rig(say=said.append) as rig:
         described(rig)

@@ -19,7 +19,7 @@ from harness.runner import evidence, joined, rig, telemetry
 from harness.runner.forkserver import Worker
 from harness.tests.fake_nvml import OTHER_UUID, UUID, FakeNvml
 from harness.tests.small_run import ENVIRONMENT
-from harness.tests.workers import make_case
+from harness.tests.workers import make_case, make_suite
 
 AT = 100.0
 GRADIENTS = evidence.ThreadStack(("_engine_run_backward (graph.py:865)", "backward (_tensor.py:1)"))
@@ -76,7 +76,7 @@ def test_a_run_with_ranks_locks_and_reads_their_gpus(
 
     with rig.Rig(say=print) as own:
         own.launcher = Mock(describe=lambda: facts)
-        own.describe(command=(), repository=None, cases=[ON])
+        own.describe(make_suite(ON), command=(), repository=None)
         own.observe(here)
 
         assert [p.uuid for p in own.probes if isinstance(p, NvmlProbe)] == [UUID, OTHER_UUID]
