@@ -169,11 +169,6 @@ class Journal:
             ) from error
         self.lines.append(line)
 
-    # --- harness.runner.run.Writer ---
-
-    def append(self, measurement: Measurement) -> None:
-        """Does nothing: `write` stores a measurement with its commit."""
-
     def log_path(self, case_id: str, process: int) -> Path:
         path = self.folder / "logs" / f"{process}.log"
         path.touch()

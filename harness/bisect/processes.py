@@ -53,7 +53,7 @@ class Processes:
         if not first:  # accuracy is checked once for each commit
             case = replace(case, settings=replace(case.settings, accuracy=False))
         launcher = self.rig.launcher.at(roots)
-        measured = run_one(case, len(self.measured), launcher, self.journal, self.rig)
+        measured = run_one(case, len(self.measured), launcher, self.journal.log_path, self.rig)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
         return measured

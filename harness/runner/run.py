@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from harness.analysis import verdict
 from harness.records import (
@@ -32,21 +31,10 @@ from harness.runner.rig import Rig
 from harness.runner.telemetry import gpus_of
 from harness.runner.undecided import needed, undecided
 from harness.runner.watchdog import watch
+from harness.store.writer import RunWriter
 
 SIGNAL_S = 0.2
 """Longest time between the SIGTERM to a worker and that to this process, if both get one."""
-
-
-class Writer(Protocol):
-    """Stores measurements, as harness.store.writer.RunWriter does."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    def append(self, measurement: Measurement) -> None: ...
-
-    def log_path(self, case_id: str, process: int) -> Path:
-        """The file for the output of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +158,7 @@ class Agenda:
         return next((name for name in complete if name in no_go), "")
 
 
-def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
+def run_suite(agenda: Agenda, rig: Rig, writer: RunWriter) -> None:
     """Measure what is left with the rig's launcher, and store each measurement as its process ends.
     No worker is left running. At Ctrl-C or SIGTERM at most the current process is lost."""
     finished, observer = 0, rig.observer
@@ -178,7 +166,7 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
         while step := agenda.next():
             case, process = step
             observer.planned(finished + agenda.left)
-            measurement = run_one(case, process, rig.launcher, writer, rig)
+            measurement = run_one(case, process, rig.launcher, writer.log_path, rig)
             measurement = replace(measurement, asked_by=agenda.why(case, process))
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
@@ -191,9 +179,11 @@ def run_suite(agenda: Agenda, rig: Rig, writer: Writer) -> None:
         observer.planned(finished)  # a case that failed has left the rest of its processes
 
 
-def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: Rig) -> Measurement:
+def run_one(
+    case: Case, process: int, launcher: Launcher, logs: Callable[[str, int], Path], rig: Rig
+) -> Measurement:
     """Measure one case in one fresh process, if its GPUs are free; stores nothing and leaves no
-    worker."""
+    worker. `logs` gives the file for its output, in a folder beside the record."""
     why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
         return Measurement(
@@ -204,10 +194,10 @@ def run_one(case: Case, process: int, launcher: Launcher, writer: Writer, rig: R
             evidence=Evidence(phase="before start", holders=tuple(holders)),
         )
     rig.observer.started(case, process)
-    log = writer.log_path(case.case_id, process)
+    log = logs(case.case_id, process)
     worker = launcher.launch(case, process, log)
     made = watch(worker, case, process, log=log, probes=rig.probes, observer=rig.observer)
-    return replace(made, log=str(log.relative_to(writer.folder)))
+    return replace(made, log=str(log.relative_to(log.parents[1])))
 
 
 @contextmanager

@@ -36,8 +36,6 @@ def suite_of(program: str, folder: Path, *lines: str) -> Suite:
 def run(warm: Launcher, folder: Path, asked: Suite) -> Measurement:
     """One process of the only case; nothing is left running."""
     writer = Memory(folder)
-    for case in asked.cases:
-        (folder / case.case_id).parent.mkdir(parents=True, exist_ok=True)
     run_suite(Agenda(asked), rig_of(warm, [Counter()]), writer)
     assert descendants() == []
     (m,) = writer.measurements

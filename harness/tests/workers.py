@@ -11,6 +11,7 @@ from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.watchdog import RunObserver
+from harness.store.writer import RunWriter
 
 GPU = Path("/dev/nvidiactl").exists()  # asked without torch, as the parent must
 QUICK = MeasureSettings(
@@ -48,18 +49,15 @@ def make_suite(*cases: Case) -> Suite:
     )
 
 
-class Memory:
+class Memory(RunWriter):
     """A writer that keeps measurements in a list."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(run_id="", folder=folder, _fd=-1, _recorded=0)
         self.measurements: list[Measurement] = []
 
-    def append(self, measurement: Measurement) -> None:
-        self.measurements.append(measurement)
-
-    def log_path(self, case_id: str, process: int) -> Path:
-        return self.folder / f"{case_id}.{process}.log"
+    def append(self, *found: object) -> None:
+        self.measurements += [m for m in found if isinstance(m, Measurement)]
 
     @property
     def outcomes(self) -> list[tuple[str, int, Outcome]]:

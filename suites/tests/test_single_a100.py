@@ -143,8 +143,6 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
 def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
     filters = ["smoke/*", "report/nsa/gc=off/*", "dense/*"]
     suite = replace(suites.load(NAME, overrides=TINY, filters=filters), device="cpu")
-    for case in suite.cases:
-        (tmp_path / case.case_id).parent.mkdir(parents=True, exist_ok=True)
     writer = Memory(tmp_path)
 
     with Launcher.of(suite) as launcher:

@@ -148,7 +148,7 @@ def test_a_run_imports_the_code_of_the_repository_first(shadowing: Path, tmp_pat
     assert workload.outcome is Outcome.OK, workload.detail
     assert workload.code["toy"] == str(shadowing / "toy/__init__.py")
     assert program.outcome is Outcome.OK, program.detail
-    said = (tmp_path / "program.0.log").read_text()
+    said = (tmp_path / program.log).read_text()
     assert said == f"from {shadowing / 'toy/__init__.py'}\n"
 
 
