@@ -291,7 +291,7 @@ def _checks(found: Sequence[Check]) -> Table:
 
 
 def differences(found: Sequence[Difference], baseline: str, candidate: str) -> RenderableType:
-    """How two machines or suites differ, the most likely cause of another number first."""
+    """How two machines differ, the most likely cause of another number first."""
     if not found:
         return Text(f"{baseline} and {candidate}: no difference that could change a number")
     rows = table("differs", escape(baseline), candidate, "how it could change a number")

@@ -69,9 +69,7 @@ def runs(
     changed = {i: text for i in both if (text := _differs(before[i], after[i]))}
     # In one suite only `--set` differs, so that times can be compared.
     one_suite = baseline.suite.sha256 == candidate.suite.sha256
-    cases = _judged(
-        baseline, candidate, [after[i] for i in both], {} if one_suite else changed, counters
-    )
+    cases = _judged(baseline, candidate, [after[i] for i in both], changed, one_suite, counters)
     foreign = [d.name for d in around if d.name not in (*EXPECTED, CARD)]
     if not across:
         every = dict.fromkeys(both, f"{foreign[0]} differs") if foreign else {}
@@ -79,7 +77,6 @@ def runs(
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
     cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
-    suites = drift.configuration([(before[case_id], after[case_id]) for case_id in both])
     decision, reason = decide.overall(cases, ())
     return GateVerdict(
         decision=decision,
@@ -87,7 +84,7 @@ def runs(
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
         baseline=side_of(baseline),
         candidate=side_of(candidate),
-        differences=(*around, *suites),
+        differences=around,
         cases=tuple(cases),
         remedies=tuple(_remedies(baseline, candidate, cases)),
         subject=VerdictSubject.COMPARISON,
@@ -155,13 +152,15 @@ def _times(
 
 
 def _judged(
-    a: Run, b: Run, both: Sequence[Case], why: Mapping[str, str], counters: bool
+    a: Run, b: Run, both: Sequence[Case], changed: Mapping[str, str], timed: bool, counters: bool
 ) -> list[GateCase]:
-    """The cases of both runs, as a gate judges them; `why` some cannot be compared."""
+    """The cases of both runs, as a gate judges them. How some have `changed` is part of the reason;
+    their times are compared if they are `timed`."""
     times: Mapping[str, Comparison] = {}
+    why = changed
     if not counters:
-        times, few = _times(a, b, [c for c in both if c.case_id not in why])
-        why = {**why, **few}
+        times, few = _times(a, b, [c for c in both if timed or c.case_id not in changed])
+        why = {**changed, **few}
     counted = {c.case_id: counting.compare(a.of(c.case_id), b.of(c.case_id)) for c in both}
     cases = []
     for summed in (s for s in summary.summarise(b) if s.case.case_id in counted):

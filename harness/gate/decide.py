@@ -148,14 +148,13 @@ def _with_sentence(found: Finding, check: str) -> Finding:
 
 def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     check = AGAINST[evidence.mode]
+    but = f" ({evidence.no_comparison})" if evidence.no_comparison else ""
     if evidence.counted is not None:
         finding = evidence.counted[1]
-        known = finding.decision is not Decision.INCONCLUSIVE
-        return State.COMPARED if known else State.UNCOMPARED, [finding]
+        state = State.UNCOMPARED if finding.decision is Decision.INCONCLUSIVE else State.COMPARED
+        return state, [replace(finding, reason=finding.reason + but)]
     if evidence.comparison is not None:
-        decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason
-        if evidence.no_comparison:
-            reason = f"{reason} ({evidence.no_comparison})"
+        decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason + but
         return State.COMPARED, [Finding(check=check, decision=decision, reason=reason)]
     bad = next((m for m in evidence.baseline if m.outcome is not Outcome.OK), None)
     if evidence.refused or (bad is not None and bad.outcome in NOTHING_TO_COMPARE):

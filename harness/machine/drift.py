@@ -1,11 +1,11 @@
-"""Differences between two environments or two expansions of a suite that could move a number.
+"""Differences between two environments, or two forms of one case, that could move a number.
 
 Most suspect first: the GPU before its driver, the driver before versions, the rest of the machine
 last. Each difference says how it could move a number; only a measurement shows whether it does.
 Pure: records in, records out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ def _one(name: str, how: str, *sides: Any) -> Iterator[Difference]:
         yield Difference(name=name, baseline=_word(baseline), candidate=_word(candidate), how=how)
 
 
-# --- two expansions of a suite -----------------------------------------------------------
+# --- two forms of one case ---------------------------------------------------------------
 
 
 def changed(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
@@ -130,20 +130,6 @@ def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
         for name, pair in found.items()
         if not name.startswith("measure.") or name in _KIND
     }
-
-
-def configuration(pairs: Sequence[tuple[Case, Case]]) -> Iterator[Difference]:
-    """What differs between two expansions of the same cases; equal changes are one."""
-    alike: dict[tuple[str, str, str], list[str]] = {}
-    for before, after in pairs:
-        for name, (a, b) in changed(before, after).items():
-            alike.setdefault((name, _word(a), _word(b)), []).append(before.case_id)
-    for (name, one, other), case_ids in sorted(alike.items()):
-        first, more = sorted(case_ids)[:2], len(case_ids) - 2
-        few = ", ".join(first) + (f" and {more} more" if more > 0 else "")
-        where = few if len(case_ids) < len(pairs) else "all cases"
-        how = "the suite changed"
-        yield Difference(name=f"{name} of {where}", baseline=one, candidate=other, how=how)
 
 
 def _flat(case: Case) -> dict[str, Any]:

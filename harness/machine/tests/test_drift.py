@@ -1,4 +1,4 @@
-"""Differences between two environments or two expansions of a suite."""
+"""Differences between two environments, or two forms of one case."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,7 +7,7 @@ import pytest
 
 from harness.errors import StoreError
 from harness.machine import drift
-from harness.records import VARIABLE_PREFIXES, Environment, Git, MeasureSettings, Program
+from harness.records import VARIABLE_PREFIXES, Environment, Git, Program
 from harness.tests.fake_runs import H200
 from harness.tests.fake_runs import environment as fake_environment
 from harness.tests.fake_runs import run as fake_run
@@ -129,22 +129,23 @@ def test_a_variable_or_a_package_is_compared_if_both_runs_would_have_recorded_it
     assert names(has, lacks) == ["wheel"]
 
 
-def test_a_setting_changed_in_all_cases_is_one_difference() -> None:
+def test_what_changes_a_case_is_named_but_not_how_often_it_is_measured() -> None:
     program = Program(argv=("python", "train.py"), tokens=512)
-    first, second = (replace(c, factory="", program=program) for c in SUITE.cases)
+    case = replace(SUITE.cases[0], factory="", program=program)
     now = replace(
-        second,
-        settings=MeasureSettings(sample_s=5.0),
+        case,
+        settings=replace(case.settings, sample_s=5.0, graph=True),
         program=replace(program, tokens=1024, cwd="src"),
+        axes={**case.axes, "lr": 2.0},
     )
-    other = replace(now, case_id=first.case_id, axes={**first.axes, "lr": 2.0})
 
-    found = drift.configuration([(first, other), (second, replace(now, axes=second.axes))])
-
-    assert [*drift.configuration([(first, first), (second, second)])] == []
-    assert [(d.name, d.baseline, d.candidate) for d in found] == [
-        (f"axis lr of {first.case_id}", "1.0", "2.0"),
-        ("measure.sample_s of all cases", "2.0", "5.0"),
-        ("program.cwd of all cases", ".", "src"),
-        ("program.tokens of all cases", "512", "1024"),
-    ]
+    assert drift.changed(case, case) == {}
+    assert drift.changed(case, now).keys() - drift.measured(case, now).keys() == {
+        "measure.sample_s"
+    }
+    assert drift.measured(case, now) == {
+        "axis lr": (1.0, 2.0),
+        "measure.graph": (False, True),
+        "program.cwd": (".", "src"),
+        "program.tokens": (512, 1024),
+    }
