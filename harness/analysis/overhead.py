@@ -1,26 +1,13 @@
 """Where the time of a run goes, and how long a run will take."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.records import Run, Suite
 
 WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
 compare again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeUse:
-    """Seconds of one run."""
-
-    wall_s: float
-    """From the start of the command to the last measurement, or the lifetimes of all processes."""
-    work_s: float | None = None
-    """None if no process recorded phases, as in an imported run."""
-    overhead_s: float | None = None
-    """Mean lifetime of a process minus its work. It includes building the workload, with all that
-    it imports and compiles."""
 
 
 def by_phase(run: Run) -> dict[str, float]:
@@ -32,17 +19,18 @@ def by_phase(run: Run) -> dict[str, float]:
     return spent
 
 
-def time_use(run: Run) -> TimeUse | None:
-    """How a run spent its time; None if no process ran or no time was recorded."""
+def time_use(run: Run) -> tuple[float, float | None, float | None] | None:
+    """Seconds of a run, or else of all its processes; of its work; and of the rest of a process on
+    average, which builds the workload, with all that it imports and compiles. The last two are None
+    if no process recorded phases, as in an imported run. None without a process or a time."""
     lives_s = sum(m.wall_s for m in run.measurements)
     wall_s = run.wall_s or lives_s
     if wall_s <= 0:
         return None
     if not (spent := by_phase(run)):
-        return TimeUse(wall_s=wall_s)
+        return wall_s, None, None
     work_s = sum(spent.get(name, 0.0) for name in WORK)
-    overhead_s = (lives_s - work_s) / len(run.measurements)
-    return TimeUse(wall_s=wall_s, work_s=work_s, overhead_s=overhead_s)
+    return wall_s, work_s, (lives_s - work_s) / len(run.measurements)
 
 
 def expected_times(suite: Suite, runs: Iterable[Run]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness import units
-from harness.analysis.overhead import TimeUse
+from harness.analysis.overhead import time_use
 from harness.machine import requirements
 from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outcome, Run
 from harness.report.tables import NONE, Table, settings_text, unknown
@@ -121,16 +121,17 @@ def flag_sentences(run: Run) -> Iterable[str]:
 # --- time and money ----------------------------------------------------------------------
 
 
-def time_use_sentence(used: TimeUse | None) -> str:
+def time_use_sentence(run: Run) -> str:
     """How the wall time of a run was spent."""
-    if used is None:
+    wall_s, work_s, overhead_s = time_use(run) or (None, None, None)
+    if wall_s is None:
         return "not available"
-    if used.work_s is None or used.overhead_s is None:
-        return f"{units.duration(used.wall_s)}; phases unknown"
-    work = units.percent(used.work_s / used.wall_s)
+    if work_s is None or overhead_s is None:
+        return f"{units.duration(wall_s)}; phases unknown"
+    work = units.percent(work_s / wall_s)
     return (
-        f"{units.duration(used.wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
-        f"overhead {units.duration(used.overhead_s)} per process"
+        f"{units.duration(wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
+        f"overhead {units.duration(overhead_s)} per process"
     )
 
 

@@ -14,7 +14,6 @@ from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects, longest, versus
 from harness.analysis.expectation import assessed
-from harness.analysis.overhead import time_use
 from harness.analysis.roofline import stacks
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import (
@@ -229,7 +228,7 @@ def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object
         "doctor": (*conditions.requirement_bullets(run), *conditions.doctor_bullets(env)),
         "flags": tuple(conditions.flag_sentences(run)),
         "price": conditions.price_sentence(run),
-        "time_use": conditions.time_use_sentence(time_use(run)),
+        "time_use": conditions.time_use_sentence(run),
         "commands": _commands(of, before),
         "exports": [
             f"export {n}={shlex.quote(v)}"

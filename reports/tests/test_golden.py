@@ -117,12 +117,11 @@ def of_one(run: Run) -> dict[str, Values]:
 
 
 def _run(run: Run) -> list[Values]:
-    use = time_use(run)
     peaks = run.self_test.peaks if run.self_test else None
     return [
         [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
         list(by_phase(run).values()),
-        use and [use.wall_s, use.work_s, use.overhead_s],
+        time_use(run),
         [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],
     ]
