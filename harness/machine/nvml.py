@@ -130,9 +130,9 @@ class NvmlProbe:
     `gpu_power_w` is the mean over one second from Ampere on, but the present value on the A100. The
     channels of the GPU of rank 1 are `gpu1_utilisation` and so on."""
 
-    def __init__(self, uuid: str | None, *, why: str = "no GPU is used", rank: int = 0) -> None:
-        """Open the GPU with this UUID; with None, every channel is unavailable for `why`."""
-        self.uuid, self.rank = uuid or "", rank
+    def __init__(self, uuid: str, *, rank: int = 0) -> None:
+        """Open the GPU with this UUID; if that fails, every channel is unavailable."""
+        self.uuid, self.rank = uuid, rank
         self._unavailable: dict[str, str] = {}
         self._readers: dict[str, Callable[[], float | None]] = {}
         self._limit_w: float | None = None
@@ -140,16 +140,12 @@ class NvmlProbe:
         self._foreign: float | None = None
         self._foreign_due_s = 0.0
         self._opened = ExitStack()
-        if uuid is None:
-            self._unavailable = dict.fromkeys(self._all_readers(None), why)
-            return
         try:
             pynvml.nvmlInit()
             self._opened.callback(pynvml.nvmlShutdown)
             device = handle(uuid)
         except (pynvml.NVMLError, ProbeError) as error:
-            why = str(error) if isinstance(error, ProbeError) else f"NVML: {error}"
-            self._unavailable = dict.fromkeys(self._all_readers(None), why)
+            self._unavailable = dict.fromkeys(self._all_readers(None), str(error))
             return
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():

@@ -32,13 +32,9 @@ class Probe(Protocol):
         """Release what the probe uses."""
 
 
-def open_probes(
-    gpu: Gpu | None, others: Sequence[Gpu] = (), *, why: str = "no GPU is used"
-) -> tuple[Probe, ...]:
-    """All probes; close each when the run ends. `others` are the GPUs of rank 1 and on, `why` is
-    the reason if there is no GPU."""
-    more = (NvmlProbe(other.uuid, rank=rank) for rank, other in enumerate(others, 1))
-    return NvmlProbe(gpu.uuid if gpu else None, why=why), *more, CpuProbe()
+def open_probes(gpus: Sequence[Gpu]) -> tuple[Probe, ...]:
+    """The probes of each rank's GPU and of the CPU; close each when the run ends."""
+    return *(NvmlProbe(gpu.uuid, rank=rank) for rank, gpu in enumerate(gpus)), CpuProbe()
 
 
 class CpuProbe:

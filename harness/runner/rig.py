@@ -87,14 +87,13 @@ class Rig:
 
     def observe(self, here: Environment) -> None:
         """Open the probes of the GPUs, and watch them for other users."""
-        others = [nvml.find(uuid) for uuid in self._uuids[1:]]
-        self.probes = open_probes(here.gpu, others, why=here.gpu_unavailable)
+        gpus = [here.gpu, *map(nvml.find, self._uuids[1:])] if here.gpu else []
+        self.probes = open_probes(gpus)
         for probe in self.probes:
             self._held.callback(probe.close)
-        if here.gpu is None:
+        if not gpus:
             return
         try:
-            gpus = (here.gpu, *others)
             meters = [self._held.enter_context(nvml_meter(gpu.uuid)) for gpu in gpus]
         except ProbeError as error:
             self._say(f"cannot check whether others use the GPU: {error}")

@@ -56,12 +56,12 @@ MOST_LINES = {
     "harness/gate": 1_779,
     "harness/git": 451,
     "harness/integrations": 703,
-    "harness/machine": 1_192,
+    "harness/machine": 1_184,
     "harness/measure": 2_041,
     "harness/program": 1_603,
     "harness/records": 1_732,
     "harness/report": 4_490,
-    "harness/runner": 2_154,
+    "harness/runner": 2_153,
     "harness/store": 693,
     "harness/suite": 1_907,
     "harness/worker": 625,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_930,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_998, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_996, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

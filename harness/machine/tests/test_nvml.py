@@ -105,7 +105,7 @@ def test_a_reading_is_in_si_units(fake: FakeNvml) -> None:
 
 def test_the_power_of_a_gpu_is_a_share_of_its_limit_if_that_is_known(fake: FakeNvml) -> None:
     assert NvmlProbe(UUID).use() == (0.98, 117.915 / 700)
-    assert NvmlProbe(None).use() == (None, None)
+    assert NvmlProbe("GPU-gone").use() == (None, None)
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
     assert NvmlProbe(UUID).use() == (0.98, None)
 
@@ -128,20 +128,19 @@ def test_what_the_gpu_lacks_is_unavailable_and_a_single_failed_reading_is_none(
 
 
 def test_without_nvml_or_the_gpu_every_channel_is_unavailable(fake: FakeNvml) -> None:
-    without, of_cpu = open_probes(None, why="torch was built without CUDA")
-    assert without.unavailable == dict.fromkeys(READING, "torch was built without CUDA")
-    assert without.read() == {}
+    (of_cpu,) = open_probes(())
     assert of_cpu.read().keys() == {"cpu_utilisation", "rss_bytes"}
-    without.close()
     assert fake.calls == {}
 
     unknown = NvmlProbe("GPU-gone")
+    assert unknown.unavailable.keys() == READING.keys()
     assert "GPU-gone" in unknown.unavailable["gpu_power_w"]
+    assert unknown.read() == {}
     unknown.close()
     assert fake.open_sessions == 0
 
     fake.fails["nvmlInit"] = nvml_error("DRIVER_NOT_LOADED")
-    assert NvmlProbe(UUID).unavailable == dict.fromkeys(READING, "NVML: Driver Not Loaded")
+    assert NvmlProbe(UUID).unavailable == dict.fromkeys(READING, "Driver Not Loaded")
 
 
 def test_only_processes_outside_worker_and_parent_are_foreign(fake: FakeNvml) -> None:

@@ -121,7 +121,7 @@ def test_a_kernel_that_does_not_end_is_a_hang_and_a_long_step_is_not(
     that only waits, as long as a busy process."""
     settings = replace(BRIEF, stall_s=stall_s, timeout_s=200.0, min_samples=2, max_samples=4)
     case = make_case(fake, axes={"path": str(tmp_path / "mark"), **axes}, settings=settings)
-    probes = open_probes(nvml.gpus()[0])
+    probes = open_probes(nvml.gpus()[:1])
 
     (m,) = workers.run(warm, tmp_path, case, probes=probes)
 

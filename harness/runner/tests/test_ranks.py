@@ -36,8 +36,7 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
     clock.monotonic = lambda: clock.now
     monkeypatch.setattr(nvml, "pynvml", fake)
     monkeypatch.setattr(telemetry, "time", clock)
-    first, *others = nvml.gpus()
-    probes = open_probes(first, others)
+    probes = open_probes(nvml.gpus())
     worker = cast("Worker", SimpleNamespace(pid=os.getpid(), launched_at=AT))
     recorder = telemetry.Recorder(telemetry.of_case(probes, ON), worker)
     for _ in range(40):
