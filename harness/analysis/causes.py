@@ -16,7 +16,7 @@ from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, busy_share, clock_limit, of_ranks, readings
-from harness.analysis.roofline import WAITS, Limit, bottleneck, kernels_by_range
+from harness.analysis.roofline import WAITS, Limit, bottleneck
 from harness.analysis.scaling import groups_along, positive
 from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
 
@@ -27,9 +27,6 @@ SETTING, SAME_WORK = 1.2, 1.05
 within which two cases do the same work."""
 GROWN, GROWN_BYTES = 0.05, 64 * 2**20
 """Growth of memory while sampling that is a leak: as a share, and in bytes."""
-STEEP, STEEPER, LARGE_PART = 1.5, 0.5, 0.25
-"""Exponent of a range that is too steep; how far it exceeds that of the step's FLOPs, which are
-linear in part; the share of the kernels' time from which it matters."""
 UNEVEN, UNEVEN_W = 1.1, 1.25
 """Slowest rank over fastest from which ranks are imbalanced, and the same of their power: equal
 work draws up to a tenth more on another card."""
@@ -63,7 +60,6 @@ class CauseKind(StrEnum):
     SLOW_STEPS = "slow steps"
     COLD = "cold start"
     RANKS = "rank imbalance"
-    STEEP = "steep range"
     SETTING = "costly setting"
     POWER = "power limit"
     DATA = "data"
@@ -84,8 +80,7 @@ class Cause:
     share: float | None = None
     """Of the step: removing the cause saves at most this. None if it spoils numbers."""
     about: str = ""
-    """The value of a setting that is faster, as `NAME=value`; the axis without effect; or the range
-    that is steep."""
+    """The value of a setting that is faster, as `NAME=value`; or the axis without effect."""
     beside: tuple["Cause", ...] = ()
 
     @property
@@ -119,7 +114,6 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *_limits(run, sound, {s.case.case_id for s in judged}),
         *_ranks(measured),
         *_settings(run, judged),
-        *_steep(run, judged),
     ]
     if any(one.kind is CauseKind.RANKS for one in found):  # the others wait for the slowest
         found = [one for one in found if one.kind is not CauseKind.COMMUNICATION]
@@ -376,25 +370,3 @@ def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
     work = [[s.flops / (s.tokens or 1) for s in g if s.flops] for g in groups_along(both, axis)]
     known = [of for of in work if len(of) > 1]
     return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)
-
-
-def _steep(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
-    """Ranges of the profile whose time grows faster over the last octave than the work does."""
-    for axis in dict.fromkeys(name for s in sound for name in s.case.swept):
-        for group in groups_along([s for s in sound if positive(s, axis)], axis):
-            ranked = sorted(group, key=lambda s: positive(s, axis))
-            kernels = [map(kernels_by_range, run.of(s.case.case_id)) for s in ranked[-2:]]
-            parts = [next(filter(None, of), {}) for of in kernels]
-            if len(ranked) < 3 or not all(parts):
-                continue
-            (a, b), (before, last) = ranked[-2:], parts
-            octaves = math.log(positive(b, axis) / positive(a, axis))
-            work = math.log((b.flops or 1) / (a.flops or 1)) / octaves
-            for name in before.keys() & last.keys():
-                power = math.log(last[name] / before[name]) / octaves
-                part = last[name] / sum(last.values())
-                if name and part > LARGE_PART and power > max(STEEP, work + STEEPER):
-                    word, of = run.suite.axis(axis), f"{units.percent(part)} of the kernels"
-                    text = f"{name} grows as {word}^{power:.2f}, {of}"
-                    text += f"; the FLOPs as {word}^{work:.2f}" if a.flops and b.flops else ""
-                    yield Cause(CauseKind.STEEP, b.case.case_id, text, part, name)

@@ -300,7 +300,8 @@ def stack_of(run: Run, case: Case) -> Stack | None:
     if m is None or m.breakdown is None or m.profile is None or not m.breakdown.device_busy_s:
         return None
     step_s, parts = m.breakdown.step_s, dict[str, float]()
-    for where, time_s in kernels_by_range(m).items():
+    longest = m.profile.kernels  # all that a record without times by range has
+    for where, time_s in (m.breakdown.kernels_by_range or by_range(longest)).items():
         name = _part(where)
         parts[name] = parts.get(name, 0.0) + time_s
     busy_s, total_s = min(m.breakdown.device_busy_s, step_s), sum(parts.values())
@@ -310,12 +311,6 @@ def stack_of(run: Run, case: Case) -> Stack | None:
     parts[OTHER] = parts.pop(OTHER, 0.0) + max(0.0, busy_s - total_s)
     parts[OUTSIDE] = step_s - busy_s
     return Stack(case=case, step_s=step_s, parts=parts, note=m.breakdown.ranges)
-
-
-def kernels_by_range(m: Measurement) -> Mapping[str, float]:
-    """Time of the kernels of a step by range, in seconds; without them, of the longest kernels."""
-    found = m.breakdown.kernels_by_range if m.breakdown else {}
-    return found or by_range(m.profile.kernels if m.profile else ())
 
 
 def _part(where: str) -> str:

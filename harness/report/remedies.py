@@ -51,7 +51,6 @@ _REMEDIES: dict[CauseKind, tuple[str, str]] = {
     ),
     CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
     CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
-    CauseKind.STEEP: ("Make {value} grow as the work does, then measure", AGAIN),
     CauseKind.SETTING: ("Set `{value}`", AGAIN),
     CauseKind.POWER: (
         "Compare in cycles, or raise the power limit",

@@ -90,13 +90,11 @@ def kinds(recorded: r.Run) -> list[CauseKind]:
 # --- the damages -------------------------------------------------------------------------
 
 
-def profiled(
-    m: r.Measurement, *more: r.Use, times: Callable[[r.Use], float] = lambda _: 1.0, **where: Any
-) -> r.Profile:
+def profiled(m: r.Measurement, *more: r.Use, times: float = 1.0, **where: Any) -> r.Profile:
     """Its profile, with kernels that take so many times as long, and more of them."""
     assert m.profile is not None
     assert m.profile.breakdown is not None
-    kernels = (*more, *(replace(u, time_s=u.time_s * times(u)) for u in m.profile.kernels))
+    kernels = (*more, *(replace(u, time_s=u.time_s * times) for u in m.profile.kernels))
     busy_s = sum(u.time_s for u in kernels)
     work = replace(m.profile.breakdown, device_busy_s=busy_s, **where)
     return replace(m.profile, kernels=kernels, breakdown=work)
@@ -104,7 +102,7 @@ def profiled(
 
 def slower(m: r.Measurement, by: float, **changes: Any) -> r.Measurement:
     """Every sample and kernel takes so many times as long."""
-    seen = {"profile": profiled(m, times=lambda _: by)}
+    seen = {"profile": profiled(m, times=by)}
     return replace(m, samples_s=tuple(s * by for s in m.samples_s), **(seen | changes))
 
 
@@ -161,19 +159,6 @@ def checkpointing(c: r.Case, m: r.Measurement) -> r.Measurement:
 def swapped(c: r.Case, m: r.Measurement) -> r.Measurement:
     other = {"on": "off", "off": "on"}[str(c.axes["gc"])]
     return replace(m, effective={**m.effective, "gc": other})
-
-
-def quadratic(c: r.Case, m: r.Measurement) -> r.Measurement:
-    longer = {"nsa.compress": int(c.axes["seq_len"]) / 512}
-    seen = profiled(m, times=lambda u: longer.get(u.where, 1.0))
-    by = sum(u.time_s for u in seen.kernels) / 0.97 / step_s(c)
-    return slower(m, by, profile=seen)
-
-
-def dense_attention(c: r.Case, m: r.Measurement) -> r.Measurement:
-    """As steep, but so is nearly all of the work."""
-    times = int(c.axes["seq_len"]) / 512
-    return replace(quadratic(c, m), flops=int((m.flops or 0) * (1 + times) / 2))
 
 
 def limited(mask: int, clock: float) -> Damage:
@@ -289,7 +274,6 @@ def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
         (dead_flag, CASES, CauseKind.DEAD),
         (checkpointing, GC, CauseKind.SETTING),
         (swapped, GC, CauseKind.CONFIGURATION),
-        (quadratic, CASES, CauseKind.STEEP),
         (limited(0x4, 0.7), CASES, CauseKind.POWER),
         (limited(0x20, 0.7), CASES, CauseKind.THERMAL),
         (shared, CASES, CauseKind.SHARED),
@@ -308,7 +292,6 @@ def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
         (nothing, GC, None),
         (busy_node, CASES, None),
         (forward_only, GC, None),
-        (dense_attention, CASES, None),
         (rarely_limited, CASES, None),
         (interaction, GC, None),
     ],
