@@ -25,8 +25,6 @@ LEAKS, LEAKS_BYTES, EVENLY = 0.01, 8 * 2**20, 0.5
 SLOW, SLOW_S, AROUND, START = 3.0, 0.05, 15, 2
 """A slow step: its factor to the median around it, the least delay that matters, steps around on
 each side, and the first steps, which compile and allocate."""
-JUMP = 0.03
-"""Change of the step time, on logarithms, from which it is a jump."""
 LOSSES = ("loss", "bits_per_byte")
 
 Values = Sequence[float | None]
@@ -256,16 +254,3 @@ def slow_steps(steps: Sequence[int], times_s: Sequence[float]) -> Iterator[tuple
         usual = float(np.median(near)) if len(near) >= BLOCKS else math.inf
         if times_s[i] > max(SLOW * usual, usual + SLOW_S):
             yield steps[i], times_s[i] / usual
-
-
-def jump(times: Sequence[float]) -> int:
-    """Where step times change once and for good: by more than 3 %, and by far more than the steps
-    of each side scatter; 0 if they do not."""
-    y = np.log(times)
-
-    def scatter(at: int) -> float:
-        return float(sum(abs(of - np.median(of)).sum() for of in (y[:at], y[at:]) if len(of)))
-
-    at = min(range(BLOCKS, len(y) - BLOCKS), key=scatter, default=0)
-    moved = at and abs(np.median(y[at:]) - np.median(y[:at])) > JUMP
-    return at if moved and scatter(at) < scatter(0) / 2 else 0

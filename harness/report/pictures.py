@@ -269,18 +269,11 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
     for case in group:
         s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
         steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
-        cut = over_steps.jump(ms)
-        mean = [*over_steps.running_mean(ms[:cut], 10), *over_steps.running_mean(ms[cut:], 10)]
         quarter = len(ms) // 4
-        ends = (ms[:cut], ms[cut:]) if cut else (ms[:quarter], ms[-quarter:])
-        times = (units.duration(median(of) / 1e3) for of in ends)
-        change = " to ".join(dict.fromkeys(times))
+        times = (units.duration(median(of) / 1e3) for of in (ms[:quarter], ms[-quarter:]))
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
-        if cut:
-            change += f" at step {steps[cut]}"
-            events[steps[cut]] = change
-        said.append(f"{name}: {change}")
-        lines.append(Line(name, steps, ms, mean, events))
+        said.append(f"{name}: {' to '.join(dict.fromkeys(times))}")
+        lines.append(Line(name, steps, ms, over_steps.running_mean(ms, 10), events))
     whose = f"{shared}: " if group[1:] else ""
     return f"{whose}step time of {', '.join(said)}", "ms, first process", lines

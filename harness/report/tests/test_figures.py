@@ -11,7 +11,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from harness import records
-from harness.analysis.over_steps import course, jump, mean_loss, running_mean
+from harness.analysis.over_steps import course, mean_loss, running_mean
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
 from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
@@ -149,13 +149,11 @@ def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> 
     assert numbers(losses.lines[1].get_ydata())[-1] == pytest.approx((sum(fp16) - sum(bf16)) / 50)
     assert "loss against precision=bf16: precision=fp16 +5.3 %" in titles(drawn)
     assert [t.get_text().strip() for t in losses.texts] == ["step 4: fp16 overflow, update dropped"]
-    (text,) = {t.get_text().strip() for t in times.texts}
-    assert text.endswith(" at step 120")
-    assert text in titles(drawn)
+    assert not times.texts
     each = numbers(times.lines[0].get_ydata())
     assert numbers(times.lines[0].get_xdata()) == [*range(3, 201)], "the first steps compile"
-    ends = numbers(re.findall(r"([\d.]+) ms", text))
-    assert ends == pytest.approx([median(each[:117]), median(each[117:])], abs=0.06)
+    ends = numbers(re.findall(r"([\d.]+) ms", titles(drawn))[:2])
+    assert ends == pytest.approx([median(each[:49]), median(each[-49:])], abs=0.06)
 
     single = pictures(run(cases[:1], measure))["over-steps"]
     said = numbers(re.findall(r"\d\.\d{3}", single.alt)[:2])
@@ -166,12 +164,7 @@ def test_losses_and_step_times_are_means_over_the_steps_with_what_happened() -> 
     assert "over-steps" not in pictures(run(cases, lambda c: timed(c, 0.05)))
 
 
-def test_a_jump_is_found_where_it_is_and_not_in_noise() -> None:
-    noise = [1 + 0.01 * ((7 * i) % 5) for i in range(100)]
-
-    assert jump([*noise, *(0.9 * x for x in noise)]) == 100
-    assert jump(noise) == jump([x * (1 + i / 500) for i, x in enumerate(noise)]) == 0
-    assert jump(noise[:10]) == 0
+def test_a_running_mean_is_of_the_last_part_of_a_curve() -> None:
     assert running_mean([1, 2, 3, 6], 2) == [1, 1.5, 2.5, 4.5]
 
 
