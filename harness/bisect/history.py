@@ -52,17 +52,6 @@ def between(repository: Repository, good: str, bad: str) -> tuple[Commit, ...]:
     return (_commit(repository.ask("log", "-1", f"--format={_FORMAT}", first, "--")), *listed)
 
 
-def merged_side(repository: Repository, commit: Commit) -> tuple[str, str] | None:
-    """The ends of the side that a merge brought in: the merge base, and its last commit."""
-    if not commit.merge:
-        return None
-    into, merged = commit.parents[:2]
-    try:
-        return repository.merge_base(into, merged)[:10], merged[:10]
-    except HarnessError:  # the two sides have no common history
-        return None
-
-
 def summary(repository: Repository, commit: Commit) -> str:
     """The files that a commit changed, and by how much; for a merge against its first parent."""
     return repository.ask(

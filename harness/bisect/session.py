@@ -66,8 +66,6 @@ class BisectResult:
     """Which files the culprit changed; empty without a culprit."""
     profile: ProfileChange | None = None
     """Of the culprit against the commit before it; None without a culprit."""
-    merged: tuple[str, str] | None = None
-    """The good and the bad end of the side that the culprit merged; None if it is no merge."""
     notes: tuple[str, ...] = ()
     resumable: bool = False
 
@@ -148,7 +146,6 @@ class Bisection:
         values = tuple(tuple(self._values.get(p, ())) for p in range(len(self._history)))
         profile = self._profile_change(conclusion) if conclusion.found else None
         last = self._history[conclusion.culprits[-1]] if conclusion.culprits else None
-        merged = history.merged_side(repository, last) if last and conclusion.found else None
         taken, wall_s = len(self._processes.measured), time.monotonic() - self._processes.started
         self._processes.say(
             f"ended after {taken} processes, {units.duration(wall_s)} in this command"
@@ -166,7 +163,6 @@ class Bisection:
             noise=learnt.scale if learnt else None,
             summary=history.summary(repository, last) if last else "",
             profile=profile,
-            merged=merged,
             notes=tuple(x.text for x in self._journal.lines if isinstance(x, Note)),
             resumable=resumable,
         )

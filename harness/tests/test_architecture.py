@@ -50,7 +50,7 @@ MOST_MODULES = 14
 MOST_LINES = {
     "harness": 917,  # the modules beside the rooms
     "harness/analysis": 4_200,
-    "harness/bisect": 1_598,
+    "harness/bisect": 1_583,
     "harness/cli": 1_852,
     "harness/executor": 297,
     "harness/gate": 1_779,
@@ -60,7 +60,7 @@ MOST_LINES = {
     "harness/measure": 2_041,
     "harness/program": 1_603,
     "harness/records": 1_732,
-    "harness/report": 4_482,
+    "harness/report": 4_472,
     "harness/runner": 2_153,
     "harness/store": 693,
     "harness/suite": 1_907,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_930,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_972, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_962, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -1,7 +1,6 @@
 """The result of a bisection: one sentence, a document for programs, a dated page."""
 
 import datetime
-import re
 import shlex
 import statistics
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ def markdown(result: BisectResult, date: datetime.date) -> str:
         "answer": sentence(result),
         "date": date.isoformat(),
         "command": shlex.join(result.request.command),
-        "side": _search(result.request.command, result.merged),
         "calls": lambda number: f"{number:.4g}",
         "reading": lambda values: _median(result.request.criterion, values),
         "change": units.change,
@@ -85,14 +83,6 @@ def _because(result: BisectResult) -> str:
         case CriterionKind.OUTCOME, True:
             return f"it ends with {criterion.name}, but {at} does not"
     return f"it does not end with {criterion.name}, but {at} does"
-
-
-def _search(command: Sequence[str], ends: tuple[str, ...] | None) -> str:
-    """The command of the search with another good and bad end; empty without ends."""
-    if not ends:
-        return ""
-    words = re.split(r"\0--(?:good|bad)[=\0][^\0]*", "\0".join(command))
-    return shlex.join([*"".join(words).split("\0"), "--good", ends[0], "--bad", ends[1]])
 
 
 def _median(criterion: Criterion, values: Sequence[float]) -> str:

@@ -111,17 +111,6 @@ def test_the_sentence_says_how_the_culprit_differs(result: BisectResult, expecte
     assert expected in text
 
 
-def test_the_command_to_search_a_side_is_that_of_the_search_with_other_ends() -> None:
-    result = of_commits(CONFIRMED, merged=("aaaa", "bbbb"))
-    command = ("harness", "bisect", "my suite.yaml", "--good", "v1", "--case", "a", "--bad=main")
-    request = replace(result.request, command=command)
-
-    page = bisection.markdown(replace(result, request=request), DATE)
-
-    again = "`harness bisect 'my suite.yaml' --case a"
-    assert f"the side that it merged: {again} --good aaaa --bad bbbb`" in page
-
-
 def test_the_sentence_without_a_confirmed_commit() -> None:
     several = replace(FOUND, culprits=(1, 2), confirmed=True, reason="the commit before it is good")
     likely = replace(CONFIRMED, confirmed=False, reason="98.7 % likely")
