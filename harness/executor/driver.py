@@ -17,7 +17,7 @@ from typing import Any
 from harness.errors import HarnessError, StoreError
 from harness.executor import task
 from harness.executor.task import UnitCommand
-from harness.executor.unit import units
+from harness.executor.unit import joined, units
 from harness.machine import drift, environment
 from harness.records import Case, Measurement, Outcome, Run, SelfTest, Stop, Suite
 from harness.runner.run import Agenda, terminating_like_ctrl_c
@@ -39,11 +39,8 @@ def command_of(run: Run) -> UnitCommand | None:
 
 def begin(suite: Suite, how: UnitCommand, store: Path, command: Sequence[str]) -> writer.RunWriter:
     """A new run. Its environments come with its units."""
-    here = environment.capture(
-        {"gpu_uuids": [], "cuda_unavailable": "", "versions": {}, "torch_settings": {}},
-        command=command,
-        repository=None,
-    )
+    unknown = {"gpu_uuids": [], "cuda_unavailable": "", "versions": {}, "torch_settings": {}}
+    here = environment.capture(unknown, command=command, repository=None)
     made = writer.create(store, suite, here, where="ray")
     (made.folder / RAY_FILE).write_text(json.dumps(asdict(how)))
     return made
@@ -58,7 +55,7 @@ def measure(
     stop = None
     with terminating_like_ctrl_c():  # Ray would exit
         tasks = _submitted(ray, reader.read(writing.folder)[0], how)
-        say(f"{writing.run_id}: units to measure: {len(tasks)}")
+        say(f"{writing.run_id}: tasks: {len(tasks)}")
         while tasks and not (stop := _stop(writing.folder, abort)):
             (done,), _ = ray.wait([*tasks])
             unit = tasks.pop(done)
@@ -66,27 +63,27 @@ def measure(
                 said = _enter(writing, unit, ray.get(done))
             except ray.exceptions.RayError as error:
                 said = _lose(writing, unit, getattr(error, "cause", None) or error)
-            say(f"{said}; units left: {len(tasks)}")
+            say(f"{said}; tasks left: {len(tasks)}")
     writing.finish(stopped=stop)
     return stop
 
 
 def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]]:
     """The units that the record leaves, by their tasks."""
-    largest = max(int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"])
-    on_gpus = run.suite.device == "cuda" or (run.suite.device != "cpu" and largest)
+    nodes = [int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
+    on_gpus = run.suite.device == "cuda" or (run.suite.device != "cpu" and any(nodes))
     remote = ray.remote(max_retries=RETRIES, retry_exceptions=[ChildProcessError])(task.measure)
     left, tasks = Agenda(run.suite, recorded=run.measurements), dict[Any, Sequence[Case]]()
-    for unit in units(run.suite):
+    open_ = [unit for unit in units(run.suite) if any(map(left.left_of, unit))]
+    for unit in joined(open_, sum(nodes) or 1):
         gpus = max(map(gpus_of, unit)) if on_gpus else 0
-        if gpus > largest:
+        if gpus > max(nodes):
             raise HarnessError(
-                f"{unit[0].case_id} needs GPUs of one node: {gpus}; the largest node has {largest}",
+                f"{unit[0].case_id} needs {gpus} GPUs a node; the largest node has {max(nodes)}",
                 "Add a larger node to the cluster, or exclude the case with --filter.",
             )
-        if any(left.left_of(case) for case in unit):
-            place = remote.options(num_gpus=gpus, num_cpus=0 if gpus else 1)
-            tasks[place.remote(how, [case.case_id for case in unit])] = unit
+        place = remote.options(num_gpus=gpus, num_cpus=0 if gpus else 1)
+        tasks[place.remote(how, [case.case_id for case in unit])] = unit
     return tasks
 
 
@@ -94,11 +91,9 @@ def _stop(folder: Path, abort: bool) -> Stop | None:
     """Why the rest is not measured, by what is recorded, if a rule says so."""
     run = reader.read(folder)[0]
     device = run.environments[0].device_name if run.environments else ""  # until a unit names it
-    agenda = Agenda(
-        run.suite, recorded=run.measurements, device=device, read=lambda: run, abort=abort
-    )
-    agenda.next()
-    return agenda.stop
+    due = Agenda(run.suite, recorded=run.measurements, device=device, read=lambda: run, abort=abort)
+    due.next()
+    return due.stop
 
 
 def _enter(writing: writer.RunWriter, unit: Sequence[Case], files: Mapping[str, bytes]) -> str:
@@ -107,15 +102,15 @@ def _enter(writing: writer.RunWriter, unit: Sequence[Case], files: Mapping[str, 
     before, _ = reader.read(folder)
     run, _ = reader.parse(files[reader.RUN_FILE], folder, folder / reader.RUN_FILE)
     try:
-        if run.suite.cases != tuple(unit):
+        theirs, ours = ({c.case_id: c for c in cases} for cases in (run.suite.cases, unit))
+        if theirs != ours:
             raise StoreError("its suite file has other cases")
         for first in before.environments[:1]:
             drift.require_alike(replace(before, environment=first), run.environment)
     except StoreError as error:
         raise HarnessError(
             f"{run.environment.hostname} differs from the nodes before: {error.problem}",
-            "Repair it, or remove it from the cluster (there: ray stop). Then: "
-            f"harness run --resume {folder}",
+            f"Repair it, or end it there by ray stop. Then: harness run --resume {folder}",
         ) from None
     for name in files.keys() - {reader.RUN_FILE, reader.SUITE_FILE}:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

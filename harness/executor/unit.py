@@ -1,14 +1,13 @@
-"""Units of a suite: the cases that one GPU must measure, since they are compared with each other.
-
-These are the pairs of a ratio rule, the curve of a rule on scaling, the cases without and with a
-suspect, and the providers of one case. Comparisons that only the report makes are left out between
-two GPUs.
-"""
+"""Units of a suite: the cases that one GPU must measure, since a rule or a suspect compares them,
+or since they are the providers of one case."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.analysis.suspects import sides
 from harness.records import Case, Suite
+
+TASKS = 8
+"""Of a GPU, if there are as many units: each begins with the imports and a self-test."""
 
 
 def units(suite: Suite) -> list[tuple[Case, ...]]:
@@ -26,6 +25,17 @@ def units(suite: Suite) -> list[tuple[Case, ...]]:
     early = {c.case_id for r in suite.rules if r.abort_early for c in r.needs(suite.cases)}
     found = [tuple(sorted(members, key=lambda c: place[c.case_id])) for members in once]
     return sorted(found, key=lambda members: not any(c.case_id in early for c in members))
+
+
+def joined(units: Sequence[Sequence[Case]], gpus: int) -> Sequence[Sequence[Case]]:
+    """The units for the tasks of so many GPUs: small neighbours share one."""
+    most = sum(c.settings.processes for unit in units for c in unit) / (gpus * TASKS)
+    found: list[Sequence[Case]] = [()]
+    for unit in units:
+        if sum(c.settings.processes for c in (*found[-1], *unit)) > most:
+            found.append(())
+        found[-1] = (*found[-1], *unit)
+    return [task for task in found if task]
 
 
 def _links(suite: Suite) -> Iterator[Sequence[Case]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.executor.unit import units
+from harness.executor.unit import joined, units
 from harness.records import Case, Gap, Match, Rule, Suite, Suspect, Suspects
 from harness.tests import fake_runs
 
@@ -37,12 +37,12 @@ def test_what_a_rule_compares_is_one_unit(rules: list[Rule], expected: list[int]
     assert sizes(suite(rules=tuple(rules))) == expected
 
 
-def test_what_a_suspect_or_a_provider_compares_is_one_unit_and_early_rules_come_first() -> None:
+def test_a_suspect_or_a_provider_makes_a_unit_early_rules_are_first_and_small_ones_share() -> None:
     gap = Gap(metric="tokens_per_s", expected=2.0, seen=1.0, source="s")
     tested = Suspect(name="gc", without=OFF, with_=ON)
     more = fake_runs.sweep(provider="dense", gc=("off",), seq_len=(1, 2, 3, 4))
-
+    many = fake_runs.sweep(gc=("off", "on"), seq_len=range(1, 33))
     assert sizes(suite(suspects=Suspects(gap=gap, tested=(tested,)))) == [2] * 4
     assert sizes(suite(*CASES, *more)) == [2] * 4 + [1] * 4
-    early = replace(RULE, match=ON, abort_early=True)
-    assert units(suite(rules=(early,)))[0][0].axes["gc"] == "on"
+    assert units(suite(rules=(replace(RULE, match=ON, abort_early=True),)))[0][0].axes["gc"] == "on"
+    assert [len(task) for task in joined(units(suite(*many, rules=(PAIRS,))), gpus=2)] == [4] * 16
