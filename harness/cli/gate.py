@@ -41,6 +41,9 @@ def gate(
     store_root: options.StoreOption = options.STORE,
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure also if only comments or prose changed.")
+    ] = False,
 ) -> None:
     """Judge a change by a policy: GO, NO-GO or INCONCLUSIVE.
 
@@ -67,6 +70,7 @@ def gate(
         command=command(),
         wait_for_gpu_s=wait_for_gpu,
         self_test=self_test,
+        measure=measure,
     )
     if verdict_file is not None:
         _require_writable(verdict_file)

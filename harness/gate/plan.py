@@ -42,16 +42,25 @@ class Request:
     wait_for_gpu_s: float = 0.0
     self_test: bool = True
     """Self-test timers and probes first."""
+    measure: bool = False
+    """Measure also where both sides run the same code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a gate will measure, and its findings so far."""
+class Ground:
+    """What is judged, known on any machine."""
 
     policy: Policy
     trees: Trees
     suites: Mapping[str, Suite]
     """Path from the root -> the candidate's suite, with the cases that the policy chooses."""
+    began: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Ground):
+    """What a gate will measure, and its findings so far."""
+
     tasks: tuple[Task, ...]
     gone: Mapping[tuple[str, str], str]
     """Suite and case of the baseline, or on record, that is not measured -> why."""
@@ -61,7 +70,6 @@ class Plan:
     sides: tuple[Side, ...]
     """The baseline first, if there is one."""
     findings: tuple[Finding, ...]
-    began: str
 
     @property
     def here(self) -> Environment:
@@ -74,16 +82,23 @@ class Plan:
         return all(f.decision is Decision.GO for f in self.findings if f.check == "preflight")
 
 
-def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
-    """Everything before the first process of a case; a HarnessError if the request cannot be
-    carried out. `held` holds worktrees, launchers and the GPU lock."""
-    began, counting = now(), request.mode is Mode.COUNTERS
+def opened(request: Request, held: ExitStack) -> Ground:
+    """Policy, worktrees and suites; a HarnessError if the request cannot be carried out."""
+    began = now()
     loaded = request.given or policy.load(request.policy)
     repository = Repository.around(Path.cwd())
     loaded = replace(loaded, path=from_root(Path(loaded.path), repository.root))
     gated = "" if request.given else loaded.path
     trees = take(held, repository, gated, base=request.base, head=request.head)
     suites = _chosen(request, loaded, trees)
+    return Ground(policy=loaded, trees=trees, suites=suites, began=began)
+
+
+def prepared(request: Request, ground: Ground, held: ExitStack, say: Say) -> Plan:
+    """Everything before the first process of a case; a HarnessError if the request cannot be
+    carried out. `held` holds worktrees, launchers and the GPU lock."""
+    loaded, trees, suites = ground.policy, ground.trees, ground.suites
+    counting = request.mode is Mode.COUNTERS
     kept = counters.load() if counting else None
     devices = {suite.device for suite in suites.values()}
     if "cpu" in devices and len(devices) > 1:
@@ -115,7 +130,7 @@ def prepared(request: Request, held: ExitStack, say: Say) -> Plan:
         rig=rig,
         sides=sides,
         findings=(*trees.findings, *(unfit(f"{check.name}: {check.fact}") for check in wrong)),
-        began=began,
+        began=ground.began,
     )
     if plan.sound:
         _preflight(plan)

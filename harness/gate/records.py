@@ -48,6 +48,7 @@ class State(StrEnum):
     NEW = "new"  # the baseline lacks it or cannot run it
     MISSING = "missing"  # the candidate lacks it
     FAILED = "failed"  # the candidate did not end ok
+    SAME = "same code"  # as the baseline's, so not measured
     UNCOMPARED = "uncompared"  # no comparison was possible
 
 

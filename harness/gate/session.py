@@ -5,12 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
+from harness import units
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import counters, decide
-from harness.gate.plan import Plan, Request, Say, prepared, unfit
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage
-from harness.records import Comparison, Finding, Pair, Thresholds
+from harness.gate.plan import Ground, Plan, Request, Say, opened, prepared, unfit
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
+from harness.records import Comparison, Decision, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -23,7 +24,36 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
     """Judge a change or a tree; a HarnessError if that cannot be carried out. At Ctrl-C or SIGTERM
     worktrees and workers are removed, and all finished measurements are stored."""
     with ExitStack() as held:
-        return _judged(request, prepared(request, held, say), held, observer)
+        ground = opened(request, held)
+        merging = ground.trees.baseline is not None and request.given is None
+        if merging and not request.measure and ground.trees.same_code:
+            return _unchanged(request, ground)
+        return _judged(request, prepared(request, ground, held, say), held, observer)
+
+
+def _unchanged(request: Request, ground: Ground) -> GateVerdict:
+    """The verdict of a change that leaves the code as it is: nothing is measured."""
+    why = "the same code: at most comments, docstrings and prose differ"
+    found = [Finding(check=decide.AGAINST[request.mode], decision=Decision.GO, reason=why)]
+    cases = [
+        decide.settled(path, case.case_id, State.SAME, found)
+        for path, suite in ground.suites.items()
+        for case in suite.cases
+    ]
+    return GateVerdict(
+        decision=Decision.GO,
+        reason=f"{units.plural('case', len(cases))}: {why}; not measured",
+        mode=request.mode,
+        stage=Stage(ground.policy.form.stage),
+        policy=ground.policy.path,
+        candidate=ground.trees.candidate,
+        baseline=ground.trees.baseline,
+        cases=tuple(cases),
+        findings=ground.trees.findings,
+        started_at=ground.began,
+        ended_at=now(),
+        remedies=("to measure it all the same: the option --measure",),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +280,7 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
     """Count the policy's cases in the working tree, and record the counts; a HarnessError if a case
     failed, or if its counters are not exact."""
     with ExitStack() as held:
-        plan = prepared(request, held, say)
+        plan = prepared(request, opened(request, held), held, say)
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
         bench = _started(request, plan, held, observer)

@@ -4,6 +4,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.gate import sources
 from harness.gate.records import GateSide
 from harness.git.repository import WORKING_TREE, Repository
 from harness.git.worktrees import checked_out
@@ -20,6 +21,14 @@ class Trees:
     base_policy: str | None = None
     """The baseline's policy; None in a comparison."""
     findings: tuple[Finding, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Files of code in which the sides differ."""
+
+    @property
+    def same_code(self) -> bool:
+        """Whether both sides run the same code."""
+        base, candidate = self.folders[0], self.tree
+        return all(sources.alike(base / name, candidate / name) for name in self.changed)
 
     @property
     def tree(self) -> Path:
@@ -49,7 +58,7 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
     mine, dirty = head == WORKING_TREE, repository.dirty()
     commit = repository.commit("HEAD" if mine else head)
     candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)
-    findings, baseline, base_policy = [], None, None
+    findings, changed, baseline, base_policy = [], tuple[str, ...](), None, None
     if not mine and dirty:
         reason = "uncommitted changes are not included; give . as the candidate to include them"
         findings.append(Finding(check="working tree", decision=Decision.GO, reason=reason))
@@ -59,6 +68,7 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
         baseline = GateSide(ref=base, commit=before)
         judged = repository.snapshot() if candidate.uncommitted else commit
         folders = held.enter_context(checked_out(repository, before, judged))
+        changed = repository.changed(before, judged)
         base_policy = repository.text(before, policy) if policy else None
         if base_policy is not None and base_policy != repository.text(judged, policy):
             reason = f"this change modifies its own policy, {policy}"
@@ -74,4 +84,5 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
         folders=folders,
         base_policy=base_policy,
         findings=tuple(findings),
+        changed=changed,
     )

@@ -127,6 +127,11 @@ class Repository:
         trees = (Path(e[0].removeprefix("worktree ")) for e in entries if "bare" not in e)
         return tuple(dict.fromkeys([self.root, *trees]))
 
+    def changed(self, before: str, after: str) -> tuple[str, ...]:
+        """The files of code that two commits have in different form, by path from the root."""
+        names = ("diff", "--name-only", "--no-renames", "-z", before, after, "--", ".", *_WRITTEN)
+        return tuple(filter(None, self.ask(*names).split("\0")))
+
     def dirty(self) -> bool:
         """Whether the working tree has uncommitted changes of code."""
         return bool(self.ask("status", "--porcelain", "--", ".", *_WRITTEN))

@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -198,8 +198,8 @@ class Scratch:
         before = Path.cwd()
         os.chdir(self.folder)
         try:
-            request = Request(mode=Mode.RELATIVE, base="main", head=head, self_test=proof)
-            return carry_out(request, Quiet(), _tell)
+            asked = Request(mode=Mode.RELATIVE, base="main", head=head, measure=True)
+            return carry_out(replace(asked, self_test=proof), Quiet(), _tell)
         finally:
             os.chdir(before)
 

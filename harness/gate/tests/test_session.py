@@ -92,12 +92,12 @@ def test_a_race_that_spoils_one_process_in_ten_does_not_pass(
 ) -> None:
     """Six pairs and more: one of the candidate's processes is wrong, and not the first."""
     folder = repository(tmp_path, tree("a"))
-    commit(folder, {"toy/a.py": kernel() + "# changed"}, branch="change")
+    commit(folder, {"toy/a.py": kernel() + "CHANGED = 1"}, branch="change")
     once: Callable[..., Measurement] = getattr(interleave, "run_one")  # noqa: B009  mypy
 
     def run_one(case: Case, index: int, *rest: Any) -> Measurement:
         made = replace(once(case, index, *rest), output_digest=(digest(1.0),))
-        if index != 1 or "changed" not in (Path(rest[0]._roots[0]) / "toy/a.py").read_text():
+        if index != 1 or "CHANGED" not in (Path(rest[0]._roots[0]) / "toy/a.py").read_text():
             return made
         if spoiled == "digest":
             return replace(made, output_digest=(digest(2.0),))
@@ -209,7 +209,27 @@ def test_a_machine_without_what_a_suite_requires_is_refused(tmp_path: Path) -> N
     folder = repository(tmp_path, {**files, TOYS: f"{files[TOYS]}requires: {{gpu: none}}\n"})
 
     with pytest.raises(SuiteError, match="gpu: "):
-        judge(folder, mode=Mode.RELATIVE, base="HEAD")
+        judge(folder, mode=Mode.RELATIVE, base="HEAD", measure=True)
+
+
+@pytest.mark.parametrize(
+    ("files", "state"),
+    [
+        ({"toy/a.py": f"# Why\n{kernel()}", "notes.md": "Why"}, State.SAME),
+        ({"toy/a.py": kernel() + "TILE = 2"}, State.COMPARED),
+        ({"weights.bin": "1"}, State.COMPARED),
+    ],
+)
+def test_a_change_of_comments_and_prose_alone_is_not_measured(
+    files: dict[str, str], state: State, planted: None, tmp_path: Path
+) -> None:
+    folder = repository(tmp_path, tree("a"))
+    commit(folder, files, branch="change")
+
+    verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")
+
+    assert of(verdict, "a").state is state
+    assert (verdict.gpu_s > 0) == (state is not State.SAME)
 
 
 @pytest.mark.usefixtures("planted")
@@ -317,7 +337,7 @@ def test_an_interrupted_gate_removes_its_worktrees(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(interleave, "run_one", run_one)
-    words = ("--base", "main", "--head", "HEAD", "--no-self-test")
+    words = ("--base", "main", "--head", "HEAD", "--measure", "--no-self-test")
     gate = harness("gate", *words, cwd=folder)
 
     assert gate.returncode == 3
