@@ -68,17 +68,18 @@ def set_error(text: str, problem: str, remedy: str = "") -> SuiteError:
 
 
 def filtered(cases: Sequence[Case], filters: Sequence[str], path: Path | str) -> tuple[Case, ...]:
-    """The cases that filters keep; SuiteError if none is left."""
+    """The cases that filters keep; SuiteError if none is left, or if a filter matches none."""
     if any(not f.removeprefix("!") for f in filters):
         raise SuiteError(path, "an empty filter matches every case", "Omit it to run all cases.")
     kept = passing(cases, filters)
     if not kept and not filters:
         raise SuiteError(path, "every case is excluded with these overrides")
-    if not kept:
+    lost = [f for f in filters if not f.startswith("!") and not passing(cases, [f])]
+    if lost or not kept:
         ids = [f"  {case.case_id}" for case in cases[:_SHOWN_IDS]]
         if len(cases) > len(ids):
             ids.append(f"  and {len(cases) - len(ids)} more")
-        problem = f"no case matches {' '.join(map(repr, filters))}"
+        problem = f"no case matches {' '.join(map(repr, lost or filters))}"
         raise SuiteError(path, problem, "\n".join(["Cases:", *ids]))
     return kept
 
