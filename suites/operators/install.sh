@@ -7,7 +7,7 @@ set -euo pipefail
 folder=$(mkdir -p "$1" && cd "$1" && pwd)
 
 python -m pip install --quiet --disable-pip-version-check fla-core==0.6.0 nvidia-cudnn-frontend==1.32.0 \
-  nvidia-cutlass-dsl==4.8.1 einops 'setuptools<81' pandas >&2
+  nvidia-cutlass-dsl==4.8.1 native-sparse-attention-pytorch==0.2.3 einops 'setuptools<81' pandas >&2
 
 checkout() {
   git clone --quiet "https://github.com/$1" "$folder/${1#*/}"

@@ -126,7 +126,8 @@ class Operator:
         if importlib.util.find_spec(self.package) is None:
             return f"not installed: {self.install}"
         if not x.q.is_cuda and not interpreted():
-            return f"needs tensors on CUDA, but these are on {x.q.device.type}"
+            where = f"these are on {x.q.device.type} (a Triton kernel runs with TRITON_INTERPRET=1)"
+            return f"needs tensors on CUDA, but {where}"
         if x.q.dtype not in (torch.float16, torch.bfloat16):
             return f"is measured in float16 or bfloat16, but these are {_word(x.q.dtype)}"
         return ""
