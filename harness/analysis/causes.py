@@ -15,7 +15,7 @@ from harness import units
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
 from harness.analysis.over_steps import course, leaked
-from harness.analysis.recorded import TIMED, busy_share, clock_limit, of_ranks, readings
+from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck
 from harness.analysis.scaling import groups_along, positive
 from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
@@ -290,7 +290,7 @@ def _limits(run: Run, sound: Sequence[CaseSummary], judged: set[str]) -> Iterato
             eager = [each_s for each_s in others if each_s <= EAGER_S]
             share = b.wait * b.waits.get(b.limit, 1.0)
             if case_id in counted and eager:
-                busy = busy_share(run.of(case_id), counted[case_id][1]) or b.busy or 0.0
+                busy = s.busy or b.busy or 0.0
                 kind, text = _dispatch(*counted[case_id], busy, median(eager))
                 share = 1 - busy
             yield Cause(kind, case_id, text, share)

@@ -111,6 +111,7 @@ def _assess(expectation: Expectation, summary: CaseSummary) -> Finding:
         cases=(summary.case.case_id,),
         metric=metric.name,
         estimate=summary.known(metric.name) if summary.outcome is Outcome.OK else None,
+        busy=summary.behind(metric.name),
         bound=timeout_bound(summary, metric.name),
         low=expectation.low,
         high=expectation.high,

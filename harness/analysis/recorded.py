@@ -16,6 +16,7 @@ from harness import units
 from harness.records import (
     COUNTERS,
     METRICS,
+    WORKS,
     Case,
     Counters,
     Estimate,
@@ -61,9 +62,6 @@ CLOCK_DROP = 0.85
 """An SM clock below this share of the process's median while sampling has dropped."""
 FOREIGN_REACH_S = 1.0
 """Other processes are counted once a second, so one may have started this long before."""
-
-WORKS = 0.8
-"""Share of a step from which the GPU works for most of it."""
 
 
 def readings(measurement: Measurement, channel: str, phases: Collection[str]) -> list[float]:
@@ -387,9 +385,3 @@ def unattested(case: Case, ok: Sequence[Measurement], *, gpu: bool) -> str:
         if kernels and m.profile.no_kernels:
             return m.profile.no_kernels
     return ""
-
-
-def busy_share(processes: Sequence[Measurement], step_s: float) -> float:
-    """Share of a step in which the GPU works, by profiles; 0 without any."""
-    worked = [m.breakdown.device_busy_s or 0.0 for m in processes if m.breakdown]
-    return min(1.0, fmean(worked) / step_s) if worked else 0.0

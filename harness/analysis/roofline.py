@@ -20,9 +20,10 @@ from statistics import fmean
 
 from harness import units
 from harness.analysis.effects import has_a_speed, longest
-from harness.analysis.recorded import WORKS, ClockLimit, clock_limit, launches, readings
+from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
 from harness.analysis.scaling import by_workload, groups_along, positive
 from harness.records import (
+    WORKS,
     Breakdown,
     Case,
     CaseSummary,

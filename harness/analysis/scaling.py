@@ -69,6 +69,9 @@ class ScalingFit:
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False
     """Whether the last octave shows that no power law holds, so that only `last` is true."""
+    kernels: Estimate | None = None
+    """The slope of the kernels' time, if the GPU waits for the host in a case: that of the steps
+    may be the host's. None if a case has no profile."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -158,6 +161,8 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     found = replace(found, last=_slope(*points[-2:]), slope=_any_slope(axis, members))
+    if any(s.waits for s in members):
+        found = replace(found, kernels=_any_slope(axis, members, "kernel_s"))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
     bounds = [
         (p.x, p.lower_bound_s) for p in points if p.step_s is None and p.lower_bound_s is not None
@@ -194,9 +199,11 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     return replace(found, exponent=exponent, note=note, steepens=steepens)
 
 
-def _any_slope(axis: str, members: Sequence[CaseSummary]) -> Estimate | None:
+def _any_slope(
+    axis: str, members: Sequence[CaseSummary], metric: str = "step_s"
+) -> Estimate | None:
     """The slope of all processes, also of cases in which they are apart."""
-    steps = [s.known("step_s") for s in members]
+    steps = [s.known(metric) for s in members]
     timed = [e for e in steps if e and e.each]
     x = np.log([positive(s, axis) for s in members])
     if len(timed) < len(members) or len({*x}) < 2:

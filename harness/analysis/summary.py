@@ -186,6 +186,7 @@ def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence
     rates = {
         "step_s": steps,
         "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],
+        "kernel_s": [b.device_busy_s for m in evidence if (b := m.breakdown) and b.device_busy_s],
         **{name: v for name, v, _ in _reported(case, evidence) if _is_rate(name, v)},
     }
     return {n: v for n, v in rates.items() if v and len(v) == len(evidence)}
@@ -258,7 +259,7 @@ def _metrics(
     samples = sum(len(m.kept_s) for m in ok)
     metrics = {
         name: statistics.geometric(rates[name], samples=samples, prior=priors[name])
-        for name in ("step_cycles", "step_s")
+        for name in ("step_cycles", "step_s", "kernel_s")
         if name in rates
     }
     steps = rates["step_s"]

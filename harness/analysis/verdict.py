@@ -276,7 +276,9 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
-    return _decide(rule, replace(found, partner=partner), ratio)
+    own, other = (s.known("kernel_s") if ours.behind(name) else None for s in (ours, theirs))
+    kernels = own and other and times_better(own, other, higher_is_better=False)
+    return _decide(rule, replace(found, partner=partner, kernels=kernels), ratio)
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
@@ -323,6 +325,9 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
         estimate=fit.exponent,
         detail=fit.reason,
     )
+    steps = fit.exponent or fit.slope
+    if fit.kernels and rule.over != "last_octave" and steps and fit.kernels.value > steps.value:
+        return _decide(rule, replace(found, detail="by the kernels"), fit.kernels)
     if rule.over == "last_octave" or fit.steepens:
         begin, end = fit.last_ends
         octave = f"over {rule.axis} {begin:g}–{end:g}"
@@ -343,7 +348,7 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
         return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN, detail=summary.detail)
     if summary.outcome is Outcome.OK:
         found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
-        estimate = summary.known(name)
+        found, estimate = replace(found, busy=summary.behind(name)), summary.known(name)
         return found if estimate is None else _decide(rule, found, estimate)
     # A timeout can show that a rule is broken, but not that it is met.
     bound, higher = timeout_bound(summary, name), rule.quantity.higher_is_better

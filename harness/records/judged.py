@@ -5,7 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.records.asked import Case, Rule
+from harness.records.metrics import SPEEDS
 from harness.records.outcome import Outcome, Scalar, Stop
+
+WORKS = 0.8
+"""Share of a step from which the GPU works for most of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,21 @@ class CaseSummary:
         return self.metrics.get(metric) or self.apart.get(metric)
 
     @property
+    def busy(self) -> float:
+        """Share of a step in which the GPU works, by the profile; 0 if that is not known."""
+        step, kernels = self.known("step_s"), self.known("kernel_s")
+        return min(1.0, kernels.value / step.value) if step and kernels else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the GPU is known to work for less than WORKS of a step."""
+        return 0 < self.busy < WORKS
+
+    def behind(self, metric: str) -> float:
+        """The share of the step that the GPU works, if the host sets this speed; else 0."""
+        return self.busy if metric in SPEEDS and self.waits else 0.0
+
+    @property
     def spread(self) -> float:
         """The slowest process over the fastest; 1 if that is unknown."""
         step = self.known("step_s")
@@ -161,6 +180,10 @@ class Finding:
     partner: str = ""
     """The case of the other side, if `estimate` is how many times better the subject is."""
     estimate: Estimate | None = None
+    busy: float = 0.0
+    """Of a speed that the host sets: the share of the step that the GPU works."""
+    kernels: Estimate | None = None
+    """Of a pair of such speeds: the ratio by the kernels' time."""
     low: float | None = None
     high: float | None = None
     """Of the expected range."""

@@ -27,6 +27,7 @@ _TABLE = (  # name, title, unit, whether higher is better, and what the name doe
     ("tokens_per_s", "tokens/s", "tokens/s", True, ""),
     ("tokens_per_s_per_gpu", "tokens/s per GPU", "tokens/s", True, "Over the ranks of a program."),
     ("step_s", "step time", "s", False, ""),
+    ("kernel_s", "kernel time", "s", False, "Of a step, by the profile: no host slows it."),
     ("step_cycles", "step cycles", "cycles", False, "Step time in cycles of the SM clock."),
     ("mfu", "MFU", "ratio", True, "Model FLOPs utilisation, 0 to 1."),
     ("roofline_share", "share of roofline", "ratio", True, "By measured peaks, 0 to 1."),
@@ -60,6 +61,8 @@ _SIGNED = ("tokens_per_s_drift", "memory_growth_bytes_per_step")
 OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
 """Metrics that only a training run has."""
 
+SPEEDS = ("tokens_per_s", "step_s")
+"""Metrics of speed, one of which a table of speeds shows."""
 METRICS: Mapping[str, Metric] = {
     name: Metric(
         name=name,

@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from harness import units
 from harness.analysis.scaling import ScalingFit
 from harness.records import (
     FAILURES,
+    SPEEDS,
     CaseSummary,
     Decision,
     Fact,
@@ -23,8 +25,9 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import SPEEDS, case_names, listed, shared_name
+from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
+    HOST_BOUND,
     NO,
     NOT_MEASURED,
     NOTED,
@@ -63,7 +66,13 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
         shared = shared_name(group) if group else ""
         name = (f.fact is Fact.FASTEST and shared) or short.get(f.subject) or shared or f.subject
         fit = curves.get((f.subject, r.stated.axis)) if r.stated and f.estimate else None
-        if fit and f.estimate == fit.exponent and len(fit.segments) > 1:
+        if fit and f.estimate == fit.kernels:
+            steps = fit.exponent or fit.slope
+            of = f"{round(steps.value, 2) + 0.0:.2f}" if steps else "not known"
+            ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
+            by = f"by kernels; by steps, some host-bound, {of}"
+            f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends} {by}")
+        elif fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))
             ends = f"{last.begin.x:g}–{last.end.x:g}; before that {before}"
             f = replace(f, estimate=last.exponent, detail=f"over {suite.axis(fit.axis)} {ends}")
@@ -71,8 +80,8 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
             begin, end = fit.last_ends
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {begin:g}–{end:g}")
         elif fit and f.estimate == fit.exponent:
-            lengths = sorted(p.x for p in fit.points)
-            f = replace(f, detail=f"over {suite.axis(fit.axis)} {lengths[0]:g}–{lengths[-1]:g}")
+            ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
+            f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends}")
         return replace(f, subject=name, partner=other)
 
     return _each(v, about, lambda rule: rule and _worded(rule, suite))
@@ -80,21 +89,23 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
 
 def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
     """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
-    the run is slower, and its rule is no NO-GO; `pace` is how many times as long the steps of a
-    case take by that."""
+    the run is slower, or likely missed where the host sets it, and its rule is no NO-GO. `pace` is
+    how many times as long the steps of a case take by that."""
 
     def result(r: RuleResult) -> RuleResult:
         if r.decision is Decision.NO_GO:
             return r
-        return replace(r, findings=tuple(finding(f, r.stated) for f in r.findings))
-
-    def finding(f: Finding, stated: Rule | None) -> Finding:
-        speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
-        by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
-        missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
-        return replace(f, fact=Fact.OPEN) if missed else f
+        return replace(r, findings=tuple(excuse(f, r.stated, pace) for f in r.findings))
 
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
+
+
+def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Finding:
+    speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
+    by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
+    missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
+    perhaps = f.likely is Decision.NO_GO and speed and f.busy > 0
+    return replace(f, fact=Fact.OPEN, likely=None) if missed or perhaps else f
 
 
 def brief(v: Verdict) -> Verdict:
@@ -150,8 +161,6 @@ class Part:
     """The number that is needed."""
     asked: bool = True
     """Whether it decides."""
-    growth: bool = False
-    """Whether it is about growth, which a slow host hides."""
 
 
 def first_lines(
@@ -162,12 +171,14 @@ def first_lines(
     cost: str,
     why: tuple[str, str],
     steps: Sequence[str],
+    missed: int,
     node: str,
     trust: str,
 ) -> tuple[tuple[str, str], ...]:
     """Label and text of five lines, each understood alone: what was asked, the answer, why, what to
     do next, how far to trust it. Without a text for it, a line is left out.
-    `v` has the names to show; `why` is a label and a text; `node` says how slow the host is.
+    `v` has the names to show; `why` is a label and a text; `missed` counts expectations that are
+    for information; `node` says how slow the host is.
     """
     said = f"{_answer(found, v, bool(node))}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
@@ -176,10 +187,13 @@ def first_lines(
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
     quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
-    nothing = quiet if node else "Nothing: every limit that decides is met."
+    noted = f"; {units.plural('expectation', missed)} for information missed" if missed else ""
+    doubted = node and any(p.word == OPEN for p in found)
+    nothing = quiet if doubted else f"Nothing: every limit that decides is met{noted}."
     step, *more = steps or [nothing]
-    lines["Next"] = f"{step} ({len(more)} more)" if more else step
-    lines["Trust"] = f"{'; '.join(filter(None, (node, trust)))}."
+    lines["Next"] = f"{step} ({len(more)} more below)" if more else step
+    on = "" if v.device in asked else v.device
+    lines["Trust"] = f"{'; '.join(filter(None, (on, node, trust)))}."
     return tuple((label, text) for label, text in lines.items() if text)
 
 
@@ -223,7 +237,7 @@ def _bold(word: str) -> str:
 def _with_number(part: Part, said: str, slow_host: bool) -> str:
     """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
     limit = needed(part.limit) if said else ""
-    doubted = slow_host and (part.word == OPEN or part.growth)
+    doubted = slow_host and part.word == OPEN and HOST_BOUND not in said
     doubt = "; slow host: see Trust" if doubted else ""
     return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{limit}{doubt}."
 
@@ -299,7 +313,6 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
             said=_said(one),
             number=number(one),
             limit=needed_text(one),
-            growth=bool(one.stated and one.stated.axis),
         )
     of: dict[str, list[RuleResult]] = {}
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):

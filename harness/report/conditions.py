@@ -193,7 +193,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
-    """` 50,000 steps of 2,048 tokens: 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
+    """` 50,000 steps need 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
     plan = run.suite.cost
     steps = [
         (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", names[s.case.case_id])
@@ -204,7 +204,7 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
         return ""
     step_s, size, name = min(steps)
     whose = f" by {name}" if len(name) < SHORT_NAME else ""
-    return f" {plan.steps:,} steps{size}: {_time_and_money(step_s, plan)}{whose}."
+    return f" {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)}{whose}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

@@ -21,7 +21,16 @@ from harness.analysis.suspects import (
     fingerprint,
     reproduction,
 )
-from harness.records import VARIABLE_PREFIXES, CaseSummary, Outcome, Run, Weight
+from harness.records import (
+    VARIABLE_PREFIXES,
+    CaseSummary,
+    Decision,
+    Fact,
+    Outcome,
+    Run,
+    Weight,
+    gpu_matches,
+)
 from harness.report import (
     answer,
     conditions,
@@ -68,6 +77,10 @@ class Study:
         judged_as = verdicts.judge(run.suite, run.environment, self.summaries, self.fits)
         pace = self.changed.pace if self.changed else {}
         self.verdict = answer.excused(judged_as, pace)
+        self.expected = [
+            (e, [answer.excuse(f, None, pace) for f in found])
+            for e, found in assessed(run.suite, self.summaries)
+        ]
         first = remedies.slowest(self.verdict)
         asked = [s.case.case_id for s in judged(run, self.summaries)]
         self.stacks = stacks(run, self.summaries, asked, first=first)
@@ -115,6 +128,8 @@ def _screen(of: Study) -> dict[str, object]:
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
     trust = steadiness.trust(run, of.summaries, v)
+    notes = [(e, found) for e, found in of.expected if e.counts is Weight.NOTE]
+    noted = [f for e, found in notes if gpu_matches(e.gpu, v.device) for f in found]
     lines = answer.first_lines(
         of.parts,
         of.shown,
@@ -122,6 +137,7 @@ def _screen(of: Study) -> dict[str, object]:
         cost=conditions.cost_sentence(of.summaries, run, of.names),
         why=_why(of) or ("Why", next(iter(causes_said), "")),
         steps=steps,
+        missed=sum(f.fact is Fact.DECIDED and f.decision is Decision.NO_GO for f in noted),
         node=changed.node if changed else "",
         trust="; ".join(trust),
     )
@@ -201,9 +217,7 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
         "dead": [text.dead_axis_sentence(d, word) for d in dead_axes(run, of.summaries)],
         "failures": failures(of.summaries, run),
         "not_run": not_run(of.summaries, run, names),
-        "expectations": tables.expectations(
-            assessed(run.suite, of.summaries), run.environment, names
-        ),
+        "expectations": tables.expectations(of.expected, run.environment, names),
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],

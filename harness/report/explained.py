@@ -46,11 +46,11 @@ def line(
             here = f", {units.quantity(gap.metric, nearest.reached)} here"
         on = ", which was on," if nearest.then == "on" else ""
         others = {d.name: d.then for d in enough if d is not nearest}
-        known = "" if {*others.values()} - {"unknown"} else ", if on,"
-        more = f"; so would{known} {listed([*others])}" if others else ""
+        known = "" if {*others.values()} - {"unknown"} else ", if it was on"
+        more = f"; so would {listed([*others])}{known}" if others else ""
         agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
         if others and agree == [(nearest.name,)]:
-            more = "; it alone agrees with all that was measured then"
+            more = "; no other suspect fits all that was measured then"
         return f"{nearest.name}{on} alone would explain it{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
@@ -64,11 +64,10 @@ def _distance(d: Diagnosis, seen: float) -> float:
 
 
 def _again(again: Reproduction, suite: Suite) -> str:
-    """`the settings of that day make 4,030 tokens/s here, 149x the 27 tokens/s seen`."""
+    """`the settings of that day give 4,030 tokens/s here, 149x as much`."""
     assert suite.suspects
-    gap = suite.suspects.gap
-    here, seen = (units.quantity(gap.metric, x) for x in (again.here, gap.seen))
-    return f"the settings of that day give {here} here, {units.factor(again.times)} the {seen} seen"
+    here = units.quantity(suite.suspects.gap.metric, again.here)
+    return f"the settings of that day give {here} here, {units.factor(again.times)} as much"
 
 
 def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:

@@ -275,5 +275,5 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         said.append(f"{name}: {' to '.join(dict.fromkeys(times))}")
         lines.append(Line(name, steps, ms, over_steps.running_mean(ms, 10), events))
-    whose = f"{shared}: " if group[1:] else ""
+    whose = f"{shared}: " if shared and group[1:] else ""
     return f"{whose}step time of {', '.join(said)}", "ms, first process", lines

@@ -11,6 +11,7 @@ from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import LOOSE
 from harness.records import (
     OVER_STEPS,
+    SPEEDS,
     WORST_FIRST,
     Case,
     Decision,
@@ -23,7 +24,6 @@ from harness.records import (
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import (
-    SPEEDS,
     alone_command,
     case_names,
     listed,
@@ -162,7 +162,7 @@ def next_steps(
     urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
     yield from (remedy(c, run) for c in urgent)
     if v.not_measured:
-        took = f"; it took {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
+        took = f", {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
         yield f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"
     left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
     left.sort(key=lambda r: WORST_FIRST.index(r.decision))
@@ -225,10 +225,10 @@ def _steps(found: Sequence[Finding], run: Run, slow_host: bool) -> Iterator[str]
         made = [cases[i].settings.most for i in loose]
         more = 2 * max(made) if min(made) > 1 else 3
         only = f"{again} {_only(loose, cases)}"
-        if slow_host:
+        if slow_host or any(f.busy for f in found):
             yield f"Measure on a host that is not slow: `{only}`"
         else:
-            yield f"Measure in {more} processes: `{only} -s measure.processes={more}`"
+            yield f"Measure in {more} processes a case: `{only} -s measure.processes={more}`"
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:

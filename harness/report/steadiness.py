@@ -114,10 +114,10 @@ def trust(
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
     yield f"{len(ok)} of {units.plural('case', len(summaries))} ran"
     if (cards := len({t.device for t in run.self_tests})) > 1:
-        yield f"measured on {cards} cards"
+        yield f"on {cards} cards"
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
-        yield f"{units.plural('requirement', len(lacking))} not met: {listed(lacking, 2)}"
+        yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     asked = [r for r in v.rules if r.stated and r.applies]
     behind = {i for r in asked if r.asks or not run.suite.parts for i in r.evidence}
@@ -127,7 +127,7 @@ def trust(
         none = done and behind and not any(m.case_id in behind for m in done)
         right = ", all right" if done else ""  # a wrong one is a failure
         counted = f"{len(done):,} of {units.plural('output', len(run.measurements))} checked"
-        yield f"{counted}{right}{', none deciding' if none else ''}"
+        yield f"{counted}{right}{', no deciding case' if none else ''}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
@@ -141,7 +141,7 @@ def trust(
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (
         ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
-        (f"processes {LOOSE:g}x apart", loose),
+        (f"processes ≥ {LOOSE:g}x apart", loose),
         ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
         ("clock limited", limited),
     ):

@@ -12,12 +12,14 @@ from harness.analysis.statistics import settle, times_better
 from harness.records import (
     METRICS,
     OVER_STEPS,
+    SPEEDS,
     Case,
     CaseSummary,
     Decision,
     Environment,
     Estimate,
     Expectation,
+    Fact,
     Finding,
     Outcome,
     Run,
@@ -26,7 +28,6 @@ from harness.records import (
     gpu_matches,
 )
 from harness.report.text import (
-    SPEEDS,
     Word,
     case_names,
     listed,
@@ -304,7 +305,8 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = s
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
-        rows.append((shared, word(f.axis), growth(f), f"{timed}{late}", f.note or NONE))
+        by = f"by kernels {units.cell('scaling_exponent', f.kernels)}" if f.kernels else NONE
+        rows.append((shared, word(f.axis), growth(f), f"{timed}{late}", f.note or by))
     columns = ("cases", "along", ">exponent [95 %]", ">points", "note")
     return Table(columns=columns, rows=tuple(rows))
 
@@ -374,6 +376,8 @@ def _result(f: Finding) -> str:
     words = {Decision.GO: "met", Decision.NO_GO: "missed"}
     if f.likely:
         return f"likely {words[f.likely]}"
+    if f.fact is Fact.OPEN:
+        return "open"
     unknown_word = "open" if f.estimate or f.bound else "not measured"
     return words.get(f.decision, unknown_word)
 

@@ -18,8 +18,6 @@ from harness.records import (
     Suite,
 )
 
-SPEEDS = ("tokens_per_s", "step_s")
-"""Metrics of speed, one of which a table of speeds shows."""
 Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
 

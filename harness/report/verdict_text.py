@@ -1,14 +1,16 @@
 """Sentences about decisions: the findings, the rules and the verdict of a suite."""
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 
 from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.records import (
     FAILURES,
     METRICS,
+    SPEEDS,
     Decision,
+    Estimate,
     Fact,
     Finding,
     Match,
@@ -18,7 +20,7 @@ from harness.records import (
     Run,
     Verdict,
 )
-from harness.report.text import SPEEDS, every, listed
+from harness.report.text import every, listed
 from harness.units import ending_text
 
 MAX_SUBJECTS = 2
@@ -28,7 +30,7 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
-BESIDE, AS_FAST = "not deciding", "as fast as"
+BESIDE, BY_KERNELS, HOST_BOUND = "not deciding", " by kernels", "host-bound"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
@@ -101,7 +103,7 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
         return _farthest(result)
     if stated and (worst := _worst(result, stated)):
-        side = "lowest" if stated.higher_is_better else "highest"
+        side = "lowest" if _is_least(stated) else "highest"
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
         of = f"{side} of {result.judged} {noun}"
@@ -128,9 +130,12 @@ def number(result: RuleResult) -> str:
 
 
 def _missed(result: RuleResult) -> str:
-    """`missed by 2 of 3`; empty if none is on the wrong side of the limit, or all are."""
+    """`missed by 2 of 3`; empty if none is on the wrong side of the limit, or all are, or if one
+    need not be."""
+    one = result.stated and result.stated.quantifier == "any"
     missed = sum(misses(f, result.stated) for f in result.findings)
-    return f"missed by {missed} of {result.judged}" if 0 < missed < result.judged else ""
+    some = 0 < missed < result.judged and not one
+    return f"missed by {missed} of {result.judged}" if some else ""
 
 
 def _missed_most(result: RuleResult) -> tuple[list[Finding], Finding]:
@@ -158,8 +163,11 @@ def word(r: RuleResult) -> str:
     failed = [f for f in r.findings if f.decision is Decision.CONDITIONAL and f.outcome in _BROKEN]
     if r.decision is Decision.NO_GO or decided or any(f.fact is Fact.ENDED for f in failed):
         return NO
+    goes = [f.likely is Decision.GO for f in loose]
+    if r.stated and r.stated.quantifier == "any" and any(goes):
+        return "likely"
     if loose and all(f.likely for f in loose):
-        return "likely" if all(f.likely is Decision.GO for f in loose) else "likely not"
+        return "likely" if all(goes) else "likely not"
     return OPEN if loose or len(r.findings) < r.judged else NOT_MEASURED
 
 
@@ -195,8 +203,6 @@ def _worst(result: RuleResult, stated: Rule) -> Finding | None:
     measured = [(f.estimate.value, f) for f in found if alike and f.estimate]
     one = stated.quantifier == "any"
     if result.judged < 2 or (len(measured) < 2 and not one) or len(measured) < len(found):
-        return None
-    if one and (result.decision is not Decision.GO or result.perhaps):
         return None
     pick = min if stated.higher_is_better != one else max
     return pick(measured, key=lambda pair: pair[0])[1] if measured else None
@@ -242,17 +248,38 @@ def requirement_text(result: RuleResult) -> str:
 def _aborting(stated: Rule) -> str:
     if stated.abort is None:
         return ""
-    limit = _times if stated.against else partial(units.plain, stated.metric)
-    worse = "under" if stated.higher_is_better else "over"
-    return f"; NO-GO {worse} {limit(stated.abort)}"
+    limit = _ratio_limit if stated.against else _limit
+    worse = "under" if _is_least(stated) else "over"
+    return f"; NO-GO {worse} {limit(stated, stated.abort)}"
+
+
+def _limit(stated: Rule, at: float) -> str:
+    return units.plain(stated.metric, at)
+
+
+def _ratio_limit(stated: Rule, at: float) -> str:
+    """A limit of a ratio: `6x`, `95 %`; of a metric that is better if less, that of its value."""
+    if _is_speed(stated.metric):
+        return _times(at)
+    return units.percent(at if stated.quantity.higher_is_better else 1 / at)
+
+
+def _is_least(stated: Rule) -> bool:
+    """Whether the limit, as it is printed, is the least value."""
+    speed = stated.against and _is_speed(stated.metric)
+    return bool(speed or stated.quantity.higher_is_better)
 
 
 def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
     metric = stated.quantity
     if stated.against:
-        other = _other(stated.against)
-        return f"at least {_times(stated.go)} {better(stated.metric)} {other}"
+        worst, other = _ratio_limit(stated, stated.go), _other(stated.against)
+        if _is_speed(stated.metric):
+            by = BY_KERNELS * (stated.metric == "kernel_s")
+            return f"at least {worst} as fast as {other}{by}"
+        sign = "≥" if metric.higher_is_better else "≤"
+        return f"{metric.title} {sign} {worst} of that of {other}"
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
     sign = "≥" if metric.higher_is_better else "≤"
@@ -276,8 +303,8 @@ def needed_text(result: RuleResult) -> str:
     stated = result.stated
     if stated is None or _as_fast(stated):
         return ""
-    limit = _times(stated.go) if stated.against else units.plain(stated.metric, stated.go)
-    return f"{'≥' if stated.higher_is_better else '≤'} {limit}"
+    limit = _ratio_limit if stated.against else _limit
+    return f"{'≥' if _is_least(stated) else '≤'} {limit(stated, stated.go)}"
 
 
 def margin_text(result: RuleResult) -> str:
@@ -336,10 +363,36 @@ def _joined(findings: Sequence[Finding], most: int) -> str:
 # --- a finding ---------------------------------------------------------------------------
 
 
-def better(metric: str) -> str:
-    if metric in ("step_s", "step_cycles", "tokens_per_s"):
-        return AS_FAST
-    return f"as good in {units.title(metric)} as"
+def _is_speed(metric: str) -> bool:
+    return metric in (*SPEEDS, "step_cycles", "kernel_s")
+
+
+def _against(e: Estimate, metric: str, partner: str) -> str:
+    """`1.2x slower than dense`, `last loss 102 % of that of bf16`."""
+    if not _is_speed(metric):
+        own = e if METRICS[metric].higher_is_better else e.inverse
+        own = own if e.processes > 1 else replace(own, low=None, high=None)
+        share = units.measured("mfu", own) if own.value < units.MOST_APART else units.times(own)
+        return f"{units.title(metric)} {share} of that of {partner}"
+    speed = _speed(e)
+    than = "than" if speed.endswith("slower") else "as"
+    return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
+
+
+def _speed(e: Estimate) -> str:
+    """`1.2x as fast`, `1.2x slower`."""
+    if (e.high or e.value) < 1:
+        return f"{units.times(e.inverse)} slower"
+    return f"{units.times(e)} as fast"
+
+
+def _host_set(f: Finding) -> str:
+    """`; host-bound: kernels 27 % of the step`, of a pair the ratio by kernels; empty of a speed
+    that the host does not set, or that is enough."""
+    if f.kernels:
+        return f"; {_speed(f.kernels)}{BY_KERNELS}"
+    low = f.busy and f.decision is not Decision.GO
+    return f"; {HOST_BOUND}: kernels {units.percent(f.busy)} of the step" if low else ""
 
 
 def finding_sentence(f: Finding) -> str:
@@ -359,7 +412,8 @@ def finding_sentence(f: Finding) -> str:
             return _bounded(f)
         case Fact.DECIDED | Fact.OPEN:
             after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
-            return f"{value}{_expected(f)}{f', open after {after} processes' if after > 2 else ''}"
+            still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
+            return f"{value}{_expected(f)}{_host_set(f)}{still}"
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:
@@ -376,10 +430,8 @@ def _value(f: Finding) -> str:
         return ""
     few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
     few = few if f.estimate.each else ""
-    if f.partner and better(f.metric) == AS_FAST and (f.estimate.high or f.estimate.value) < 1:
-        return f"{units.times(f.estimate.inverse)} slower than {f.partner}{few}"
     if f.partner:
-        return f"{units.times(f.estimate)} {better(f.metric)} {f.partner}{few}"
+        return f"{_against(f.estimate, f.metric, f.partner)}{few}"
     value = units.measured(f.metric, f.estimate)
     value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value
     if f.low is not None or f.high is not None:
@@ -401,9 +453,9 @@ def _bounded(f: Finding) -> str:
     bound, least = f.bound or 0.0, f.fact is Fact.AT_LEAST
     if f.partner and least:
         ratio = units.number(units.rounded_down(bound, 3), 3)
-        return f"at least {ratio}x {better(f.metric)} {f.partner}, which timed out"
+        return f"at least {ratio}x as fast as {f.partner}, which timed out"
     if f.partner:
         ratio = units.number(units.rounded_up(bound, 3), 3)
-        return f"timed out: under {ratio}x {better(f.metric)} {f.partner}"
+        return f"timed out: under {ratio}x as fast as {f.partner}"
     unit = " per step" if least else units.suffix(f.metric)
     return f"timed out: {units.bound_text(f.metric, bound)}{unit}"

@@ -48,9 +48,7 @@ def found(
     """The limit of a step in which the GPU works for this share, by its profile."""
     one = case({"name": "a"})
     work = Breakdown(
-        step_s=STEP_S,
-        device_busy_s=None if busy is None else busy * STEP_S,
-        **(where or {}),
+        step_s=STEP_S, device_busy_s=None if busy is None else busy * STEP_S, **(where or {})
     )
     measured: list[Measurement] = [
         replace(

@@ -31,9 +31,6 @@ def test_a_card_has_the_peak_of_its_data_sheet_and_a_slice_has_none(
     assert peak(gpu, precision) == flops_per_s
 
 
-# --- expectations ------------------------------------------------------------------------
-
-
 def found(measurements: list[Measurement], **expected: Any) -> tuple[Finding, ...]:
     expectation = Expectation(**{"metric": "tokens_per_s", **expected})
     r = run([CASE], lambda _: measurements, expectations=[expectation])

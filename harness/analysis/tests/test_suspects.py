@@ -144,8 +144,6 @@ def test_what_was_off_or_does_not_reproduce_the_gap_is_no_cause_of_it(
     assert (found.conclusion, found.then, found.share) == (conclusion, then, None)
 
 
-# --- what was seen that day against each candidate ---------------------------------------
-
 OVER_T = Observation(metric="tokens_per_s", seen=1.0, at=to(seq_len=2048), over=to(seq_len=512))
 SPEED = Observation(metric="tokens_per_s", seen=51.0)
 BUSY = Observation(metric="gpu_utilisation", seen=0.29)

@@ -26,12 +26,7 @@ def failed(outcome: Outcome) -> Mapping[str, Any]:
 def read(criterion: str, changes: Mapping[str, Any]) -> float:
     """The value of a criterion such as `counter host_syncs` in a process with these fields."""
     kind, name = criterion.split()
-    fields = {
-        "outcome": Outcome.OK,
-        "samples_s": (0.1, 0.3, 0.2),
-        "steady": True,
-        **changes,
-    }
+    fields = {"outcome": Outcome.OK, "samples_s": (0.1, 0.3, 0.2), "steady": True, **changes}
     measured = Measurement(case_id=CASE.case_id, process=0, **fields)
     return criteria.read(Criterion(kind=CriterionKind(kind), name=name), measured, 3)
 

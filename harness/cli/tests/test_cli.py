@@ -339,10 +339,7 @@ def test_an_output_that_is_not_read_to_its_end_is_no_defect_and_no_verdict(
 def test_an_import_that_fails_or_is_interrupted_is_no_verdict(
     failure: object, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (
-        mock.patch("builtins.__import__", side_effect=failure),
-        pytest.raises(SystemExit) as left,
-    ):
+    with mock.patch("builtins.__import__", side_effect=failure), pytest.raises(SystemExit) as left:
         __main__.main()
 
     assert left.value.code == code

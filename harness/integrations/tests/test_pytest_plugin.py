@@ -166,11 +166,7 @@ def test_a_suite_that_cannot_run_is_an_error_without_a_traceback(
     ("selected", "cases", "said"),
     [
         ((), 4, "fakes.yaml: verdict: measured*"),
-        (
-            ("-k", "seq_len:2 and not two"),
-            1,
-            "*no verdict on the suite: 1 of 4 cases*",
-        ),
+        (("-k", "seq_len:2 and not two"), 1, "*no verdict on the suite: 1 of 4 cases*"),
     ],
 )
 def test_the_run_of_the_selected_cases_is_stored_and_judged_if_it_is_whole(

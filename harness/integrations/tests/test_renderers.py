@@ -182,11 +182,7 @@ def test_the_kind_of_an_annotation_follows_decision_and_policy() -> None:
     assert annotations(gate_verdict(gate_case())) == ""
     assert len(annotations(gate_verdict(*many)).splitlines()) == MOST
     slower, undecided = "NO-GO%3A forward/nsa", "INCONCLUSIVE%3A decode/nsa"
-    assert kinds(blocks=False) == [
-        "error NO-GO%3A gate",
-        f"error {slower}",
-        f"notice {undecided}",
-    ]
+    assert kinds(blocks=False) == ["error NO-GO%3A gate", f"error {slower}", f"notice {undecided}"]
     assert f"warning {slower}" in kinds(stage=Stage.WARN, blocks=False)
     assert {k.split()[0] for k in kinds(stage=Stage.SHADOW, blocks=False)} == {"notice"}
     assert f"notice {undecided}" in kinds(blocks=True), "the NO-GO blocks"

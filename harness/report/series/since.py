@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 
 from harness import units
 from harness.analysis import roofline
@@ -93,10 +93,12 @@ def since(
     moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
     host, pace = _pace(before, now, both, earlier, summaries) if node else ({}, {})
+    then = _kernels(earlier)
+    alike = {i: s for i, s in _kernels(summaries).items() if _as_before(s, then.get(i, 0.0))}
 
     def by_host(g: GateCase) -> bool:
-        alike = bool(host) and _as_before(before, now, g.case_id) > 0
-        return _ratio(g) > 1 and (alike or _ratio(g) <= pace.get(g.case_id, 1.0) ** ALIKE)
+        same = bool(host) and g.case_id in alike
+        return _ratio(g) > 1 and (same or _ratio(g) <= pace.get(g.case_id, 1.0) ** ALIKE)
 
     shown = [g for g in moved if not by_host(g)]
     slower = [g for g in shown if g.change is Change.SLOWER]
@@ -108,7 +110,8 @@ def since(
         times = [g.candidate_s / g.baseline_s for g in timed if g.baseline_s and g.candidate_s]
         least, most = min(times), max(times)
         ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
-        low = f"{where}steps take {ends} {units.factor(most)} as long as on {_day(before)}"
+        whose = "host-bound steps" if where else "steps"
+        low = f"{whose} take {ends} {units.factor(most)} as long as on {_day(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
         kept = "losses, counters and memory are not affected"
@@ -116,10 +119,10 @@ def since(
     bullets += [f"**Failed now**: {listed(failed, MOST)}."] if failed else []
     bullets.append(_counted(both, slower, len(moved) - len(shown)))
     regressed = ""
-    if worse := [*failed, *(_slowed(g, name[g.case_id], before, now) for g in slower)]:
+    if worse := [*failed, *(_slowed(g, name[g.case_id], alike) for g in slower)]:
         of = f"{len(worse)}, worst: " if worse[1:] else ""
         regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}."
-    theirs = [g for g in slower if not (node and _as_before(before, now, g.case_id))]
+    theirs = [g for g in slower if not (node and g.case_id in alike)]
     return Since(
         head=_head(before, now, found.cases),
         bullets=tuple(bullets),
@@ -159,8 +162,10 @@ def _day(run: Run) -> datetime.date:
 
 
 def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
-    sides = [f"`{g.commit[:10]}`" if (g := r.environment.git) else "unknown" for r in (before, now)]
-    code = f"both at commit {sides[0]}" if sides[0] == sides[1] else f"commit {' to '.join(sides)}"
+    then, today = (g.commit[:10] if (g := r.environment.git) else "" for r in (before, now))
+    code = f"both at commit `{today}`" if then else "commit unknown"
+    if then != today:
+        code = f"commits: `git log --oneline {then or 'unknown'}..{today or 'unknown'}`"
     node = _node(before.environment, now.environment)
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")
@@ -212,26 +217,23 @@ def _failed(before: Run, now: Run, cases: Sequence[GateCase], name: Mapping[str,
     return texts
 
 
-def _slowed(g: GateCase, name: str, before: Run, now: Run) -> str:
+def _slowed(g: GateCase, name: str, alike: Mapping[str, float]) -> str:
     """`paper shape: 2.0x [1.9 … 2.1] slower`, and that it is the host if the kernels are not."""
     assert g.comparison is not None
     c, why = g.comparison, ""
     e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
-    if busy_s := _as_before(before, now, g.case_id):
-        why = f", though its kernels still take {units.duration(busy_s)}: the host"
+    if g.case_id in alike:
+        why = f", though its kernels still take {units.duration(alike[g.case_id])}: the host"
     return f"{name}: {units.times(e)} slower{why}"
 
 
-def _as_before(before: Run, now: Run, case_id: str) -> float:
-    """How long the GPU works in a step, if that is as long as before; else 0."""
-    busy = [_busy_s(run, case_id) for run in (before, now)]
-    return busy[-1] if 0 < max(busy) < ALIKE_KERNELS * min(busy) else 0.0
+def _as_before(now_s: float, then_s: float) -> bool:
+    return max(now_s, then_s) < ALIKE_KERNELS * min(now_s, then_s)
 
 
-def _busy_s(run: Run, case_id: str) -> float:
-    """How long the GPU works in a step, median over processes; 0 if it was not profiled."""
-    profiles = [m.profile.breakdown for m in run.of(case_id) if m.profile]
-    return median([b.device_busy_s for b in profiles if b and b.device_busy_s] or [0.0])
+def _kernels(summaries: Sequence[CaseSummary]) -> Mapping[str, float]:
+    """Case -> the time of its kernels in a step, if it was profiled."""
+    return {s.case.case_id: e.value for s in summaries if (e := s.known("kernel_s"))}
 
 
 def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[str, str]) -> str:
@@ -261,7 +263,7 @@ def _pace(
     provider = {c.case_id: c.provider for c in now.suite.cases}
     waits = roofline.waiting(now, summaries)
     both = roofline.waiting(before, earlier) & waits
-    unknown = {i for i in waits if not _busy_s(before, i)}
+    unknown = waits - {*_kernels(earlier)}
     for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())

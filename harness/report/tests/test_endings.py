@@ -58,8 +58,7 @@ def test_rules_that_are_not_met_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "commands"),
-    [("smoke", ["h run smoke-gpu", "h init"]), ("mine", ["h show "])],
+    ("name", "commands"), [("smoke", ["h run smoke-gpu", "h init"]), ("mine", ["h show "])]
 )
 def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
     recorded = run(CASES, steps)

@@ -1,13 +1,19 @@
 """Sentences about a suite's verdict."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from harness.analysis.scaling import fit
+from harness.analysis.summary import summarise
 from harness.analysis.verdict import of_run
 from harness.gate.records import State
-from harness.records import Rule
+from harness.records import Breakdown, Case, Measurement, Profile, Rule
 from harness.report import verdict_text
+from harness.report.answer import named
 from harness.report.series import gate_text
-from harness.tests.fake_runs import run, sweep, timed, to
+from harness.tests.fake_runs import run, sweep, taking, timed, to
 from harness.tests.fake_verdicts import gate_case
 
 
@@ -45,3 +51,45 @@ def test_a_slower_side_is_said_to_be_and_by_how_many_a_rule_is_missed() -> None:
 
     assert verdict_text.rule_sentence(result).endswith("slower than train/dense/n=3")
     assert verdict_text.number(result).startswith("missed by 1 of 2: 1.5")
+
+
+STEPS = Rule(name="r", metric="step_s", go=0.15)
+OURS, LONG, DENSE = to(provider="nsa", n=1), to(provider="nsa", n=4), to(provider="dense")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"metric": "scaling_exponent", "axis": "n"},
+            "exponent 2.00 over n 1–4 by kernels; by steps",
+        ),
+        ({"match": OURS}, "200 ms (2 processes); host-bound: kernels 5 % of the step"),
+        ({"match": LONG}, "200 ms (2 processes)"),  # the GPU works all the time
+        ({"match": DENSE, "against": OURS}, "1.00x as fast as nsa (2 processes); 2.00x as fast by"),
+        ({"match": LONG, "metric": "kernel_s"}, "160 ms"),
+        ({"match": DENSE, "against": OURS, "metric": "peak_memory_bytes"}, "peak memory 100 % of"),
+    ],
+)
+def test_a_speed_that_the_host_sets_has_that_of_the_kernels_beside_it(
+    asked: dict[str, Any], said: str
+) -> None:
+    def measure(c: Case) -> list[Measurement]:
+        busy_s = 0.01 * int(c.axes["n"]) ** 2 / (2 if c.provider == "dense" else 1)
+        work = Profile(breakdown=Breakdown(step_s=0.2, device_busy_s=busy_s))
+        return [replace(m, profile=work) for m in taking(c, 0.2, 0.2)]
+
+    cases = [*sweep(n=[1, 2, 4]), *sweep(provider="dense", n=[1])]
+    made = run(cases, measure, rules=[replace(STEPS, **asked)])
+    shown = named(of_run(made)[1], made.suite, fit(summarise(made)))
+
+    (result,) = [r for r in shown.rules if r.stated]
+    assert verdict_text.finding_sentence(result.findings[0]).startswith(said)
+
+
+def test_one_likely_case_is_enough_where_one_is_asked() -> None:
+    rules = [replace(STEPS, quantifier="any")]
+    made = run(sweep(n=[2, 1]), lambda c: taking(c, 0.1 * int(c.axes["n"])), rules=rules)
+    (result,) = [r for r in of_run(made)[1].rules if r.stated]
+
+    assert (verdict_text.word(result), verdict_text.number(result)[:6]) == ("likely", "100 ms")

@@ -226,9 +226,6 @@ def test_a_forbidden_operator_is_a_path_mismatch_without_samples() -> None:
     assert "aten::mm" in {u.name for u in m.profile.operators}
 
 
-# --- the origin of NaN and Inf -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("fake", "said", "origin"),
     [

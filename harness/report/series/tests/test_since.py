@@ -179,9 +179,6 @@ def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
     assert both == "**Regressed since 2026-11-21**: 2, worst: nsa, what=y (crash, ok before)."
 
 
-# --- which run, and which name -----------------------------------------------------------
-
-
 def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
     tmp_path: Path,
 ) -> None:
