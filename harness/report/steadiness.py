@@ -127,7 +127,7 @@ def trust(
         none = done and behind and not any(m.case_id in behind for m in done)
         right = ", all right" if done else ""  # a wrong one is a failure
         counted = f"{len(done):,} of {units.plural('output', len(run.measurements))} checked"
-        yield f"{counted}{right}{', no deciding case' if none else ''}"
+        yield f"{counted}{right}{', none deciding' if none else ''}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}

@@ -119,23 +119,24 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 
 def number(result: RuleResult) -> str:
-    """The number of the finding that decides, without its case."""
+    """The number of the finding that decides, without its case, but of a ratio that is no speed."""
     if not result.findings:
         return ""
     worst = result.stated and _worst(result, result.stated)
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
         worst = _missed_most(result)[1]
-    missed = _missed(result)
-    return f"{missed}{': ' * bool(missed)}{finding_sentence(worst or result.findings[0])}"
+    missed, found = _missed(result), worst or result.findings[0]
+    whose = f"{found.subject}: " if found.partner and not _is_speed(found.metric) else ""
+    return f"{missed}{', worst: ' * bool(missed)}{whose}{finding_sentence(found)}"
 
 
 def _missed(result: RuleResult) -> str:
-    """`missed by 2 of 3`; empty if none is on the wrong side of the limit, or all are, or if one
+    """`misses 2 of 3`; empty if none is on the wrong side of the limit, or all are, or if one
     need not be."""
     one = result.stated and result.stated.quantifier == "any"
     missed = sum(misses(f, result.stated) for f in result.findings)
     some = 0 < missed < result.judged and not one
-    return f"missed by {missed} of {result.judged}" if some else ""
+    return f"misses {missed} of {result.judged}" if some else ""
 
 
 def _missed_most(result: RuleResult) -> tuple[list[Finding], Finding]:

@@ -50,7 +50,7 @@ def test_a_slower_side_is_said_to_be_and_by_how_many_a_rule_is_missed() -> None:
     (result,) = [r for r in of_run(made)[1].rules if r.stated]
 
     assert verdict_text.rule_sentence(result).endswith("slower than train/dense/n=3")
-    assert verdict_text.number(result).startswith("missed by 1 of 2: 1.5")
+    assert verdict_text.number(result).startswith("misses 1 of 2, worst: 1.5")
 
 
 STEPS = Rule(name="r", metric="step_s", go=0.15)
