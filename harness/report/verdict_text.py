@@ -382,7 +382,7 @@ def _against(e: Estimate, metric: str, partner: str) -> str:
 
 def _speed(e: Estimate) -> str:
     """`1.2x as fast`, `1.2x slower`."""
-    if (e.high or e.value) < 1:
+    if ((e.high if e.processes > 1 else None) or e.value) < 1:
         return f"{units.times(e.inverse)} slower"
     return f"{units.times(e)} as fast"
 
