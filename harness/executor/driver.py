@@ -25,10 +25,8 @@ from harness.runner.telemetry import gpus_of
 from harness.store import reader, writer
 from harness.store.lines import MeasuredIn
 
-RAY_FILE = "ray.json"
-"""How the units of a run are measured, in its folder."""
-RETRIES = 2
-"""Of a unit whose task or node died."""
+RAY_FILE = "ray.json"  # how the units of a run are measured, in its folder
+RETRIES = 2  # of a task that died, or its node
 
 
 def command_of(run: Run) -> UnitCommand | None:
@@ -70,16 +68,19 @@ def measure(
 
 def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]]:
     """The units that the record leaves, by their tasks."""
-    nodes = [int(n["Resources"].get("GPU", 0)) for n in ray.nodes() if n["Alive"]]
-    on_gpus = run.suite.device == "cuda" or (run.suite.device != "cpu" and any(nodes))
+    nodes = [n["Resources"] for n in ray.nodes() if n["Alive"]]
+    largest = max(int(n.get("GPU", 0)) for n in nodes)
+    on_gpus = run.suite.device == "cuda" or (run.suite.device != "cpu" and largest)
     remote = ray.remote(max_retries=RETRIES, retry_exceptions=[ChildProcessError])(task.measure)
     left, tasks = Agenda(run.suite, recorded=run.measurements), dict[Any, Sequence[Case]]()
     open_ = [unit for unit in units(run.suite) if any(map(left.left_of, unit))]
-    for unit in joined(open_, sum(nodes) or 1):
+    slots = int(sum(n.get("GPU" if on_gpus else "CPU", 0) for n in nodes)) or 1
+    early = any(rule.abort_early for rule in run.suite.rules)
+    for unit in open_ if early else joined(open_, slots):
         gpus = max(map(gpus_of, unit)) if on_gpus else 0
-        if gpus > max(nodes):
+        if gpus > largest:
             raise HarnessError(
-                f"{unit[0].case_id} needs {gpus} GPUs a node; the largest node has {max(nodes)}",
+                f"{unit[0].case_id} needs {gpus} GPUs a node; the largest node has {largest}",
                 "Add a larger node to the cluster, or exclude the case with --filter.",
             )
         place = remote.options(num_gpus=gpus, num_cpus=0 if gpus else 1)

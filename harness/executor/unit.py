@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.analysis.suspects import sides
 from harness.records import Case, Suite
 
-TASKS = 8
-"""Of a GPU, if there are as many units: each begins with the imports and a self-test."""
+TASKS = 8  # of a GPU or core: each begins with the imports and a self-test
 
 
 def units(suite: Suite) -> list[tuple[Case, ...]]:
@@ -27,9 +26,9 @@ def units(suite: Suite) -> list[tuple[Case, ...]]:
     return sorted(found, key=lambda members: not any(c.case_id in early for c in members))
 
 
-def joined(units: Sequence[Sequence[Case]], gpus: int) -> Sequence[Sequence[Case]]:
-    """The units for the tasks of so many GPUs: small neighbours share one."""
-    most = sum(c.settings.processes for unit in units for c in unit) / (gpus * TASKS)
+def joined(units: Sequence[Sequence[Case]], slots: int) -> Sequence[Sequence[Case]]:
+    """The units for the tasks of so many GPUs or cores: small neighbours share one."""
+    most = sum(c.settings.processes for unit in units for c in unit) / (slots * TASKS)
     found: list[Sequence[Case]] = [()]
     for unit in units:
         if sum(c.settings.processes for c in (*found[-1], *unit)) > most:

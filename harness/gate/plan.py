@@ -125,7 +125,7 @@ def prepared(request: Request, ground: Ground, held: ExitStack, say: Say) -> Pla
             for path, suite in suites.items()
             for case in suite.cases
         ),
-        gone=dict(_gone(request.mode, trees, loaded, suites, kept)),
+        gone=dict(gone(request.mode, ground, kept)),
         recorded=kept,
         rig=rig,
         sides=sides,
@@ -161,14 +161,11 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
     return loaded.form.counters if mode is Mode.COUNTERS else loaded.form.suites
 
 
-def _gone(
-    mode: Mode,
-    trees: Trees,
-    loaded: Policy,
-    suites: Mapping[str, Suite],
-    kept: counters.CounterBaseline | None,
+def gone(
+    mode: Mode, ground: Ground, kept: counters.CounterBaseline | None = None
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Cases of the baseline, or of the file of counters, that are not measured now; and why."""
+    loaded, trees, suites = ground.policy, ground.trees, ground.suites
     measured = {path: {c.case_id for c in suite.cases} for path, suite in suites.items()}
     if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():

@@ -154,7 +154,7 @@ class GateVerdict:
     """Next steps, with commands."""
     subject: VerdictSubject = VerdictSubject.GATE
     differences: tuple[Difference, ...] = ()
-    """Of the environments, then of the suites, in a comparison; the most suspect first."""
+    """Of the environments, in a comparison; the most suspect first."""
 
     @property
     def exit_status(self) -> int:

@@ -9,7 +9,7 @@ from harness import units
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import counters, decide
-from harness.gate.plan import Ground, Plan, Request, Say, opened, prepared, unfit
+from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.records import Comparison, Decision, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
@@ -26,7 +26,8 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
     with ExitStack() as held:
         ground = opened(request, held)
         merging = ground.trees.baseline is not None and request.given is None
-        if merging and not request.measure and ground.trees.same_code:
+        same = merging and not request.measure and ground.trees.same_code
+        if same and not dict(gone(request.mode, ground)):
             return _unchanged(request, ground)
         return _judged(request, prepared(request, ground, held, say), held, observer)
 

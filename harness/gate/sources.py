@@ -9,13 +9,16 @@ PROSE = (".md", ".rst")
 
 def alike(before: Path, after: Path) -> bool:
     """Whether a file, as two commits have it, differs in comments, docstrings and layout alone."""
+    files = (before, after)
     if after.suffix in PROSE:
         return True
-    if after.suffix != ".py" or not (before.is_file() and after.is_file()):
+    if after.suffix != ".py" or not all(f.is_file() and not f.is_symlink() for f in files):
+        return False
+    if before.stat().st_mode != after.stat().st_mode:
         return False
     try:
         return _program(before) == _program(after)
-    except (SyntaxError, ValueError):  # ValueError: a null byte
+    except (SyntaxError, ValueError, RecursionError):  # ValueError: a null byte
         return False
 
 

@@ -129,8 +129,10 @@ class Repository:
 
     def changed(self, before: str, after: str) -> tuple[str, ...]:
         """The files of code that two commits have in different form, by path from the root."""
-        names = ("diff", "--name-only", "--no-renames", "-z", before, after, "--", ".", *_WRITTEN)
-        return tuple(filter(None, self.ask(*names).split("\0")))
+        names = ("diff", "--name-only", "--no-renames", "--ignore-submodules=none", "-z")
+        written = ":(exclude,literal)ci/baselines", ":(exclude,glob)**/reports/figures/**"
+        code = ("--", ".", *_RECORDS, *written)
+        return tuple(filter(None, self.ask(*names, before, after, *code).split("\0")))
 
     def dirty(self) -> bool:
         """Whether the working tree has uncommitted changes of code."""

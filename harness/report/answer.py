@@ -104,7 +104,7 @@ def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Findin
     speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
     by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
     missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
-    perhaps = f.likely is Decision.NO_GO and speed and f.busy > 0
+    perhaps = f.likely not in (None, Decision.GO) and speed and f.busy > 0
     return replace(f, fact=Fact.OPEN, likely=None) if missed or perhaps else f
 
 

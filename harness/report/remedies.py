@@ -225,7 +225,8 @@ def _steps(found: Sequence[Finding], run: Run, slow_host: bool) -> Iterator[str]
         made = [cases[i].settings.most for i in loose]
         more = 2 * max(made) if min(made) > 1 else 3
         only = f"{again} {_only(loose, cases)}"
-        if slow_host or any(f.busy for f in found):
+        hosted = any(f.busy and f.fact in LOOSE and f.likely is not Decision.GO for f in found)
+        if slow_host or hosted:
             yield f"Measure on a host that is not slow: `{only}`"
         else:
             yield f"Measure in {more} processes a case: `{only} -s measure.processes={more}`"

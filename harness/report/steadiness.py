@@ -140,7 +140,10 @@ def trust(
     limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
     loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
     for what, ids in (
-        ("not repeatable, so without a speed", {s.case.case_id for s in summaries if s.apart}),
+        (
+            "not repeatable, so without a speed",
+            {s.case.case_id for s in summaries if "step_s" in s.apart},
+        ),
         (f"processes ≥ {LOOSE:g}x apart", loose),
         ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
         ("clock limited", limited),

@@ -163,7 +163,7 @@ def word(r: RuleResult) -> str:
     decided = [f for f in r.findings if f.fact in _DECIDED and f not in loose]
     failed = [f for f in r.findings if f.decision is Decision.CONDITIONAL and f.outcome in _BROKEN]
     if r.decision is Decision.NO_GO or decided or any(f.fact is Fact.ENDED for f in failed):
-        return NO
+        return OPEN if r.perhaps else NO
     goes = [f.likely is Decision.GO for f in loose]
     if r.stated and r.stated.quantifier == "any" and any(goes):
         return "likely"
@@ -204,6 +204,8 @@ def _worst(result: RuleResult, stated: Rule) -> Finding | None:
     measured = [(f.estimate.value, f) for f in found if alike and f.estimate]
     one = stated.quantifier == "any"
     if result.judged < 2 or (len(measured) < 2 and not one) or len(measured) < len(found):
+        return None
+    if one and result.perhaps:
         return None
     pick = min if stated.higher_is_better != one else max
     return pick(measured, key=lambda pair: pair[0])[1] if measured else None

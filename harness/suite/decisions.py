@@ -130,6 +130,8 @@ def _rule(form: Any) -> Rule:
 def contrary(rule: Rule) -> str:
     """What is wrong with `abort`; empty if nothing."""
     higher = rule.higher_is_better
+    if rule.against is not None and rule.abort is not None and rule.abort <= 0:
+        return "must be above 0"
     if rule.abort in (None, rule.go) or (rule.abort < rule.go) == higher:
         return ""
     if rule.against is not None:

@@ -313,11 +313,16 @@ def curve(low: float | None, high: float | None, axis: str = "seq_len") -> Scali
     )
 
 
+BENT = replace(curve(1.0, 1.1), last=estimate(1.9, 2.0), steepens=True)
+
+
 @pytest.mark.parametrize(
     ("fit", "decision", "fact", "others"),
     [
         (curve(1.0, 1.1), GO, Fact.DECIDED, ""),
         (curve(1.4, 1.5), CONDITIONAL, Fact.DECIDED, ""),
+        (replace(curve(1.0, 1.1), kernels=estimate(1.4, 1.5)), CONDITIONAL, Fact.DECIDED, ""),
+        (replace(BENT, kernels=estimate(1.4, 1.5)), NO_GO, Fact.DECIDED, ""),  # its last octave
         (curve(None, None), INCONCLUSIVE, Fact.NO_FIT, ""),
         (curve(1.0, 1.1), INCONCLUSIVE, Fact.NO_GROUP, "c"),  # a case outside of every fit
         (curve(1.0, 1.1, axis="batch"), INCONCLUSIVE, Fact.NO_GROUP, "ab"),

@@ -218,12 +218,14 @@ def test_a_machine_without_what_a_suite_requires_is_refused(tmp_path: Path) -> N
         ({"toy/a.py": f"# Why\n{kernel()}", "notes.md": "Why"}, State.SAME),
         ({"toy/a.py": kernel() + "TILE = 2"}, State.COMPARED),
         ({"weights.bin": "1"}, State.COMPARED),
+        ({"reports/speed.py": "TIMES = 5"}, State.COMPARED),
+        ({"toy/a.py": f"{kernel()}X = {'+'.join('1' * 3000)}"}, State.COMPARED),
     ],
 )
 def test_a_change_of_comments_and_prose_alone_is_not_measured(
     files: dict[str, str], state: State, planted: None, tmp_path: Path
 ) -> None:
-    folder = repository(tmp_path, tree("a"))
+    folder = repository(tmp_path, {**tree("a"), ".gitignore": "__pycache__/"})
     commit(folder, files, branch="change")
 
     verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")

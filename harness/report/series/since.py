@@ -165,7 +165,8 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     then, today = (g.commit[:10] if (g := r.environment.git) else "" for r in (before, now))
     code = f"both at commit `{today}`" if then else "commit unknown"
     if then != today:
-        code = f"commits: `git log --oneline {then or 'unknown'}..{today or 'unknown'}`"
+        log = then and today and f"`git log --oneline {then}..{today}`"
+        code = f"commits: {log or f'{then} to {today}'.strip()}"
     node = _node(before.environment, now.environment)
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")

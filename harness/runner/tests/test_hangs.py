@@ -64,8 +64,6 @@ def test_a_process_in_which_triton_has_compiled_writes_its_stacks(
     assert "wait_for_godot" in (tmp_path / m.log).read_text()
 
 
-# --- every kind, with a limit of 0.2 s, or 0.6 s if it is busy -------------------------------
-
 BRIEF = replace(QUICK, min_samples=10, stall_s=0.2, accuracy=False)
 
 

@@ -21,9 +21,6 @@ EXPANDED = Path(__file__).with_name("expanded.txt")
 SHIPPED = tuple(path.stem for path in suites.available())
 
 
-# --- every key of a suite ----------------------------------------------------------------
-
-
 def shown(value: Any) -> Any:
     """A record without the fields that have their defaults."""
     if isinstance(value, Mapping):
@@ -50,9 +47,6 @@ def test_every_key_of_the_page_of_suites_reaches_the_records() -> None:
     if os.environ.get("ACCEPT"):
         EXPANDED.write_text(expanded)
     assert expanded == EXPANDED.read_text()
-
-
-# --- finding a suite ---------------------------------------------------------------------
 
 
 def test_shipped_suites_are_found_by_name_from_any_directory(
@@ -91,9 +85,6 @@ def test_a_binary_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
     for path, why in ((binary, "not a text file"), (tmp_path, "directory")):
         with pytest.raises(SuiteError, match=why):
             suites.load(path)
-
-
-# --- the schema and the suites that ship -------------------------------------------------
 
 
 def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
