@@ -64,9 +64,5 @@ def poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return empty
 
-    for owner, name in (
-        (torch, "empty"),
-        (torch, "empty_like"),
-        (Tensor, "new_empty"),
-    ):
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))

@@ -13,11 +13,7 @@ from nsa.config import NSAConfig
 from nsa.routes import fa2
 
 SMALL = NSAConfig(
-    compress_block_size=8,
-    compress_stride=4,
-    select_block_size=16,
-    num_blocks=4,
-    window_size=21,
+    compress_block_size=8, compress_stride=4, select_block_size=16, num_blocks=4, window_size=21
 )
 """The paper's proportions at a size where 60 tokens exercise every branch."""
 

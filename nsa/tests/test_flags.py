@@ -142,10 +142,7 @@ def test_branch_flags_refine_the_master_and_reach_no_other_branch(
         ({"NSA_USE_FA2": "2"}, "yes, torch, flash-attn"),
         ({"NSA_BRANCHES": ""}, "NSA_BRANCHES='': accepted values are compress, select, window"),
         ({"NSA_BRANCHES": "select,all"}, "='select,all': accepted values are compress, select"),
-        (
-            {"NSA_DDP_COMPRESS": "int8"},
-            "='int8': accepted values are off, bf16, fp16",
-        ),
+        ({"NSA_DDP_COMPRESS": "int8"}, "='int8': accepted values are off, bf16, fp16"),
         ({"NSA_ACCUM": "0"}, "NSA_ACCUM='0': must be a whole number of at least 1"),
         ({"NSA_SEQ_LEN": "2k"}, "NSA_SEQ_LEN='2k': must be a whole number"),
         ({"NSA_BATCH_SIZE": "-1"}, "NSA_BATCH_SIZE='-1': must be a whole number"),
@@ -263,10 +260,7 @@ def test_torchrun_numbers_the_process() -> None:
     [
         ({"RANK": "0"}, "RANK set without WORLD_SIZE, LOCAL_RANK"),
         ({"RANK": "x", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, "RANK='x': must be a whole number"),
-        (
-            {"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
-            "must satisfy 0 <= LOCAL_RANK",
-        ),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "must satisfy 0 <= LOCAL_RANK"),
     ],
 )
 def test_half_a_launch_is_an_error(environ: dict[str, str], message: str) -> None:

@@ -230,9 +230,7 @@ def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             id="dtype",
         ),
         pytest.param(
-            {"k": torch.zeros(KV, device="meta")},
-            "k is on meta, but must be on cpu",
-            id="device",
+            {"k": torch.zeros(KV, device="meta")}, "k is on meta, but must be on cpu", id="device"
         ),
         pytest.param(
             {"blocks": zeros(2, 61, 2, 3, dtype=torch.int32)},
@@ -302,16 +300,7 @@ def test_gates_have_one_weight_per_branch() -> None:
 
     with pytest.raises(ValueError, match=r"gates is \[2, 61, 6, 2\], but must be \[2, 61, 6, 3\]"):
         ops.attention(
-            zeros(*Q),
-            kc,
-            kc,
-            kv,
-            kv,
-            kv,
-            kv,
-            zeros(2, 61, 6, 2),
-            config=SMALL,
-            routes=Routes(),
+            zeros(*Q), kc, kc, kv, kv, kv, kv, zeros(2, 61, 6, 2), config=SMALL, routes=Routes()
         )
 
 

@@ -12,21 +12,11 @@ from nsa.tests.operator_inputs import SMALL
 CONFIGS = [
     SMALL,
     NSAConfig(
-        compress_block_size=12,
-        compress_stride=2,
-        select_block_size=6,
-        num_blocks=5,
-        window_size=1,
+        compress_block_size=12, compress_stride=2, select_block_size=6, num_blocks=5, window_size=1
     ),
 ]
 SHAPE = Shape(
-    batch=2,
-    tokens=10,
-    q_heads=6,
-    kv_heads=2,
-    head_dim_qk=16,
-    head_dim_v=8,
-    element_bytes=2,
+    batch=2, tokens=10, q_heads=6, kv_heads=2, head_dim_qk=16, head_dim_v=8, element_bytes=2
 )
 
 
@@ -112,13 +102,7 @@ def test_the_users_model_has_78_million_matmul_parameters() -> None:
 def test_training_counts_each_layer_of_attention() -> None:
     config = PRESETS["tiny"]
     shape = Shape(
-        batch=1,
-        tokens=64,
-        q_heads=4,
-        kv_heads=2,
-        head_dim_qk=16,
-        head_dim_v=8,
-        element_bytes=1,
+        batch=1, tokens=64, q_heads=4, kv_heads=2, head_dim_qk=16, head_dim_v=8, element_bytes=1
     )
     layer = roofline.operator_cost(shape, config.nsa, backward=True).flops
 

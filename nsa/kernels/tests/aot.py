@@ -1,6 +1,8 @@
 """Every kernel compiled ahead of time for sm_80 and sm_90, by its own launcher, on any machine.
 
-`python -m nsa.kernels.tests.aot` prints what each kernel takes of an SM, as Markdown. The
+`python -m nsa.kernels.tests.aot` prints what each kernel takes of an SM, as Markdown; with
+`--against REF` what a change since that commit does to the machine code, also for a GPU that is not
+here. Exit status 1: a kernel does not compile, spills more, or fills less of an SM. The
 launchers run as they are: a stand-in driver names the GPU, tensors are of torch's `meta` device
 (shapes, strides and types without memory, so the shipped lengths cost nothing), and every launch
 stops once its kernel is compiled. Triton's cache makes a second run quick.
@@ -10,6 +12,7 @@ and one defined under TRITON_INTERPRET cannot be compiled at all.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -20,6 +23,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 import triton
@@ -32,12 +36,15 @@ from nsa.kernels.common.device import Architecture
 from nsa.kernels.tests.aot_cases import CASES, SHAPES, Case
 from nsa.kernels.tests.pipelines import overwritten
 
+ROOT = Path(__file__).parents[3]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 SHARED_BYTES: dict[Architecture, int] = {"sm_80": 163 * 1024, "sm_90": 227 * 1024}
 """Most shared memory that a block may have.
 
 Source: NVIDIA, CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 """
+SM_BYTES: dict[Architecture, int] = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}
+"""Shared memory of an SM, of which each block takes 1 KiB for itself. Source: as above."""
 WGMMA = {
     "_forward_kernel",
     "_query_kernel",
@@ -91,6 +98,27 @@ class Compiled:
     """See nsa.kernels.tests.pipelines."""
     wide_copies: bool
     """Whether it copies into shared memory 16 bytes at a time, asynchronously (cp.async.cg)."""
+    code: str = ""
+    """Hash of its PTX without comments and line numbers."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.kernel, self.shape, self.arch, self.constants
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        """Registers, spilled bytes, shared KiB and share of an SM, for the table."""
+        shared = f"{self.shared_bytes / 1024:.1f}"
+        return str(self.registers), str(self.local_bytes), shared, f"{self.occupancy:.0%}"
+
+    @property
+    def occupancy(self) -> float:
+        """Share of an SM's 64 warps that run, by registers (256 at a time) and shared memory."""
+        of_warp = -(-self.registers * 32 // 256) * 256
+        blocks = 65_536 // (of_warp * self.warps)
+        if self.shared_bytes:
+            blocks = min(blocks, SM_BYTES[self.arch] // (self.shared_bytes + 1024))
+        return min(blocks * self.warps, 64) / 64
 
 
 @dataclass(slots=True)
@@ -185,7 +213,16 @@ def _describe(
         wgmma="wgmma.mma_async" in compiled.asm["ptx"],
         overwritten=tuple(sorted(overwritten(compiled.asm["ttgir"]))),
         wide_copies="cp.async.cg.shared.global" in compiled.asm["ptx"],
+        code=hashlib.sha256(_instructions(compiled.asm["ptx"]).encode()).hexdigest()[:16],
     )
+
+
+def _instructions(ptx: str) -> str:
+    """PTX without what follows from the place of the source: comments, line numbers, debug data."""
+    code = ptx.partition("\t.section\t.debug")[0]
+    lines = (line.partition("//")[0].strip() for line in code.splitlines())
+    kept = (line for line in lines if line and not line.startswith((".loc", ".file")))
+    return re.sub(r"\$L__(tmp|func_begin|func_end)\d+:\n?", "", "\n".join(kept))
 
 
 def _constants(compiled: Any) -> str:
@@ -215,22 +252,25 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 
 def run(
-    *, every_shape: bool = False, architectures: Sequence[Architecture] = ARCHITECTURES
+    folder: Path = ROOT,
+    *,
+    every_shape: bool = False,
+    architectures: Sequence[Architecture] = ARCHITECTURES,
 ) -> dict[Architecture, dict[str, Any]]:
-    """Compile all cases, each architecture in a process of its own, side by side.
-
-    Args:
-        every_shape: All cases for all shipped shapes, not only those that the tests compile.
-
-    Raises:
-        subprocess.CalledProcessError: A process died; its errors are on stderr.
-    """
+    """Compile all cases, each architecture in a process of its own, side by side. `every_shape`:
+    for all shipped shapes, not only those that the tests compile; a CalledProcessError if a process
+    died, whose errors are on stderr. `folder`: the working tree whose kernels are compiled."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(folder)
     shapes = ["--every-shape"] if every_shape else []
     command = [sys.executable, "-m", "nsa.kernels.tests.aot", *shapes]
     workers = {
         arch: subprocess.Popen(
-            [*command, "--worker", arch], env=environment, stdout=subprocess.PIPE, text=True
+            [*command, "--worker", arch],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for arch in architectures
     }
@@ -257,19 +297,56 @@ def markdown(rows: Iterable[Compiled]) -> str:
     return "\n".join(lines)
 
 
+def changes(before: Iterable[Compiled], after: Iterable[Compiled]) -> Iterator[tuple[str, bool]]:
+    """A row of a table for each kernel that differs, and whether it spills more or fills less."""
+    then, now = ({r.key: r for r in rows} for rows in (before, after))
+    for key in sorted({*then, *now}):
+        old, new = then.get(key), now.get(key)
+        if old is None or new is None:
+            yield f"| {' | '.join(key)} | {'new' if new else 'gone'} | | | |", False
+        elif old.uses != new.uses or (old.code and old.code != new.code):
+            worse = new.local_bytes > old.local_bytes or new.occupancy < old.occupancy
+            ends = zip(old.uses, new.uses, strict=True)
+            cells = " | ".join(f"{a} → {b}" if a != b else a for a, b in ends)
+            yield f"| {' | '.join(key)} | {cells} |", worse
+
+
+def _rows(answers: dict[Architecture, dict[str, Any]]) -> list[Compiled]:
+    return [Compiled(**row) for answer in answers.values() for row in answer["kernels"]]
+
+
+def compare(ref: str, now: Sequence[Compiled]) -> bool:
+    """Print what changed in the machine code since a commit; whether something is worse."""
+    with tempfile.TemporaryDirectory() as folder:
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", folder, ref], check=True)
+        try:
+            then = _rows(run(Path(folder)))
+        finally:
+            subprocess.run([*git, "remove", "--force", folder], check=True)
+    found = [*changes(then, now)]
+    print(f"{len(now) - len(found)} of {len(now)} kernels have the same machine code as at {ref}")
+    if found:
+        print("\n| kernel | shape | arch | constants | registers | spilled | shared KiB | SM |")
+        print("|:--|:--|:--|:--|--:|--:|--:|--:|", *(row for row, _ in found), sep="\n")
+    return any(worse for _, worse in found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--worker", choices=ARCHITECTURES, help="compile for one, print JSON")
     parser.add_argument(
         "--every-shape", action="store_true", help="also those that the tests leave out"
     )
+    parser.add_argument("--against", metavar="REF", help="only what changed since this commit")
     given = parser.parse_args()
     if given.worker:
         print(json.dumps(compile_cases(given.worker, CASES, every_shape=given.every_shape)))
         return 0
     answers = run(every_shape=given.every_shape)
-    print(markdown(Compiled(**row) for answer in answers.values() for row in answer["kernels"]))
-    failed = False
+    if not given.against:
+        print(markdown(_rows(answers)))
+    failed = bool(given.against) and compare(given.against, _rows(answers))
     for arch, answer in answers.items():
         for where, error in answer["errors"].items():
             failed = True

@@ -1,6 +1,7 @@
 """Every kernel compiles for both architectures, fits its shared memory, and stays in registers."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,9 +36,7 @@ def test_every_kernel_compiles(answers: Mapping[Architecture, dict[str, Any]]) -
 
 
 @pytest.mark.slow
-def test_a_sweep_over_lengths_compiles_once(
-    answers: Mapping[Architecture, dict[str, Any]],
-) -> None:
+def test_a_sweep_over_lengths_compiles_once(answers: Mapping[Architecture, dict[str, Any]]) -> None:
     """Else the sweep times the compiler; the last length has strides past 2**31."""
     repeated = {
         (arch, case, shape, kernel): lengths
@@ -105,3 +104,13 @@ def test_a_load_into_the_only_slot_must_wait_for_the_product(wait: str, found: s
         }}"""
 
     assert overwritten(loop) == found
+
+
+def test_a_change_of_the_machine_code_says_what_is_worse(kernels: list[aot.Compiled]) -> None:
+    same, worse, edited = kernels[:3]
+    spilled = replace(worse, code="other", local_bytes=worse.local_bytes + 8)
+
+    rows = [*aot.changes(kernels[:4], [same, spilled, replace(edited, code="other")])]
+
+    assert sorted(bad for _, bad in rows) == [False, False, True]
+    assert [row.split(" | ")[0][2:] for row, bad in rows if bad] == [worse.kernel]

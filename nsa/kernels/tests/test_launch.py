@@ -127,9 +127,7 @@ def last_call(kernel: Any) -> tuple[StandInKernel, tuple[Any, ...]]:
     )
 )
 @settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @example(cases=[(0, 0, "", (x, x), (7, 7, 7)) for x in TENSORS])
 @example(cases=[(0, 0, "", pair, (7, 7, 7)) for x in TENSORS for pair in ((x, None), (None, x))])

@@ -19,13 +19,7 @@ from nsa.kernels.tests.where import (
     TRITON,
 )
 from nsa.routes.tests.test_routes import assert_none, excess_error
-from nsa.tests.operator_inputs import (
-    SMALL,
-    Inputs,
-    draw,
-    outputs_and_gradients,
-    run,
-)
+from nsa.tests.operator_inputs import SMALL, Inputs, draw, outputs_and_gradients, run
 
 pytestmark = CALLS_KERNELS
 

@@ -351,14 +351,7 @@ def test_backward_takes_the_gate_and_adds_what_others_contribute(others: int, de
 
     scaled = (gate[..., None].double() * do.double()).to(do.dtype)
     expected = selected_backward(
-        scaled,
-        x.q,
-        x.k,
-        x.v,
-        lse,
-        (scaled.float() * o.float()).sum(-1),
-        index,
-        x.at,
+        scaled, x.q, x.k, x.v, lse, (scaled.float() * o.float()).sum(-1), index, x.at
     )
     dq = expected[0].double() + sum((m.double() for m in more), torch.zeros((), device=device))
     for a, b in zip(got, (dq, *expected[1:]), strict=True):
@@ -392,22 +385,12 @@ def listed(index: Selected) -> Mapping[tuple[int, int], list[list[int]]]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "shape",
-    [
-        {"B": 2},
-        {"q_start": 19},
-        {"documents": (7, 1, 12, 0, 9)},
-        {"block_size": 3},
-    ],
+    [{"B": 2}, {"q_start": 19}, {"documents": (7, 1, 12, 0, 9)}, {"block_size": 3}],
     ids=str,
 )
 def test_lists_hold_the_queries_of_each_block(shape: dict[str, Any], device: str) -> None:
     x = draw(**shape, device=device)
-    sizes: dict[str, Any] = {
-        "keys": x.k.shape[1],
-        "group": 3,
-        "channels": 32,
-        "chunk_tokens": 1000,
-    }
+    sizes: dict[str, Any] = {"keys": x.k.shape[1], "group": 3, "channels": 32, "chunk_tokens": 1000}
     where: dict[str, Any] = {
         "q_start": x.q_start,
         "cu_seqlens": x.cu_seqlens,

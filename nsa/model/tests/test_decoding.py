@@ -201,12 +201,7 @@ def test_a_graph_replays_what_the_step_computes(compile_parts: bool) -> None:
     lm, tokens = model(dtype=torch.bfloat16).cuda(), text(2, CAPACITY)
     plain = Decoder(lm, batch=2, capacity=CAPACITY, route="triton")
     graph = Decoder(
-        lm,
-        batch=2,
-        capacity=CAPACITY,
-        route="triton",
-        compile_parts=compile_parts,
-        cuda_graph=True,
+        lm, batch=2, capacity=CAPACITY, route="triton", compile_parts=compile_parts, cuda_graph=True
     )
 
     expected = decode(plain, tokens, [3, 17], steps=15)

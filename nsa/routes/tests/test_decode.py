@@ -20,11 +20,7 @@ from nsa.tests.operator_inputs import DEVICES, SMALL, mean, normal
 pytestmark = CALLS_KERNELS
 CAPACITY = 96
 ODD = NSAConfig(
-    compress_block_size=9,
-    compress_stride=3,
-    select_block_size=12,
-    num_blocks=5,
-    window_size=7,
+    compress_block_size=9, compress_stride=3, select_block_size=12, num_blocks=5, window_size=7
 )
 """Nothing here is a power of two, and three compressed blocks overlap."""
 LARGE_BLOCKS = NSAConfig(

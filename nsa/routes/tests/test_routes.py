@@ -83,11 +83,7 @@ def assert_none(excess: dict[str, float]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("part", "route"), PORTABLE_ROUTES)
 def test_error_is_no_worse_than_that_of_the_definition(
-    part: str,
-    route: str,
-    shape: dict[str, Any],
-    dtype: torch.dtype,
-    device: str,
+    part: str, route: str, shape: dict[str, Any], dtype: torch.dtype, device: str
 ) -> None:
     x = draw(part, 61, **shape, dtype=dtype, device=device)
     fused = device == "cuda" and dtype is torch.float32 and route in FUSED_FLOAT32

@@ -144,9 +144,6 @@ def test_what_computes_a_step_may_differ_and_is_named(tmp_path: Path) -> None:
         checkpoint.resume(without, tmp_path)
 
 
-# --- command line ------------------------------------------------------------------------
-
-
 @pytest.fixture
 def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert main([*RUN, "--save", str(tmp_path), "--save-every=2", "--out", str(tmp_path)]) == 0

@@ -216,10 +216,7 @@ def test_the_boot_line_of_dense_attention_credits_no_flag_with_its_route(
         (["--dataset", "txt"], "Did you mean 'text'?"),
         (["--world-size=64", "--device=cuda"], "GPU 63 does not exist"),
         (["--world-size=2", "--batch-size=2", "--global-batch=9"], "Use --global-batch 8 or 12,"),
-        (
-            ["--world-size=2", "--batch-size=2", "--global-batch=3"],
-            "2 x batch size 2 = 4 rows",
-        ),
+        (["--world-size=2", "--batch-size=2", "--global-batch=3"], "2 x batch size 2 = 4 rows"),
         (["--gc", "3-9"], "'3-9' is neither 'off', 'on' nor a range"),
         (["--global-batch=8", "--accum-batches=2"], "not allowed with argument --global-batch"),
         (["--gc", "on", "--no-gc"], "--no-gc: not allowed with argument --gc"),
