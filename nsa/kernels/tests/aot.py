@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -103,7 +104,7 @@ class Compiled:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        return self.kernel, self.shape, self.arch, self.constants
+        return self.kernel, self.shape, self.arch, re.sub(r" ?BLOCK_\w+=\d+", "", self.constants)
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -262,17 +263,11 @@ def run(
     died, whose errors are on stderr. `folder`: the working tree whose kernels are compiled."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(folder)
+    there: Any = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "text": True}
     shapes = ["--every-shape"] if every_shape else []
     command = [sys.executable, "-m", "nsa.kernels.tests.aot", *shapes]
     workers = {
-        arch: subprocess.Popen(
-            [*command, "--worker", arch],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for arch in architectures
+        arch: subprocess.Popen([*command, "--worker", arch], **there) for arch in architectures
     }
     answers = {arch: worker.communicate()[0] for arch, worker in workers.items()}
     for worker in workers.values():
@@ -299,16 +294,23 @@ def markdown(rows: Iterable[Compiled]) -> str:
 
 def changes(before: Iterable[Compiled], after: Iterable[Compiled]) -> Iterator[tuple[str, bool]]:
     """A row of a table for each kernel that differs, and whether it spills more or fills less."""
-    then, now = ({r.key: r for r in rows} for rows in (before, after))
+    then, now = map(_by_key, (before, after))
     for key in sorted({*then, *now}):
         old, new = then.get(key), now.get(key)
         if old is None or new is None:
             yield f"| {' | '.join(key)} | {'new' if new else 'gone'} | | | |", False
         elif old.uses != new.uses or (old.code and old.code != new.code):
             worse = new.local_bytes > old.local_bytes or new.occupancy < old.occupancy
-            ends = zip(old.uses, new.uses, strict=True)
+            ends = zip((old.constants, *old.uses), (new.constants, *new.uses), strict=True)
             cells = " | ".join(f"{a} → {b}" if a != b else a for a, b in ends)
-            yield f"| {' | '.join(key)} | {cells} |", worse
+            yield f"| {' | '.join(key[:3])} | {cells} |", worse
+
+
+def _by_key(rows: Iterable[Compiled]) -> dict[tuple[str, ...], Compiled]:
+    """The kernels by all but the sizes of their tiles, and those that share that by these too."""
+    found = [*rows]
+    keys = Counter(r.key for r in found)
+    return {r.key if keys[r.key] == 1 else (*r.key[:3], r.constants): r for r in found}
 
 
 def _rows(answers: dict[Architecture, dict[str, Any]]) -> list[Compiled]:
@@ -335,9 +337,7 @@ def compare(ref: str, now: Sequence[Compiled]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--worker", choices=ARCHITECTURES, help="compile for one, print JSON")
-    parser.add_argument(
-        "--every-shape", action="store_true", help="also those that the tests leave out"
-    )
+    parser.add_argument("--every-shape", action="store_true", help="also untested shapes")
     parser.add_argument("--against", metavar="REF", help="only what changed since this commit")
     given = parser.parse_args()
     if given.worker:
