@@ -1,16 +1,18 @@
-"""Peaks of cards by their data sheets, and measurements compared with expectations."""
+"""Peaks of cards by their data sheets, and measurements compared with expectations; what a timeout
+or the kernels alone say of a speed."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from harness.analysis.statistics import settle
+from harness.analysis.statistics import mapped, settle, times_better
 from harness.records import (
     METRICS,
     CaseSummary,
     Decision,
     Environment,
+    Estimate,
     Expectation,
     Fact,
     Finding,
@@ -82,6 +84,18 @@ def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
     if metric == "tokens_per_s" and summary.tokens:
         return summary.tokens / summary.lower_bound_s
     return summary.lower_bound_s if metric == "step_s" else None
+
+
+def by_kernels(ours: CaseSummary, theirs: CaseSummary, metric: str) -> Estimate | None:
+    """How many times faster one side is by its kernels, if the host sets the speed of one."""
+    own, other = ours.known("kernel_s"), theirs.known("kernel_s")
+    if own is None or other is None or not (ours.behind(metric) or theirs.behind(metric)):
+        return None
+    work = 1.0
+    if metric == "tokens_per_s" and ours.tokens and theirs.tokens:
+        work = ours.tokens / theirs.tokens
+    faster = times_better(own, other, higher_is_better=False)
+    return mapped(faster, lambda ratio: ratio * work)
 
 
 def assessed(

@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness.analysis.expectation import assessed, timeout_bound
+from harness.analysis.expectation import assessed, by_kernels, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
-from harness.analysis.statistics import mapped, settle, span, times_better, times_beyond
+from harness.analysis.statistics import settle, span, times_better, times_beyond
 from harness.analysis.summary import summarise
 from harness.records import (
     FAILURES,
@@ -276,20 +276,8 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
-    found = replace(found, partner=partner, kernels=_by_kernels(ours, theirs, name))
+    found = replace(found, partner=partner, kernels=by_kernels(ours, theirs, name))
     return _decide(rule, found, ratio)
-
-
-def _by_kernels(ours: CaseSummary, theirs: CaseSummary, metric: str) -> Estimate | None:
-    """How many times faster one side is by its kernels, if the host sets the speed of one."""
-    own, other = ours.known("kernel_s"), theirs.known("kernel_s")
-    if own is None or other is None or not (ours.behind(metric) or theirs.behind(metric)):
-        return None
-    work = 1.0
-    if metric == "tokens_per_s" and ours.tokens and theirs.tokens:
-        work = ours.tokens / theirs.tokens
-    faster = times_better(own, other, higher_is_better=False)
-    return mapped(faster, lambda ratio: ratio * work)
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:

@@ -25,7 +25,6 @@ _RECORDS = (
 )
 _WRITTEN = (
     *_RECORDS,
-    ":(exclude,literal)reports",
     ":(exclude,literal)ci/baselines",
     ":(exclude,glob)**/reports/*.md",
     ":(exclude,glob)**/reports/figures/**",
@@ -130,13 +129,13 @@ class Repository:
     def changed(self, before: str, after: str) -> tuple[str, ...]:
         """The files of code that two commits have in different form, by path from the root."""
         names = ("diff", "--name-only", "--no-renames", "--ignore-submodules=none", "-z")
-        written = ":(exclude,literal)ci/baselines", ":(exclude,glob)**/reports/figures/**"
-        code = ("--", ".", *_RECORDS, *written)
-        return tuple(filter(None, self.ask(*names, before, after, *code).split("\0")))
+        found = self.ask(*names, before, after, "--", ".", *_WRITTEN)
+        return tuple(filter(None, found.split("\0")))
 
     def dirty(self) -> bool:
         """Whether the working tree has uncommitted changes of code."""
-        return bool(self.ask("status", "--porcelain", "--", ".", *_WRITTEN))
+        each = "--untracked-files=all"  # git would name a new folder, whatever is excluded in it
+        return bool(self.ask("status", "--porcelain", each, "--", ".", *_WRITTEN))
 
     def snapshot(self) -> str:
         """A commit, on no branch, of the working tree with its untracked files, by an index of its

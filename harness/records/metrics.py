@@ -27,13 +27,7 @@ _TABLE = (  # name, title, unit, whether higher is better, and what the name doe
     ("tokens_per_s", "tokens/s", "tokens/s", True, ""),
     ("tokens_per_s_per_gpu", "tokens/s per GPU", "tokens/s", True, "Over the ranks of a program."),
     ("step_s", "step time", "s", False, ""),
-    (
-        "kernel_s",
-        "kernel time",
-        "s",
-        False,
-        "GPU time of a step, by the profile.",
-    ),
+    ("kernel_s", "kernel time", "s", False, "GPU time of a step, by the profile."),
     ("step_cycles", "step cycles", "cycles", False, "Step time in cycles of the SM clock."),
     ("mfu", "MFU", "ratio", True, "Model FLOPs utilisation, 0 to 1."),
     ("roofline_share", "share of roofline", "ratio", True, "By measured peaks, 0 to 1."),
@@ -69,6 +63,7 @@ OVER_STEPS = tuple(name for name, *_ in _OVER_STEPS)
 
 SPEEDS = ("tokens_per_s", "step_s")
 """Metrics of speed, one of which a table of speeds shows."""
+
 METRICS: Mapping[str, Metric] = {
     name: Metric(
         name=name,

@@ -25,9 +25,8 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import case_names, listed, shared_name
+from harness.report.text import HOST_BOUND, case_names, listed, shared_name
 from harness.report.verdict_text import (
-    HOST_BOUND,
     NO,
     NOT_MEASURED,
     NOTED,
@@ -101,6 +100,7 @@ def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
 
 
 def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Finding:
+    """The finding of a rule, or without one of an expectation, as `excused` leaves it."""
     speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
     by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
     missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host

@@ -1,23 +1,34 @@
-"""Sentences about what a run measured: its cases, its programs, its axes.
+"""Sentences about what a run measured: its cases, its programs, its axes, and a finding.
 
-Beside it: verdict_text (findings, rules, verdicts), explained (suspects), conditions, endings,
+Beside it: verdict_text (rules, verdicts), explained (suspects), conditions, endings,
 profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
 from harness.analysis.effects import Effect, Versus, together
 from harness.records import (
     INTERPRETER,
+    METRICS,
+    SPEEDS,
     Case,
+    Decision,
+    Estimate,
+    Fact,
+    Finding,
+    Outcome,
     Run,
     Stop,
     Suite,
 )
 
+BY_KERNELS, HOST_BOUND = " by kernels", "host-bound"
+_NAMED = {"scaling_exponent": "exponent", "tokens_per_s_drift": "tokens/s changed by"}
+"""What a number without a unit is."""
 Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
 
@@ -209,3 +220,104 @@ def dead_axis_sentence(d: DeadAxis, word: Word = str) -> str:
         same = "operators, counters and results (kernels not seen)"
     time = "; only the step time differs" if d.time_differs else ""
     return f"`{place}`: {head}: the same {same} in {units.plural('pair', d.pairs)} of cases{time}."
+
+
+# --- findings ----------------------------------------------------------------------------
+
+
+def is_speed(metric: str) -> bool:
+    return metric in (*SPEEDS, "step_cycles", "kernel_s")
+
+
+def _against(e: Estimate, metric: str, partner: str) -> str:
+    """`1.2x slower than dense`, `last loss 102 % of that of bf16`."""
+    if not is_speed(metric):
+        own = e if METRICS[metric].higher_is_better else e.inverse
+        own = own if e.processes > 1 else replace(own, low=None, high=None)
+        share = units.measured("mfu", own) if own.value < units.MOST_APART else units.times(own)
+        return f"{units.title(metric)} {share} of that of {partner}"
+    speed = _speed(e)
+    than = "than" if speed.endswith("slower") else "as"
+    return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
+
+
+def _speed(e: Estimate) -> str:
+    """`1.2x as fast`, `1.2x slower`."""
+    if ((e.high if e.processes > 1 else None) or e.value) < 1:
+        return f"{units.times(e.inverse)} slower"
+    return f"{units.times(e)} as fast"
+
+
+def _host_set(f: Finding) -> str:
+    """`; host-bound: kernels 27 % of the step`, of a pair the ratio by kernels; empty of a speed
+    that the host does not set, or that is enough."""
+    if f.kernels:
+        return f"; {_speed(f.kernels)}{BY_KERNELS}"
+    low = f.busy and f.decision is not Decision.GO
+    return f"; {HOST_BOUND}: kernels {units.percent(f.busy)} of the step" if low else ""
+
+
+def finding_sentence(f: Finding) -> str:
+    """What a finding states, without its case."""
+    value = _value(f)
+    why = f": {f.detail}" if f.detail else ""
+    match f.fact:
+        case Fact.SLOW:
+            return f"slow: {units.bound_text('step_s', f.bound)} a step" if f.bound else "slow"
+        case Fact.FASTEST:
+            each = " a step" if f.metric == "step_s" else ""
+            near = f" ({len(f.cases)} cases alike)" if f.cases[1:] else ""
+            return f"{value}{each}{near}"
+        case Fact.NO_METRIC:
+            return f"{units.title(f.metric)} not available{why}"
+        case Fact.AT_LEAST | Fact.AT_MOST:
+            return _bounded(f)
+        case Fact.DECIDED | Fact.OPEN:
+            after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
+            still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
+            return f"{value}{_expected(f)}{_host_set(f)}{still}"
+        case Fact.NO_PARTNER:
+            absent = f"no {units.title(f.metric)}"
+            if f.outcome is not Outcome.OK:
+                absent = units.ending_text(f.outcome, f.detail)
+            return f"nothing to compare with: {f.partner}: {absent}"
+        case Fact.LEFT_OUT:
+            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
+    return units.fact_text(f)
+
+
+def _value(f: Finding) -> str:
+    """The measured number of a finding; empty without one."""
+    if f.estimate is None:
+        return ""
+    few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
+    few = few if f.estimate.each else ""
+    if f.partner:
+        return f"{_against(f.estimate, f.metric, f.partner)}{few}"
+    value = units.measured(f.metric, f.estimate)
+    value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value
+    if f.low is not None or f.high is not None:
+        name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
+        return f"{name}{value}{few}"
+    return f"{value}{f' {f.detail}' if f.detail else ''}{few}"
+
+
+def _expected(f: Finding) -> str:
+    """`; expected ≥ 500 (source)`; empty if the finding has no range."""
+    ends = [None if e is None else units.plain(f.metric, e) for e in (f.low, f.high)]
+    signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
+    source = f" ({f.detail})" if f.detail else ""
+    return f"; expected {' and '.join(signs)}{source}" if signs else ""
+
+
+def _bounded(f: Finding) -> str:
+    """What a timeout leaves of a metric, or of a ratio."""
+    bound, least = f.bound or 0.0, f.fact is Fact.AT_LEAST
+    if f.partner and least:
+        ratio = units.number(units.rounded_down(bound, 3), 3)
+        return f"at least {ratio}x as fast as {f.partner}, which timed out"
+    if f.partner:
+        ratio = units.number(units.rounded_up(bound, 3), 3)
+        return f"timed out: under {ratio}x as fast as {f.partner}"
+    unit = " per step" if least else units.suffix(f.metric)
+    return f"timed out: {units.bound_text(f.metric, bound)}{unit}"

@@ -1,16 +1,13 @@
-"""Sentences about decisions: the findings, the rules and the verdict of a suite."""
+"""Sentences about decisions: the rules and the verdict of a suite."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
 from harness.records import (
     FAILURES,
-    METRICS,
     SPEEDS,
     Decision,
-    Estimate,
     Fact,
     Finding,
     Match,
@@ -20,7 +17,7 @@ from harness.records import (
     Run,
     Verdict,
 )
-from harness.report.text import every, listed
+from harness.report.text import BY_KERNELS, every, finding_sentence, is_speed, listed
 from harness.units import ending_text
 
 MAX_SUBJECTS = 2
@@ -30,13 +27,11 @@ LOOSE = 20.0
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
 NOTED = " (for information)"
 """Behind the answer of what does not change the verdict."""
-BESIDE, BY_KERNELS, HOST_BOUND = "not deciding", " by kernels", "host-bound"
+BESIDE = "not deciding"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)
 _DECIDED = (Fact.DECIDED, Fact.AT_MOST, Fact.AT_LEAST)
-_NAMED = {"scaling_exponent": "exponent", "tokens_per_s_drift": "tokens/s changed by"}
-"""What a number without a unit is."""
 _BROKEN = (*FAILURES, Outcome.OUT_OF_MEMORY)
 REQUIREMENTS = {
     EVERY_CASE_RAN: "every case ends ok, or as the suite allows",
@@ -126,7 +121,7 @@ def number(result: RuleResult) -> str:
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
         worst = _missed_most(result)[1]
     missed, found = _missed(result), worst or result.findings[0]
-    whose = f"{found.subject}: " if found.partner and not _is_speed(found.metric) else ""
+    whose = f"{found.subject}: " if found.partner and not is_speed(found.metric) else ""
     return f"{missed}{', worst: ' * bool(missed)}{whose}{finding_sentence(found)}"
 
 
@@ -262,14 +257,14 @@ def _limit(stated: Rule, at: float) -> str:
 
 def _ratio_limit(stated: Rule, at: float) -> str:
     """A limit of a ratio: `6x`, `95 %`; of a metric that is better if less, that of its value."""
-    if _is_speed(stated.metric):
+    if is_speed(stated.metric):
         return _times(at)
     return units.percent(at if stated.quantity.higher_is_better else 1 / at)
 
 
 def _is_least(stated: Rule) -> bool:
     """Whether the limit, as it is printed, is the least value."""
-    speed = stated.against and _is_speed(stated.metric)
+    speed = stated.against and is_speed(stated.metric)
     return bool(speed or stated.quantity.higher_is_better)
 
 
@@ -278,7 +273,7 @@ def limit_text(stated: Rule) -> str:
     metric = stated.quantity
     if stated.against:
         worst, other = _ratio_limit(stated, stated.go), _other(stated.against)
-        if _is_speed(stated.metric):
+        if is_speed(stated.metric):
             by = BY_KERNELS * (stated.metric == "kernel_s")
             return f"at least {worst} as fast as {other}{by}"
         sign = "≥" if metric.higher_is_better else "≤"
@@ -361,104 +356,3 @@ def _joined(findings: Sequence[Finding], most: int) -> str:
     )
     rest = len(findings) - sum(len(names) for _, names in shown)
     return f"{text}; and {rest} more" if rest else text
-
-
-# --- a finding ---------------------------------------------------------------------------
-
-
-def _is_speed(metric: str) -> bool:
-    return metric in (*SPEEDS, "step_cycles", "kernel_s")
-
-
-def _against(e: Estimate, metric: str, partner: str) -> str:
-    """`1.2x slower than dense`, `last loss 102 % of that of bf16`."""
-    if not _is_speed(metric):
-        own = e if METRICS[metric].higher_is_better else e.inverse
-        own = own if e.processes > 1 else replace(own, low=None, high=None)
-        share = units.measured("mfu", own) if own.value < units.MOST_APART else units.times(own)
-        return f"{units.title(metric)} {share} of that of {partner}"
-    speed = _speed(e)
-    than = "than" if speed.endswith("slower") else "as"
-    return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
-
-
-def _speed(e: Estimate) -> str:
-    """`1.2x as fast`, `1.2x slower`."""
-    if ((e.high if e.processes > 1 else None) or e.value) < 1:
-        return f"{units.times(e.inverse)} slower"
-    return f"{units.times(e)} as fast"
-
-
-def _host_set(f: Finding) -> str:
-    """`; host-bound: kernels 27 % of the step`, of a pair the ratio by kernels; empty of a speed
-    that the host does not set, or that is enough."""
-    if f.kernels:
-        return f"; {_speed(f.kernels)}{BY_KERNELS}"
-    low = f.busy and f.decision is not Decision.GO
-    return f"; {HOST_BOUND}: kernels {units.percent(f.busy)} of the step" if low else ""
-
-
-def finding_sentence(f: Finding) -> str:
-    """What a finding states, without its case."""
-    value = _value(f)
-    why = f": {f.detail}" if f.detail else ""
-    match f.fact:
-        case Fact.SLOW:
-            return f"slow: {units.bound_text('step_s', f.bound)} a step" if f.bound else "slow"
-        case Fact.FASTEST:
-            each = " a step" if f.metric == "step_s" else ""
-            near = f" ({len(f.cases)} cases alike)" if f.cases[1:] else ""
-            return f"{value}{each}{near}"
-        case Fact.NO_METRIC:
-            return f"{units.title(f.metric)} not available{why}"
-        case Fact.AT_LEAST | Fact.AT_MOST:
-            return _bounded(f)
-        case Fact.DECIDED | Fact.OPEN:
-            after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
-            still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
-            return f"{value}{_expected(f)}{_host_set(f)}{still}"
-        case Fact.NO_PARTNER:
-            absent = f"no {units.title(f.metric)}"
-            if f.outcome is not Outcome.OK:
-                absent = ending_text(f.outcome, f.detail)
-            return f"nothing to compare with: {f.partner}: {absent}"
-        case Fact.LEFT_OUT:
-            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
-    return units.fact_text(f)
-
-
-def _value(f: Finding) -> str:
-    """The measured number of a finding; empty without one."""
-    if f.estimate is None:
-        return ""
-    few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
-    few = few if f.estimate.each else ""
-    if f.partner:
-        return f"{_against(f.estimate, f.metric, f.partner)}{few}"
-    value = units.measured(f.metric, f.estimate)
-    value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value
-    if f.low is not None or f.high is not None:
-        name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
-        return f"{name}{value}{few}"
-    return f"{value}{f' {f.detail}' if f.detail else ''}{few}"
-
-
-def _expected(f: Finding) -> str:
-    """`; expected ≥ 500 (source)`; empty if the finding has no range."""
-    ends = [None if e is None else units.plain(f.metric, e) for e in (f.low, f.high)]
-    signs = [f"{sign} {end}" for sign, end in zip("≥≤", ends, strict=True) if end]
-    source = f" ({f.detail})" if f.detail else ""
-    return f"; expected {' and '.join(signs)}{source}" if signs else ""
-
-
-def _bounded(f: Finding) -> str:
-    """What a timeout leaves of a metric, or of a ratio."""
-    bound, least = f.bound or 0.0, f.fact is Fact.AT_LEAST
-    if f.partner and least:
-        ratio = units.number(units.rounded_down(bound, 3), 3)
-        return f"at least {ratio}x as fast as {f.partner}, which timed out"
-    if f.partner:
-        ratio = units.number(units.rounded_up(bound, 3), 3)
-        return f"timed out: under {ratio}x as fast as {f.partner}"
-    unit = " per step" if least else units.suffix(f.metric)
-    return f"timed out: {units.bound_text(f.metric, bound)}{unit}"

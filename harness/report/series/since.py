@@ -163,10 +163,11 @@ def _day(run: Run) -> datetime.date:
 
 def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     then, today = (g.commit[:10] if (g := r.environment.git) else "" for r in (before, now))
-    code = f"both at commit `{today}`" if then else "commit unknown"
+    code = f"both at commit `{today}`" if then else "commits unknown"
     if then != today:
-        log = then and today and f"`git log --oneline {then}..{today}`"
-        code = f"commits: {log or f'{then} to {today}'.strip()}"
+        code = f"commits {then or 'unknown'} and {today or 'unknown'}"
+        if then and today:
+            code = f"commits: `git log --oneline {then}..{today}`"
     node = _node(before.environment, now.environment)
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")

@@ -10,7 +10,7 @@ from harness.analysis.summary import summarise
 from harness.analysis.verdict import of_run
 from harness.gate.records import State
 from harness.records import Breakdown, Case, Measurement, Profile, Rule
-from harness.report import verdict_text
+from harness.report import text, verdict_text
 from harness.report.answer import named
 from harness.report.series import gate_text
 from harness.tests.fake_runs import run, sweep, taking, timed, to
@@ -83,7 +83,7 @@ def test_a_speed_that_the_host_sets_has_that_of_the_kernels_beside_it(
     shown = named(of_run(made)[1], made.suite, fit(summarise(made)))
 
     (result,) = [r for r in shown.rules if r.stated]
-    assert said in verdict_text.finding_sentence(result.findings[0])
+    assert said in text.finding_sentence(result.findings[0])
 
 
 def test_one_likely_case_is_enough_where_one_is_asked() -> None:

@@ -258,9 +258,8 @@ def run(
     every_shape: bool = False,
     architectures: Sequence[Architecture] = ARCHITECTURES,
 ) -> dict[Architecture, dict[str, Any]]:
-    """Compile all cases, each architecture in a process of its own, side by side. `every_shape`:
-    for all shipped shapes, not only those that the tests compile; a CalledProcessError if a process
-    died, whose errors are on stderr. `folder`: the working tree whose kernels are compiled."""
+    """Compile all cases of a working tree, each architecture in a process of its own; a
+    CalledProcessError if one died. `every_shape`: also shapes that the tests leave out."""
     environment = {name: x for name, x in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = str(folder)
     there: Any = {"cwd": folder, "env": environment, "stdout": subprocess.PIPE, "text": True}
@@ -279,14 +278,13 @@ def run(
 def markdown(rows: Iterable[Compiled]) -> str:
     """The table; a row that many cases launch names them all."""
     lines = [
-        "| kernel | shape | launched by | constants | arch | warps x stages | shared KiB "
-        "| registers | spilled bytes | wgmma |",
-        "|:--|:--|:--|:--|:--|--:|--:|--:|--:|:--|",
+        "| kernel | shape | launched by | constants | arch | warps x stages "
+        "| registers | spilled bytes | shared KiB | of an SM | wgmma |",
+        "|:--|:--|:--|:--|:--|--:|--:|--:|--:|--:|:--|",
     ]
     lines += [
         f"| {r.kernel} | {r.shape} | {', '.join(r.cases)} | {r.constants} | {r.arch} "
-        f"| {r.warps} x {r.stages} | {r.shared_bytes / 1024:.1f} | {r.registers} "
-        f"| {r.local_bytes} | {'yes' if r.wgmma else ''} |"
+        f"| {r.warps} x {r.stages} | {' | '.join(r.uses)} | {'yes' if r.wgmma else ''} |"
         for r in sorted(rows, key=lambda r: (r.kernel, r.arch, r.shape, r.constants))
     ]
     return "\n".join(lines)
@@ -321,13 +319,16 @@ def compare(ref: str, now: Sequence[Compiled]) -> bool:
     """Print what changed in the machine code since a commit; whether something is worse."""
     with tempfile.TemporaryDirectory() as folder:
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "--quiet", "--detach", folder, ref], check=True)
+        if subprocess.run([*git, "add", "--quiet", "--detach", folder, ref]).returncode:
+            raise SystemExit(2)  # git has said why
         try:
             then = _rows(run(Path(folder)))
         finally:
             subprocess.run([*git, "remove", "--force", folder], check=True)
     found = [*changes(then, now)]
-    print(f"{len(now) - len(found)} of {len(now)} kernels have the same machine code as at {ref}")
+    same = len(now) - sum("| gone |" not in row for row, _ in found)
+    what = "machine code" if all(r.code for r in then) else "registers, spills and shared memory"
+    print(f"{same} of {len(now)} kernels have the same {what} as at {ref}")
     if found:
         print("\n| kernel | shape | arch | constants | registers | spilled | shared KiB | SM |")
         print("|:--|:--|:--|:--|--:|--:|--:|--:|", *(row for row, _ in found), sep="\n")

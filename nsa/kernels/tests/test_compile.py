@@ -109,7 +109,6 @@ def test_a_load_into_the_only_slot_must_wait_for_the_product(wait: str, found: s
 def test_a_change_of_the_machine_code_says_what_is_worse(kernels: list[aot.Compiled]) -> None:
     same, worse, edited = kernels[:3]
     spilled = replace(worse, code="other", local_bytes=worse.local_bytes + 8)
-
     rows = [*aot.changes(kernels[:4], [same, spilled, replace(edited, code="other")])]
 
     assert sorted(bad for _, bad in rows) == [False, False, True]
