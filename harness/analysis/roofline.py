@@ -279,7 +279,8 @@ def stacks(
     for cases in by_workload(filter(has_a_speed, summaries)).values():
         axis = longest(cases)
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
-        last = [max(g, key=lambda s: positive(s, axis)) for g in groups_along(cases, axis)]
+        curves = groups_along(cases, axis, across_gpus=True)
+        last = [max(curve, key=lambda s: positive(s, axis)) for curve in curves]
         found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
 
     def place(s: Stack) -> tuple[bool, bool, float]:

@@ -123,12 +123,15 @@ def by_workload(summaries: Iterable[CaseSummary]) -> dict[str, list[CaseSummary]
     return groups
 
 
-def groups_along(summaries: Sequence[CaseSummary], *axes: str) -> list[list[CaseSummary]]:
-    """Groups of cases of one GPU that are equal in all but these axes, of which `provider` may be
-    one."""
+def groups_along(
+    summaries: Sequence[CaseSummary], *axes: str, across_gpus: bool = False
+) -> list[list[CaseSummary]]:
+    """Groups of cases that are equal in all but these axes, of which `provider` may be one: each of
+    one GPU, since a group is compared, unless it is only shown together."""
     groups: dict[object, list[CaseSummary]] = {}
     for s in summaries:
-        groups.setdefault((s.card, s.case.apart_from(*axes)), []).append(s)
+        card = "" if across_gpus else s.card
+        groups.setdefault((card, s.case.apart_from(*axes)), []).append(s)
     return list(groups.values())
 
 

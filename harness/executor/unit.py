@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from harness.analysis.suspects import sides
 from harness.records import Case, Suite
 
-TASKS = 8  # of a GPU or core: each begins with the imports and a self-test
+TASKS, LEAST = 8, 12  # of a GPU or core; processes of a task, which begins with a self-test
 
 
 def units(suite: Suite) -> list[tuple[Case, ...]]:
@@ -28,7 +28,7 @@ def units(suite: Suite) -> list[tuple[Case, ...]]:
 
 def joined(units: Sequence[Sequence[Case]], slots: int) -> Sequence[Sequence[Case]]:
     """The units for the tasks of so many GPUs or cores: small neighbours share one."""
-    most = sum(c.settings.processes for unit in units for c in unit) / (slots * TASKS)
+    most = max(LEAST, sum(c.settings.processes for u in units for c in u) / (slots * TASKS))
     found: list[Sequence[Case]] = [()]
     for unit in units:
         if sum(c.settings.processes for c in (*found[-1], *unit)) > most:

@@ -166,7 +166,7 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
     """One row a provider in each configuration, one column a value of an axis."""
     axis, values, heads = _across(summaries, run)
     rows = []
-    for group in groups_along(summaries, axis, "provider"):
+    for group in groups_along(summaries, axis, "provider", across_gpus=True):
         ranked = [_ranked(group, axis, value, metric) for value in values]
         best = {id(of[0]) for of in ranked if of[1:]}
         name = _configuration(group, run, heads)
@@ -188,7 +188,7 @@ def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     axis, values, heads = _across(summaries, run)
     ours = run.suite.provider(summaries[0].case.workload, summaries[0].case.provider)
     rows = []
-    for group in groups_along(summaries, axis, "provider"):
+    for group in groups_along(summaries, axis, "provider", across_gpus=True):
         ranked = [_ranked(group, axis, value, "step_s") for value in values]
         rows.append((_configuration(group, run, heads), *(_lead(of, ours, run) for of in ranked)))
     remark = f"A cell: the fastest, its step time; the next, up to {ours}, as multiples of that."
