@@ -262,7 +262,8 @@ def _pairs(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:
 
 
 def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
-    """Whether one case is as many times better than its partner as the rule asks."""
+    """Whether one case is as many times better than its partner as the rule asks. By the kernels,
+    if the host sets the speed of one, the times leave it open and lie on the same side."""
     partner, name = theirs.case.case_id, rule.metric
     if bounded := _pair_by_bound(rule, ours, theirs):
         return bounded
@@ -277,7 +278,12 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     found = replace(found, partner=partner, kernels=by_kernels(ours, theirs, name))
-    return _decide(rule, found, ratio)
+    answer = _decide(rule, found, ratio)
+    if answer.fact is Fact.OPEN and found.kernels:
+        work = _decide(rule, found, found.kernels)
+        if work.decision is _side(rule, ratio.value, ratio.value):
+            return replace(work, estimate=ratio)
+    return answer
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
