@@ -4,7 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.records import COUNTERS, MAX_USES, Counters, Measurement, Use
+from harness.records import (
+    COUNTERS,
+    MAX_USES,
+    Counters,
+    KernelChange,
+    Measurement,
+    Use,
+    kernel_changes,
+)
 
 KERNEL = "kernel"
 SHOWN = 5
@@ -29,6 +37,8 @@ class ProfileChange:
     """Counters, then the SHOWN kernels and operators with the largest change in time."""
     unknown: str = ""
     """Why kernels and operators cannot be compared."""
+    kernels: tuple[KernelChange, ...] = ()
+    """Whose machine code changed."""
 
 
 def profiled(measurement: Measurement) -> bool:
@@ -48,7 +58,8 @@ def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
         *_uses("operator", one.operators, other.operators),
     ]
     uses.sort(key=lambda found: -found[0])
-    return ProfileChange(calls=(*counters, *(found for _, found in uses[:SHOWN])))
+    calls = (*counters, *(found for _, found in uses[:SHOWN]))
+    return ProfileChange(calls=calls, kernels=tuple(kernel_changes(one, other)))
 
 
 def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:

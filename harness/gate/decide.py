@@ -29,6 +29,7 @@ from harness.records import (
     Finding,
     Measurement,
     Outcome,
+    kernel_changes,
 )
 
 AGAINST = {
@@ -68,6 +69,8 @@ class CaseEvidence:
     """Of the candidate's run, for the log."""
     counted: counters.Compared | None = None
     """Result of the comparison of counters, in that mode."""
+    same: bool = False
+    """Whether the first pair runs the same machine code in the same time."""
 
 
 def judge_case(evidence: CaseEvidence) -> GateCase:
@@ -82,11 +85,13 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
             found += compared
     found, excuse = _excused(found, case_id, state, evidence.policy)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
+    sides = evidence.baseline, evidence.candidate
     return replace(
         settled(evidence.suite, case_id, state, found),
         exemption=excuse,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
+        kernels=tuple(kernel_changes(*(m[0].profile for m in sides))) if all(sides) else (),
         # A counted case runs once, which does not measure its time.
         baseline_s=None if evidence.counted else _median(evidence.baseline, evidence.case),
         candidate_s=None if evidence.counted else _median(evidence.candidate, evidence.case),
@@ -153,6 +158,9 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
         finding = evidence.counted[1]
         state = State.UNCOMPARED if finding.decision is Decision.INCONCLUSIVE else State.COMPARED
         return state, [replace(finding, reason=finding.reason + but)]
+    if evidence.same:
+        reason = "the same machine code, calls and counters, and one pair agrees"
+        return State.SAME, [Finding(check=check, decision=Decision.GO, reason=reason)]
     if evidence.comparison is not None:
         decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason + but
         return State.COMPARED, [Finding(check=check, decision=decision, reason=reason)]

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import HarnessError
 from harness.machine.drift import Difference
-from harness.records import Change, Comparison, Decision, Finding, Run
+from harness.records import Change, Comparison, Decision, Finding, KernelChange, Run
 
 Record = TypeVar("Record")
 
@@ -48,7 +48,7 @@ class State(StrEnum):
     NEW = "new"  # the baseline lacks it or cannot run it
     MISSING = "missing"  # the candidate lacks it
     FAILED = "failed"  # the candidate did not end ok
-    SAME = "same code"  # as the baseline's, so not measured
+    SAME = "same code"  # as the baseline's, so not measured, or in no more than one pair
     UNCOMPARED = "uncompared"  # no comparison was possible
 
 
@@ -85,6 +85,8 @@ class GateCase:
     """Step time of each side, the median over processes of their medians."""
     counters: tuple[CounterChange, ...] = ()
     """Counters that differ, if they were compared."""
+    kernels: tuple[KernelChange, ...] = ()
+    """Whose machine code differs in the first pair."""
     exemption: str = ""
     """Why the comparison does not decide the case, and until when."""
     gpu_s: float = 0.0

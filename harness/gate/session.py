@@ -11,6 +11,7 @@ from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
+from harness.gate.sources import same_step
 from harness.records import Comparison, Decision, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
@@ -65,6 +66,8 @@ class _Answers:
     remarks: Mapping[Key, str] = field(default_factory=dict)
     """Why a case has no comparison, or a weak one."""
     counted: Mapping[Key, counters.Compared] = field(default_factory=dict)
+    same: frozenset[Key] = frozenset()
+    """Whose first pair runs the same machine code in the same time."""
     findings: tuple[Finding, ...] = ()
     """Of the whole."""
 
@@ -114,7 +117,10 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    answers = _interleaved(plan, bench) if timed else _Answers(counted=_counted(plan, bench))
+    if timed:
+        answers = _interleaved(plan, bench, ask_code=not request.measure)
+    else:
+        answers = _Answers(counted=_counted(plan, bench))
     bench.finish()
     return answers
 
@@ -159,6 +165,16 @@ class _Sampling:
         baseline, candidate = self.plan.sides
         return pairs(self.task, baseline, candidate, range(len(candidate.of(self.task))))
 
+    @property
+    def same(self) -> bool:
+        """Whether the first pair runs the same machine code, about as fast."""
+        sides, found = [side.of(self.task)[:1] for side in self.plan.sides], self.pairs()[0]
+        if self.failed or not (all(sides) and found):
+            return False
+        apart = abs(float(comparison.time_logs(found)[0]))
+        near = apart <= math.log(self.thresholds.screen_ratio)
+        return near and same_step(*sides[0], *sides[1])
+
     def missing(self) -> range:
         """The processes that the next look lacks."""
         t, taken = self.thresholds, len(self.plan.sides[-1].of(self.task))
@@ -185,10 +201,17 @@ def _take(bench: Bench, cases: Collection[_Sampling], stage: str) -> None:
             bench.rounds(missing, stage)
 
 
-def _interleaved(plan: Plan, bench: Bench) -> _Answers:
-    """Screen all cases, and look at those that stay open, by more pairs each time."""
+def _interleaved(plan: Plan, bench: Bench, *, ask_code: bool) -> _Answers:
+    """Screen all cases, and look at those that stay open, by more pairs each time. `ask_code`: but
+    for cases whose first pair runs the same machine code."""
     first = plan.policy.thresholds()
-    cases = [_Sampling(task, plan, first, first.screen_pairs) for task in plan.tasks]
+    cases = [_Sampling(task, plan, first, 1) for task in plan.tasks]
+    if ask_code:
+        _take(bench, cases, "machine code")
+    same = frozenset(case.task.key for case in cases if ask_code and case.same)
+    cases = [case for case in cases if case.task.key not in same]
+    for case in cases:
+        case.wanted = first.screen_pairs
     _take(bench, cases, "screen")
     screened = [case for case in cases if case.pairs()[0] and not case.failed]
     for case in screened:
@@ -216,7 +239,7 @@ def _interleaved(plan: Plan, bench: Bench) -> _Answers:
         if others:
             text = f"{others} of {steady + others} pairs were not steady, or disturbed"
             remarks[case.task.key] = text
-    return _Answers(answers, remarks)
+    return _Answers(answers, remarks, same=same)
 
 
 def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
@@ -263,6 +286,7 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 comparison=answers.comparisons.get(task.key),
                 no_comparison=answers.remarks.get(task.key, ""),
                 counted=answers.counted.get(task.key),
+                same=task.key in answers.same,
                 folder=runs[task.suite].folder if task.suite in runs else "",
                 mode=request.mode,
                 policy=plan.policy,

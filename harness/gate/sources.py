@@ -1,7 +1,10 @@
-"""Whether two commits run the same code: then there is nothing to measure."""
+"""Whether two commits, or two processes of them, run the same code: then there is nothing more to
+measure."""
 
 import ast
 from pathlib import Path
+
+from harness.records import Measurement
 
 PROSE = (".md", ".rst")
 """Ends of the names of files that no program runs."""
@@ -30,3 +33,20 @@ def _program(path: Path) -> str:
         if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
     return ast.dump(tree)
+
+
+def same_step(before: Measurement, after: Measurement) -> bool:
+    """Whether a step runs the same machine code by the same calls: its compiled kernels, all its
+    kernels and operators with their calls, and its counters are equal, exact and known."""
+    a, b = before.profile, after.profile
+    if not a or not b or a.no_kernels or not a.fingerprint or before.counters is None:
+        return False
+    known = before.counters.exact and not before.counters.unknown
+    named = {kernel.name for kernel in a.compiled}
+    generated = {use.name for use in a.kernels if use.name.startswith("triton_")}  # by Inductor
+    alike = (a.fingerprint, a.compiled, before.counters) == (
+        b.fingerprint,
+        b.compiled,
+        after.counters,
+    )
+    return known and alike and generated <= named

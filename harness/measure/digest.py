@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.measure import accuracy, memory
+from harness.measure import accuracy, facts
 from harness.measure.failures import Failed
 from harness.records import Accuracy, Outcome, TensorDigest
 
@@ -36,13 +36,13 @@ class FirstOutput:
 
     def inspect(self, output: Any) -> None:
         """Called with the output of the first step, before the next one."""
-        self._peak_bytes = memory.device_peak_bytes() or 0
+        self._peak_bytes = facts.device_peak_bytes() or 0
         self.digest, self.elements = of(output), elements(output)
-        memory.start_peak()
+        facts.start_peak()
 
     def device_peak_bytes(self) -> int | None:
-        """The device's peak since `memory.start_peak`, without that of the digest."""
-        peak = memory.device_peak_bytes()
+        """The device's peak since `facts.start_peak`, without that of the digest."""
+        peak = facts.device_peak_bytes()
         return None if peak is None else max(peak, self._peak_bytes)
 
 

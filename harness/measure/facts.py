@@ -1,6 +1,7 @@
-"""Child side: versions and settings of torch, and the GPU as torch sees it, in a worker."""
+"""Child side: versions and settings of torch, the GPU as torch sees it, and memory, in a worker."""
 
 import os
+import resource
 import sys
 import warnings
 from importlib import metadata
@@ -83,3 +84,22 @@ def _cuda_problem() -> str:
 
 def _version(distribution: str) -> str | None:
     return next((d.version for d in metadata.distributions(name=distribution)), None)
+
+
+def start_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def device_peak_bytes() -> int | None:
+    """Peak of allocated memory on the current device since `start_peak`; None without a device."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def describe_peak() -> str:
+    """Both peaks, for the detail of an out-of-memory outcome."""
+    host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    parts = [f"peak {host_bytes / 1e9:.2f} GB in the process"]
+    if (device := device_peak_bytes()) is not None:
+        parts.append(f"{device / 1e9:.2f} GB on the device")
+    return ", ".join(parts)

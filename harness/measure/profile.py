@@ -19,6 +19,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
+from harness.measure import compiled
 from harness.measure.counters import StepCount, counting
 from harness.measure.profile_events import DRAIN, STEP, Event, EventKind, Trace
 from harness.records import (
@@ -158,6 +159,7 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=fingerprint,
+            compiled=compiled.kernels(),
             breakdown=Breakdown(
                 step_s=step_s,
                 communication_s=sent_s or None,

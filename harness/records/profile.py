@@ -1,8 +1,9 @@
 """What ran: kernels, operators and counters of one step, taken after the last sample."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,26 @@ class Breakdown:
         return max(0.0, 1 - self.device_busy_s / self.step_s)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """A kernel as compiled for the GPU at hand; instructions are counted in its PTX."""
+
+    name: str
+    code: str
+    """Hash of its PTX, which does not change with comments, line numbers or names of files."""
+    registers: int
+    """Of a thread."""
+    local_bytes: int
+    """Of a thread: spilled registers and its stack."""
+    shared_bytes: int
+    warps: int
+    mma: int
+    """Matrix instructions."""
+    loads: int
+    """From global memory."""
+    barriers: int
+
+
 MAX_USES = 24
 """Number of kernels, and of operators, that a record keeps."""
 
@@ -128,6 +149,8 @@ class Profile:
     """Likewise."""
     fingerprint: str = ""
     """Hash of all kernels and operators with their ranges and calls, without times."""
+    compiled: tuple[CompiledKernel, ...] = ()
+    """Triton and Gluon kernels of the process, launched in the step or before it."""
     breakdown: Breakdown | None = None
     steps: int = 0
     """Number of profiled steps."""
@@ -137,6 +160,29 @@ class Profile:
     """Why there is no profile; empty if there is one."""
     no_kernels: str = ""
     """Why the kernels are unknown; empty if they are known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChange:
+    """A kernel that compiles to other machine code; None on a side without it."""
+
+    name: str
+    before: CompiledKernel | None
+    after: CompiledKernel | None
+
+
+def kernel_changes(before: Profile | None, after: Profile | None) -> Iterator[KernelChange]:
+    """The kernels whose machine code differs; those of one name in the order of their size."""
+    sides = [{*p.compiled} for p in (before, after) if p and p.compiled]
+    if len(sides) < 2:
+        return
+    lost, new = sides[0] - sides[1], sides[1] - sides[0]
+    for name in sorted({kernel.name for kernel in lost | new}):
+        of = [[kernel for kernel in side if kernel.name == name] for side in (lost, new)]
+        for side in of:
+            side.sort(key=lambda k: (k.registers, k.shared_bytes, k.code))
+        for old, now in zip_longest(*of):
+            yield KernelChange(name=name, before=old, after=now)
 
 
 LINES = "progress lines"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from harness.measure import accuracy, diagnosis, facts, memory, self_test
+from harness.measure import accuracy, diagnosis, facts, self_test
 from harness.measure.failures import Failed, outcome_of
 from harness.messages import (
     Answer,
@@ -76,7 +76,7 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
         case Unsupported():
             outcome, detail = Outcome.UNSUPPORTED, str(error)
         case _ if outcome is Outcome.OUT_OF_MEMORY:
-            detail = f"{detail} [{memory.describe_peak()}]"
+            detail = f"{detail} [{facts.describe_peak()}]"
     return Measurement(
         case_id=case.case_id, process=process, outcome=outcome, detail=detail, **fields
     )

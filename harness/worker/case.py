@@ -10,7 +10,7 @@ from time import monotonic
 import torch
 
 from harness.git import origin
-from harness.measure import accuracy, attestation, digest, inputs, memory, profile, steady, timing
+from harness.measure import accuracy, attestation, digest, facts, inputs, profile, steady, timing
 from harness.measure.failures import Failed
 from harness.measure.profile import PROFILE_S, ProfileRequest
 from harness.messages import Answer, Built, Channel, MeasureOrder, WorkerReporter
@@ -133,7 +133,7 @@ def _timed(
         if step == 0:
             first.inspect(reading.output)
 
-    memory.start_peak()
+    facts.start_peak()
     try:
         taken = timing.take(
             run,

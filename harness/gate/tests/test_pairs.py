@@ -12,10 +12,13 @@ from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
 from harness.gate.policy import by_scatter
-from harness.records import Change, Measurement, Outcome, Thresholds
+from harness.records import Change, Counters, Measurement, Outcome, Profile, Thresholds, Use
 from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
+from harness.tests.fake_verdicts import KERNEL
 
+COUNTS = Counters(dispatched_ops=9, steps=2)
+USE = Use(name="_forward", calls=1.0, time_s=0.01)
 DISTURBED = "{} of {} pairs were not steady, or disturbed"
 
 
@@ -95,6 +98,23 @@ def test_a_case_that_passes_the_screen_counts_in_the_correction() -> None:
     assert found.p_value == pytest.approx(2 / comparison.EARLY / math.comb(13, 6))
 
 
+@pytest.mark.parametrize(
+    ("code", "ratio", "pairs"),
+    [
+        ("aa", 1.0, 1),
+        ("ab", 1.0, 6),  # other machine code
+        ("aa", 1.15, 12),  # slower in what has no counter
+    ],
+)
+def test_one_pair_is_enough_if_it_runs_the_same_machine_code_as_fast(
+    code: str, ratio: float, pairs: int
+) -> None:
+    answers, key = compared_in_turns(None, 0.001, ratio=ratio, code=code)
+
+    assert (key in answers.same) == (pairs == 1)
+    assert pairs == 1 or answers.comparisons[key].pairs == pairs
+
+
 def compared_in_turns(
     thresholds: Thresholds | None,
     cv: float,
@@ -103,11 +123,13 @@ def compared_in_turns(
     *,
     ratio: float = 1.0,
     beside: bool = False,
+    code: str = "",
 ) -> tuple[session._Answers, tuple[str, str]]:
     """Compare one case whose processes scatter so far; without thresholds, by its own pairs.
 
     Args:
         beside: Also a case that does not change, of the same name in another suite.
+        code: The hash of each side's kernel; without it the machine code is not asked.
     """
     case = fake_runs.case({"seq_len": 512})
     tasks = [Task(suite=suite, case=case) for suite in ("s", "other")[: 1 + beside]]
@@ -116,6 +138,10 @@ def compared_in_turns(
         fake_runs.timed(case, step_s, processes=80, cv=cv, seed=seed)
         for seed, step_s in ((1, 0.1), (2, 0.1 * ratio))
     ]
+    for i, timed in enumerate(made if code else ()):
+        kernel = replace(KERNEL, code=code[i])
+        ran = Profile(fingerprint="f", compiled=(kernel,), kernels=(USE,))
+        made[i] = [replace(m, profile=ran, counters=COUNTS) for m in timed]
     calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)
 
     def rounds(plan: Any, _: str) -> None:
@@ -130,7 +156,7 @@ def compared_in_turns(
     policy: Any = SimpleNamespace(thresholds=lambda *sd: thresholds or PLAIN.thresholds(*sd))
     plan: Any = SimpleNamespace(sides=sides, tasks=tasks, policy=policy)
     bench: Any = SimpleNamespace(rounds=rounds)
-    return session._interleaved(plan, bench), tasks[0].key
+    return session._interleaved(plan, bench, ask_code=bool(code)), tasks[0].key
 
 
 # --- processes that make a pair ------------------------------------------------------------

@@ -14,9 +14,9 @@ from harness.gate.records import CounterChange, GateCase, GateSide, Stage, encod
 from harness.integrations.annotations import MOST, annotations, command
 from harness.integrations.junit import junit
 from harness.integrations.page import MOST_CASES, page
-from harness.records import Decision, Finding
+from harness.records import Decision, Finding, KernelChange
 from harness.tests.command_line import harness
-from harness.tests.fake_verdicts import FASTER, OPEN, SLOWER, gate_case, gate_verdict
+from harness.tests.fake_verdicts import FASTER, KERNEL, OPEN, SLOWER, gate_case, gate_verdict
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).resolve().parents[2] / "tests/data/junit-10.xsd")
 PAGE = Path(__file__).with_name("page.md")
@@ -93,12 +93,17 @@ def test_no_text_breaks_the_xml() -> None:
     assert len(found) == 2
 
 
+SPILLING = dataclasses.replace(KERNEL, registers=255, local_bytes=120)
+WIDER = KernelChange(name="_forward", before=KERNEL, after=SPILLING)
+NEW = KernelChange(name="_merge", before=None, after=KERNEL)
+
+
 def test_the_page_of_a_gate() -> None:
     verdict = gate_verdict(
         gate_case(),
         OPEN,
         COUNTED,
-        SLOWER,
+        dataclasses.replace(SLOWER, kernels=(WIDER, NEW)),
         candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True),
         findings=(
             Finding(check="policy", decision=Decision.GO, reason="it changes its own policy"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.measure import digest, memory
+from harness.measure import digest, facts
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -61,8 +61,8 @@ def test_only_finite_tensors_have_a_digest() -> None:
 def test_the_peak_excludes_the_memory_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step peaks at 100 bytes, its digest at 900, the second step at 70."""
     peaks = [100]
-    monkeypatch.setattr(memory, "device_peak_bytes", lambda: peaks[-1])
-    monkeypatch.setattr(memory, "start_peak", lambda: peaks.append(70))
+    monkeypatch.setattr(facts, "device_peak_bytes", lambda: peaks[-1])
+    monkeypatch.setattr(facts, "start_peak", lambda: peaks.append(70))
 
     def of(_: object) -> tuple[()]:
         peaks.append(900)
@@ -82,7 +82,7 @@ def test_a_digest_on_the_gpu_equals_the_cpu_one_and_leaves_the_peak() -> None:
     x = draw(300, 64, 64)
     on_gpu = x.cuda()
     first = digest.FirstOutput()
-    memory.start_peak()
+    facts.start_peak()
     before = first.device_peak_bytes()
 
     first.inspect({"o": on_gpu})

@@ -16,9 +16,10 @@ from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
 from harness.bisect.session import BisectResult
-from harness.records import Change, Comparison
+from harness.records import Change, Comparison, KernelChange
 from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
+from harness.tests.fake_verdicts import KERNEL
 from harness.tests.small_run import SUITE
 
 DATE = datetime.date(2026, 11, 21)
@@ -126,10 +127,11 @@ def test_the_sentence_without_a_confirmed_commit() -> None:
 
 
 CHANGED = ProfileChange(
+    kernels=(KernelChange(name="_copy", before=KERNEL, after=None),),
     calls=(
         CallsChange(kind="counter", name="host_syncs", before=0, after=2),
         CallsChange(kind="kernel", name="copy|<16>", before=0, after=1.5),
-    )
+    ),
 )
 REVIEWED = Path(__file__).with_name("bisection_of_commits.md")
 

@@ -1,0 +1,66 @@
+"""Whether two processes run the same machine code, and which kernels differ."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.gate.sources import same_step
+from harness.records import Counters, Measurement, Profile, Use, kernel_changes
+from harness.tests import fake_runs
+from harness.tests.fake_verdicts import KERNEL
+
+RAN = Profile(fingerprint="f", compiled=(KERNEL,), kernels=(Use(name="_f", calls=1.0, time_s=0.1),))
+COUNTED = Counters(dispatched_ops=9, steps=2)
+INDUCTOR = Use(name="triton_poi_fused_add_0", calls=1.0, time_s=0.1)
+
+
+def process(ran: Profile | None = RAN, counted: Counters = COUNTED) -> Measurement:
+    (made,) = fake_runs.timed(fake_runs.case({"n": 1}), 0.1, processes=1)
+    return replace(made, profile=ran, counters=counted)
+
+
+@pytest.mark.parametrize(
+    ("ran", "counted", "same"),
+    [
+        ({}, {}, True),
+        ({"compiled": ()}, {}, True),  # all kernels are a library's
+        ({"kernels": (INDUCTOR,)}, {}, False),  # its code is not known
+        ({"no_kernels": "no GPU"}, {}, False),
+        ({"fingerprint": ""}, {}, False),
+        ({}, {"differing": ("allocations",)}, False),
+        ({}, {"unknown": {"host_syncs": "switched off"}}, False),
+    ],
+)
+def test_only_what_is_known_of_a_step_is_the_same(
+    ran: dict[str, Any], counted: dict[str, Any], same: bool
+) -> None:
+    one = process(replace(RAN, **ran), replace(COUNTED, **counted))
+
+    assert same_step(one, one) is same
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        process(replace(RAN, fingerprint="g")),  # other calls
+        process(replace(RAN, compiled=(replace(KERNEL, code="b"),))),
+        process(counted=replace(COUNTED, dispatched_ops=10)),
+        process(None),
+    ],
+)
+def test_a_step_that_differs_in_anything_is_another(other: Measurement) -> None:
+    assert not same_step(process(), other)
+
+
+def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none() -> None:
+    wide, new = replace(KERNEL, code="b", registers=255), replace(KERNEL, name="_new")
+    sides = [replace(RAN, compiled=of) for of in ((KERNEL,), (wide, new))]
+
+    changes = kernel_changes(*sides)
+
+    assert [(c.name, c.before, c.after) for c in changes] == [
+        ("_forward", KERNEL, wide),
+        ("_new", None, new),
+    ]
+    assert not [*kernel_changes(sides[0], None)]

@@ -1,0 +1,58 @@
+"""Machine code of the Triton and Gluon kernels that this process has compiled and loaded."""
+
+import re
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from harness.records import CompiledKernel
+
+JIT = "triton.runtime.jit"
+
+_CLASSES = {
+    "mma": re.compile(r"^\s*(?:@%p\d+ )?(?:wgmma\.mma_async|mma\.sync)", re.M),
+    "loads": re.compile(r"^\s*(?:@%p\d+ )?(?:ld\.global|cp\.async)", re.M),
+    "barriers": re.compile(r"^\s*(?:@%p\d+ )?(?:bar\.sync|barrier\.|mbarrier\.)", re.M),
+}
+
+
+def kernels() -> tuple[CompiledKernel, ...]:
+    """By name; of kernels that are variables of a module. Empty in Triton's interpreter."""
+    jit = sys.modules.get(JIT)
+    functions = {id(f): f for f in _functions(jit)} if jit else {}
+    caches = (cache for f in functions.values() for cache, *_ in f.device_caches.values())
+    loaded = [k for cache in caches for k in cache.values() if hasattr(k, "n_regs")]
+    found = {_described(kernel) for kernel in loaded if "ptx" in kernel.asm}
+    return tuple(sorted(found, key=lambda k: (k.name, k.code)))
+
+
+def _functions(jit: Any) -> Iterator[Any]:
+    """Each function under triton.jit, also below decorators that tune it."""
+    for module in [*sys.modules.values()]:
+        for value in [*getattr(module, "__dict__", {}).values()]:
+            while issubclass(type(value), jit.KernelInterface):
+                if issubclass(type(value), jit.JITFunction):
+                    yield value
+                value = getattr(value, "fn", None)
+
+
+def _described(kernel: Any) -> CompiledKernel:
+    text = instructions(kernel.asm["ptx"])
+    return CompiledKernel(
+        name=kernel.name,
+        code=sha256(text.encode()).hexdigest()[:16],
+        registers=kernel.n_regs,
+        local_bytes=4 * kernel.n_spills,
+        shared_bytes=kernel.metadata.shared,
+        warps=kernel.metadata.num_warps,
+        **{name: len(pattern.findall(text)) for name, pattern in _CLASSES.items()},
+    )
+
+
+def instructions(ptx: str) -> str:
+    """PTX without what follows from the place of the source: comments, line numbers, debug data."""
+    code = ptx.partition("\t.section\t.debug")[0]
+    lines = (line.partition("//")[0].strip() for line in code.splitlines())
+    kept = (line for line in lines if line and not line.startswith((".loc", ".file")))
+    return re.sub(r"\$L__(tmp|func_begin|func_end)\d+:\n?", "", "\n".join(kept))

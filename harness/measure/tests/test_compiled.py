@@ -1,0 +1,77 @@
+"""Machine code of the kernels of a process: which are found, and what changes their hash."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.measure import compiled
+
+PTX = """// a comment
+.file 1 "/a/kernel.py"
+.loc 1 {line} 0
+@%p1 ld.global.b32 %r1, [%rd1];
+wgmma.mma_async.sync.aligned.m64n{tile}k16 %r2;
+$L__tmp{line}:
+bar.sync 0;
+ret;
+	.section	.debug_abbrev
+{line}
+"""
+
+
+class Kernel:
+    """As Triton's KernelInterface."""
+
+
+class JITFunction(Kernel):
+    """As Triton's: kernels by their keys for each device, and more."""
+
+    def __init__(self, **ptx: str) -> None:
+        self.device_caches = {0: ({key: kernel(text) for key, text in ptx.items()}, "more")}
+
+
+class Tuned(Kernel):
+    """A decorator around it."""
+
+    def __init__(self, fn: object) -> None:
+        self.fn = fn
+
+
+def kernel(ptx: str) -> Any:
+    of = SimpleNamespace(shared=512, num_warps=4)
+    return SimpleNamespace(name="_f", asm={"ptx": ptx}, n_regs=40, n_spills=3, metadata=of)
+
+
+def kernels(monkeypatch: pytest.MonkeyPatch, *functions: object) -> list[Any]:
+    module = ModuleType("kernels_of_a_user")
+    module.__dict__.update({f"f{i}": f for i, f in enumerate(functions)})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    jit: Any = SimpleNamespace(JITFunction=JITFunction, KernelInterface=Kernel)
+    monkeypatch.setitem(sys.modules, compiled.JIT, jit)
+    return [*compiled.kernels()]
+
+
+def test_a_kernel_has_its_resources_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = JITFunction(a=PTX.format(line=7, tile=64))
+    (found,) = kernels(monkeypatch, twice, Tuned(twice), "no function")
+
+    assert (found.registers, found.local_bytes, found.shared_bytes, found.warps) == (40, 12, 512, 4)
+    assert (found.name, found.mma, found.loads, found.barriers) == ("_f", 1, 1, 1)
+
+
+def test_lines_and_names_of_files_do_not_change_its_hash_and_an_instruction_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=8, tile=64))
+    assert len(kernels(monkeypatch, moved)) == 1
+
+    wider = Tuned(JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=7, tile=128)))
+    assert len(kernels(monkeypatch, wider)) == 2
+
+
+def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, compiled.JIT, raising=False)
+
+    assert compiled.kernels() == ()

@@ -1,0 +1,43 @@
+"""Kernels whose machine code changed, of a gate or a bisection, as a table."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.records import KernelChange
+from harness.report.markdown import code
+from harness.report.tables import Table
+
+MAX_KERNELS = 18
+_FACTS = {
+    "registers": "registers",
+    "local_bytes": "spilled bytes",
+    "shared_bytes": "shared bytes",
+    "warps": "warps",
+    "mma": "MMA",
+    "loads": "loads",
+    "barriers": "barriers",
+}
+
+
+def kernel_table(changes: Iterable[KernelChange], *, cases: bool) -> Table:
+    """A row for each kernel: its resources and instructions, `127 → 255`; with `cases` also the
+    number of the cases that gave it."""
+    rows = [
+        (code(c.name), *(_moved(c, fact) for fact in _FACTS), *[f"{n}"] * cases)
+        for c, n in Counter(changes).items()
+    ]
+    more = f" {len(rows) - MAX_KERNELS} more are in the record." * (len(rows) > MAX_KERNELS)
+    heads = (*_FACTS.values(), *["cases"] * cases)
+    return Table(
+        columns=("kernel", *(f">{head}" for head in heads)),
+        rows=tuple(rows[:MAX_KERNELS]),
+        remarks=(
+            f"Machine code changed; registers and spills of a thread, instructions in PTX.{more}",
+        )
+        * bool(rows),
+    )
+
+
+def _moved(change: KernelChange, fact: str) -> str:
+    sides = [f"{getattr(k, fact):,}" if k else "–" for k in (change.before, change.after)]
+    return " → ".join(dict.fromkeys(sides))
