@@ -95,12 +95,20 @@ def _bytes(value: float) -> tuple[float, str]:
     return 1, " B"
 
 
+def _energy(joules: float) -> tuple[float, str]:
+    for one, unit in ((1e3, " kJ"), (1.0, " J"), (1e-3, " mJ")):
+        if abs(joules) >= one:
+            return one, unit
+    return 1e-6, " µJ"
+
+
 _SCALES: Mapping[str, Callable[[float], tuple[float, str]]] = {
     "s": _time,
     "tokens/s": _rate,
     "cycles": _rate,
     "ratio": lambda _: (0.01, " %"),
     "B": _bytes,
+    "J": _energy,
 }
 """Unit -> the one that a magnitude is printed in, as (that in SI, suffix); others are kept."""
 _NAMED_ONCE = ("tokens/s", "cycles", "cores", "steps")

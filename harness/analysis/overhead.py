@@ -1,13 +1,15 @@
-"""Where the time of a run goes, and how long a run will take."""
+"""Where the time and energy of a run go, and how long a run will take."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from harness.records import Run, Suite
+from harness.records import Measurement, Run, Suite
 
 WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
 compare again."""
+
+ENERGY_S = 2.0
 
 
 def by_phase(run: Run) -> dict[str, float]:
@@ -47,3 +49,17 @@ def expected_times(suite: Suite, runs: Iterable[Run]) -> dict[str, float]:
             if now and lives_s and of == now:
                 found[case.case_id] = sum(lives_s) / len(lives_s)
     return found
+
+
+def power_w(m: Measurement) -> float | None:
+    """Mean power of the GPU while sampling, by NVML's counter of energy: its steps are up to 0.1 s
+    apart, so at least ENERGY_S. None if that is shorter, or if several GPUs share the step."""
+    counter, sampling = (m.telemetry, next((p for p in m.phases if p.name == "sampling"), None))
+    if not counter or not sampling or m.ranks:
+        return None
+    read = zip(counter.t_s, counter.channels.get("gpu_energy_j", ()), strict=False)
+    within = [(t, e) for t, e in read if e is not None and sampling.start_s <= t <= sampling.end_s]
+    if not within or within[-1][0] - within[0][0] < ENERGY_S:
+        return None
+    (began_s, begin), (ended_s, end) = within[0], within[-1]
+    return (end - begin) / (ended_s - began_s)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness import units
-from harness.analysis import recorded, statistics
+from harness.analysis import overhead, recorded, statistics
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.expectation import peak, precision_of
 from harness.analysis.over_steps import course_metrics
@@ -40,7 +40,7 @@ APART = 2.0
 """Slowest process over fastest above which a case has no speed."""
 
 DRIFT = "tokens_per_s_drift"
-OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share")
+OF_WORK = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "roofline_share", "energy_per_token_j")
 """Metrics that need the tokens or FLOPs of a step."""
 
 
@@ -271,6 +271,8 @@ def _metrics(
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "tokens_per_s_per_gpu": [m.tokens / s / size for m, s in timed if m.tokens and size],
         "mfu": [m.flops / s / card for m, s in timed if card and m.flops],
+        "energy_j": (spent := [w * s for m, s in timed if (w := overhead.power_w(m))]),
+        "energy_per_token_j": [e / m.tokens for m, e in zip(ok, spent, strict=False) if m.tokens],
     }
     metrics |= {
         name: statistics.geometric(values, samples=samples, prior=priors["step_s"])

@@ -127,7 +127,8 @@ def optional(read: Callable[[], Value]) -> Value | None:
 
 class NvmlProbe:
     """Reads one GPU while a worker uses it. `gpu_memory_bytes` excludes the reserve of the driver;
-    `gpu_power_w` is the mean over one second from Ampere on, but the present value on the A100. The
+    `gpu_power_w` is the mean over one second from Ampere on, but the present value on the A100;
+    `gpu_energy_j` counts from the start of the driver. The
     channels of the GPU of rank 1 are `gpu1_utilisation` and so on."""
 
     def __init__(self, uuid: str, *, rank: int = 0) -> None:
@@ -184,6 +185,7 @@ class NvmlProbe:
             "gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
             "gpu_memory_bytes": lambda: used_bytes(device),
             "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+            "gpu_energy_j": lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(device) / 1e3,
             "gpu_sm_clock_hz": lambda: pynvml.nvmlDeviceGetClockInfo(device, clock) * 1e6,
             "gpu_temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(device, core),
             "gpu_throttle_reasons": lambda: throttle_reasons(device),

@@ -107,8 +107,8 @@ class Telemetry:
     """Time of each reading, in seconds since the parent launched the worker."""
     channels: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """Readings by channel, aligned with t_s; None for a failed reading. Channels: gpu_utilisation
-    (0..1), gpu_memory_bytes, gpu_power_w, gpu_sm_clock_hz, gpu_temperature_c, gpu_throttle_reasons
-    (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation (cores),
+    (0..1), gpu_memory_bytes, gpu_power_w, gpu_energy_j, gpu_sm_clock_hz, gpu_temperature_c,
+    gpu_throttle_reasons (NVML bit mask), gpu_foreign_processes (count), cpu_utilisation (cores),
     rss_bytes. The GPU of rank 1 has gpu1_utilisation and so on."""
     unavailable: Mapping[str, str] = field(default_factory=dict)
     """Channel -> why it could not be read."""

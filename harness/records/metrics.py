@@ -32,6 +32,8 @@ _TABLE = (  # name, title, unit, whether higher is better, and what the name doe
     ("mfu", "MFU", "ratio", True, "Model FLOPs utilisation, 0 to 1."),
     ("roofline_share", "share of roofline", "ratio", True, "By measured peaks, 0 to 1."),
     ("peak_memory_bytes", "peak memory", "B", False, ""),
+    ("energy_j", "energy a step", "J", False, "By NVML, if a process samples for two seconds."),
+    ("energy_per_token_j", "energy a token", "J", False, "As energy_j."),
     ("gpu_utilisation", "GPU", "ratio", True, "0 to 1."),
     ("cpu_utilisation", "CPU", "cores", False, "In cores: 1.0 is one busy core."),
     ("error_of_bound", "largest error as a share of its bound", "ratio", False, "Before timing."),

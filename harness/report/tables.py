@@ -45,7 +45,10 @@ from harness.report.verdict_text import (
 
 MAX_AXIS_COLUMNS, MAX_ROWS = 2, 12
 """Of a page: axes with a column of their own, and rows of a table of results."""
-_SHOWN = ("tokens_per_s", "step_s", "gpu_utilisation", "cpu_utilisation", "peak_memory_bytes")
+_SHOWN = (
+    *("tokens_per_s", "step_s", "energy_per_token_j"),
+    *("gpu_utilisation", "cpu_utilisation", "peak_memory_bytes"),
+)
 """Metrics on the page; the appendix has all."""
 NONE = "–"
 _TITLES = {m.name: m.title for m in METRICS.values()} | {

@@ -42,6 +42,7 @@ class FakeNvml:
             "nvmlDeviceGetMaxClockInfo": lambda device, clock: 1980,
             "nvmlDeviceGetUtilizationRates": lambda device: SimpleNamespace(gpu=98, memory=40),
             "nvmlDeviceGetPowerUsage": lambda device: 117915,
+            "nvmlDeviceGetTotalEnergyConsumption": lambda device: 6_500_000,
             "nvmlDeviceGetClockInfo": lambda device, clock: 405,
             "nvmlDeviceGetTemperature": lambda device, sensor: 31,
             "nvmlDeviceGetCurrentClocksEventReasons": lambda device: 0x24,

@@ -125,6 +125,7 @@ def test_a_printed_value_is_close_to_the_value(metric: str, value: float, spread
     size = {
         "ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1, "min": 60, "h": 3600, "d": 86400,
         "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01, "M": 1e6,
+        "µJ": 1e-6, "mJ": 1e-3, "kJ": 1e3,
     }.get(unit, 1)  # fmt: skip
     printed = float(number.replace(",", "")) * size
     assert math.isclose(printed, value, rel_tol=max(0.006, spread))

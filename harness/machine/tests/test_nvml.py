@@ -85,6 +85,7 @@ READING = {
     "gpu_utilisation": 0.98,
     "gpu_memory_bytes": 3870097408,
     "gpu_power_w": 117.915,
+    "gpu_energy_j": 6500.0,
     "gpu_sm_clock_hz": 405e6,
     "gpu_temperature_c": 31,
     "gpu_throttle_reasons": 0x24,
