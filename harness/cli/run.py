@@ -17,7 +17,6 @@ from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
 from harness.executor.task import UnitCommand
-from harness.git.repository import ignore_line
 from harness.machine import drift, nvml
 from harness.records import Decision, Environment, Run, Stop, Suite
 from harness.report import text
@@ -175,8 +174,6 @@ def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | N
     if stop:
         rest = text.rest_command(stop, folder)
         say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
-    if line := ignore_line(store_root):
-        say(f"note: git lists the records as untracked; to ignore them, add {line} to .gitignore")
     recorded = reader.load(store_root, folder)
     page = pages.written(recorded, reports) if reports else None
     pages.conclude(recorded, page)

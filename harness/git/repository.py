@@ -181,17 +181,6 @@ def read_git(folder: Path) -> Git | None:
     return Git(commit=commit, branch=branch, dirty_sha256=_dirty_sha256(tree))
 
 
-def ignore_line(folder: Path) -> str:
-    """The line of .gitignore that keeps a folder of records out of commits; empty if git ignores
-    the folder, is not used there, or if records are committed."""
-    root = try_git(folder, "rev-parse", "--show-toplevel")
-    shown = root and try_git(folder, "status", "--porcelain", "--", ".")
-    if not root or not (shown or "").startswith("??") or try_git(folder, "ls-files"):
-        return ""
-    inside = folder.resolve().relative_to(Path(root).resolve())
-    return f"/{inside.as_posix()}/"
-
-
 def _dirty_sha256(root: Path) -> str:
     """Hash of everything that differs from the commit; empty if nothing does."""
     code = ("--", ".", *_WRITTEN)

@@ -51,10 +51,10 @@ MOST_LINES = {
     "harness": 917,  # the modules beside the rooms
     "harness/analysis": 4_220,
     "harness/bisect": 1_583,
-    "harness/cli": 1_856,
+    "harness/cli": 1_853,
     "harness/executor": 300,
     "harness/gate": 1_866,
-    "harness/git": 457,
+    "harness/git": 446,
     "harness/integrations": 703,
     "harness/machine": 1_184,
     "harness/measure": 2_041,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_977,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 19_000, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_990, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:
