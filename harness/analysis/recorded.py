@@ -262,18 +262,16 @@ def exact_counters(measurements: Sequence[Measurement]) -> ExactCounters:
         disagreeing=tuple(
             name
             for name in COUNTERS
-            if any(name in c.differing for c in counted) or len(_values(counted, name)) > 1
+            if any(name in c.series for c in counted) or len(_values(counted, name)) > 1
         ),
         processes=len(counted),
     )
 
 
 def by_step(measurements: Sequence[Measurement], name: str) -> Sequence[tuple[int, ...]]:
-    """A counter of every step of each process that has it; empty if one did not record them."""
+    """A counter of every step of each process that has it."""
     ok = [m.counters for m in measurements if m.outcome is Outcome.OK and m.counters]
     counted = [c for c in ok if getattr(c, name) is not None]
-    if any(name in c.differing and name not in c.series for c in counted):
-        return ()
     return [c.series.get(name) or (getattr(c, name),) * c.steps for c in counted]
 
 
@@ -283,7 +281,7 @@ def _why_absent(counted: Sequence[Counters], name: str) -> str:
             return c.unknown[name]
         if getattr(c, name) is None:
             return "not counted"
-        if name in c.differing:
+        if name in c.series:
             return "two steps counted differently"
         if c.steps < EXACT_STEPS:
             return f"only {c.steps} step was counted; {EXACT_STEPS} are needed"
@@ -345,8 +343,6 @@ def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
             what = f"; not in every step alike: {', '.join(names)}" if names else ""
             ends = f"{min(every):,} to {max(every):,} in {len(every)} steps"
             notes.append(f"{title}: {ends} ({shown}){what}")
-        elif within := [m.process for m in ok if m.counters and name in m.counters.differing]:
-            notes.append(f"{title} differ from step to step in process {within[0]}")
         else:
             values = _values([m.counters for m in ok if m.counters], name)
             notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")

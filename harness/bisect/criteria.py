@@ -145,6 +145,6 @@ def _counter(name: str, measurement: Measurement) -> float:
     if (value := getattr(counters, name)) is None:
         why = counters.unknown.get(name, "its worker did not count it")
         raise Unreadable(f"{name} is unknown: {why}")
-    if name in counters.differing:
+    if name in counters.series:
         raise Unreadable(f"{name} differs between two steps")
     return float(value)

@@ -66,7 +66,7 @@ def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:
     a, b = before.counters or Counters(), after.counters or Counters()
     for name in COUNTERS:
         one, other = getattr(a, name), getattr(b, name)
-        if None not in (one, other) and one != other and name not in (*a.differing, *b.differing):
+        if None not in (one, other) and one != other and name not in (*a.series, *b.series):
             yield CallsChange(kind="counter", name=name, before=one, after=other)
 
 

@@ -315,7 +315,6 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
     return Counters(
         **{name: values[0] for name, values in series.items()},
         steps=min(map(len, series.values())),
-        differing=tuple(differing),
         series=differing,
         unknown={name: why for name in COUNTERS if name not in series},
         hidden=() if seen is None else seen.hidden(),

@@ -46,10 +46,8 @@ class Counters:
     """Copies between host and device, both ways."""
     steps: int = 0
     """Steps that were counted, at least, by each way of counting."""
-    differing: tuple[str, ...] = ()
-    """Counters with different values in two steps; the first value is kept."""
     series: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Counter in `differing` -> its value in every step, if recorded."""
+    """Counter with different values in two steps -> its value in every step, the first its own."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Counter -> why it is None."""
     hidden: tuple[str, ...] = ()
@@ -58,7 +56,7 @@ class Counters:
     @property
     def exact(self) -> bool:
         """Whether two steps were counted and agree."""
-        return self.steps >= 2 and not self.differing
+        return self.steps >= 2 and not self.series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

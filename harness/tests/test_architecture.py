@@ -49,7 +49,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 917,  # the modules beside the rooms
-    "harness/analysis": 4_220,
+    "harness/analysis": 4_216,
     "harness/bisect": 1_583,
     "harness/cli": 1_853,
     "harness/executor": 300,
@@ -57,9 +57,9 @@ MOST_LINES = {
     "harness/git": 446,
     "harness/integrations": 703,
     "harness/machine": 1_184,
-    "harness/measure": 2_041,
+    "harness/measure": 2_040,
     "harness/program": 1_603,
-    "harness/records": 1_759,
+    "harness/records": 1_757,
     "harness/report": 4_569,
     "harness/runner": 2_153,
     "harness/store": 693,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_977,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_990, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_983, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -215,8 +215,8 @@ def test_equal_reported_metrics_stand_for_outputs(
 
 def varying(c: Case, *steps: int, **changes: Any) -> list[Measurement]:
     counters = Counters(dispatched_ops=steps[0], host_syncs=3, steps=len(steps))
-    varied: dict[str, Any] = {"differing": ("dispatched_ops",), "series": {"dispatched_ops": steps}}
-    return [replace(m, counters=replace(counters, **varied)) for m in did(c, **changes)]
+    varied = replace(counters, series={"dispatched_ops": steps})
+    return [replace(m, counters=varied) for m in did(c, **changes)]
 
 
 @pytest.mark.parametrize(

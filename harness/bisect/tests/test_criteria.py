@@ -15,7 +15,7 @@ from harness.tests.fake_runs import case
 CASE = case({"seq_len": 512})
 PROGRAM = Program(argv=("train",), readings=(MetricSource(metric="loss_s", json="loss"),))
 SYNCS = {"counters": Counters(host_syncs=3)}
-DIFFERING = {"counters": Counters(host_syncs=3, differing=("host_syncs",))}
+DIFFERING = {"counters": Counters(host_syncs=3, series={"host_syncs": (3, 4)})}
 UNCOUNTED = {"counters": Counters(unknown={"host_syncs": "no GPU"})}
 
 

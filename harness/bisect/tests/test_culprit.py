@@ -63,5 +63,5 @@ def test_without_a_profile_the_counters_are_left(profile: Profile | None) -> Non
 
     assert [c.after for c in found.calls] == [2]
     assert found.unknown
-    differing = replace(before, counters=Counters(host_syncs=5, differing=("host_syncs",)))
+    differing = replace(before, counters=Counters(host_syncs=5, series={"host_syncs": (5, 6)}))
     assert profile_change(before, differing) == ProfileChange()

@@ -68,7 +68,7 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
 
     assert answers[0] == answers[1]
     assert answers[0]["steps"] == 2
-    assert answers[0]["differing"] == []
+    assert answers[0]["series"] == {}
     assert answers[0]["dispatched_ops"] > 3
 
 

@@ -31,7 +31,7 @@ GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq
 def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[str, str]:
     """NSA takes these step times in each length, or times out; dense takes 1 s, and 1.2 s in a
     second process; the operators of a step vary."""
-    steps = {"series": {"dispatched_ops": (9, 12)}, "differing": ("dispatched_ops",), "steps": 2}
+    steps = {"series": {"dispatched_ops": (9, 12)}, "steps": 2}
     ops = Counters(**dict.fromkeys(COUNTERS, 9), **steps)  # type: ignore[arg-type]
 
     def measure(c: Case) -> list[Measurement]:
