@@ -42,7 +42,6 @@ class ProfileChange:
 
 
 def profiled(measurement: Measurement) -> bool:
-    """Whether a process has a profile."""
     return measurement.profile is not None and not measurement.profile.skipped
 
 

@@ -60,8 +60,6 @@ class NextBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsConclusion:
-    """The result of a search for a commit."""
-
     reason: str
     culprits: tuple[int, ...] = ()
     """The first bad commit; several if some cannot be measured; empty if no commit was found."""

@@ -159,7 +159,6 @@ def _words(*, trace: bool, self_test: bool, wait_s: float) -> tuple[str, ...]:
 
 
 def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
-    """The run to go on with."""
     before = reader.load(store_root, name)
     if before.stopped and before.stopped.rule and abort:
         raise HarnessError(

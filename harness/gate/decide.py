@@ -50,8 +50,6 @@ _OF_CHANGE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseEvidence:
-    """What was measured of one case."""
-
     mode: Mode
     policy: Policy
     suite: str

@@ -35,8 +35,6 @@ class Stage(StrEnum):
 
 
 class VerdictSubject(StrEnum):
-    """What a verdict judges."""
-
     GATE = "gate"  # a change or a tree, by a policy
     COMPARISON = "comparison"  # two runs or commits, without a policy; blocks nothing
 
@@ -101,8 +99,6 @@ class GateCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSide:
-    """The baseline or the candidate."""
-
     ref: str
     """As given: `origin/main`, `HEAD`, `.` for the working tree, a run."""
     commit: str = ""

@@ -72,7 +72,6 @@ def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
 
 
 def _logs(side: Sequence[Measurement]) -> Floats:
-    """Logarithms of the step times."""
     return np.log([statistics.median(m.kept_s) for m in side])
 
 

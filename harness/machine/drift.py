@@ -16,8 +16,6 @@ from harness.records import Case, Environment, Git, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One thing that differs."""
-
     name: str
     baseline: str
     candidate: str

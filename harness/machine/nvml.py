@@ -67,7 +67,6 @@ def find(uuid: str) -> Gpu:
 
 
 def free_bytes(uuid: str) -> int:
-    """Free memory of the GPU with this UUID."""
     with session():
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle(uuid)).free)
 

@@ -35,8 +35,6 @@ Note = Callable[..., None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookOrder:
-    """The harness's order to the hook."""
-
     step: str
     """Regular expression of a line of progress; empty without one."""
     by_lines: bool
@@ -69,8 +67,6 @@ def watch(order: Path, note: Note) -> None:
 
 
 class StepHook:
-    """Counts the steps of this process."""
-
     def __init__(self, asked: HookOrder, folder: Path, note: Note) -> None:
         self._asked, self._folder, self._note = asked, folder, note
         self._step = re.compile(asked.step)

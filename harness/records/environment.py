@@ -122,7 +122,6 @@ class Environment:
 
     @property
     def uncommitted(self) -> bool:
-        """Whether the code under test had uncommitted changes."""
         return bool(self.git and self.git.dirty_sha256)
 
 

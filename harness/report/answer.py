@@ -148,8 +148,6 @@ def _worded(rule: Rule, suite: Suite) -> Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the question with its answer."""
-
     question: str
     word: str
     """One of WORDS, or SEE_WHY."""

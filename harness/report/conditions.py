@@ -26,7 +26,6 @@ def environment_line(e: Environment) -> str:
 
 
 def environment(run: Run) -> Table:
-    """Where, on what and with what."""
     rows = (
         *environment_rows(run.environment),
         ("suite", f"{run.suite.path}, sha256 {run.suite.sha256[:12]}"),

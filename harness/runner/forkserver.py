@@ -260,6 +260,5 @@ def _last_line(file: IO[bytes]) -> str:
 
 
 def end_of(file: IO[bytes]) -> str:
-    """The end of a log."""
     file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
     return file.read().decode(errors="replace")

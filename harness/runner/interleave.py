@@ -25,8 +25,6 @@ CLOCK = "gpu_sm_clock_hz"
 
 
 class Observer(Protocol):
-    """Follows a gate."""
-
     def stage(self, text: str, processes: int) -> None:
         """A stage with at most this many processes begins."""
 
@@ -89,7 +87,6 @@ class Bench:
 
     @property
     def writers(self) -> list[RunWriter]:
-        """Of all stored runs."""
         return [writer for side in self.sides for writer in side.writers.values()]
 
     def run_self_test(self, *, ask: bool = True) -> tuple[str, ...]:

@@ -130,7 +130,6 @@ def combinations(
 
 
 def kept(workload: WorkloadModel, combinations: Sequence[Case]) -> list[Case]:
-    """The cases that are not excluded."""
     return [case for case in combinations if not any(m.accepts(case) for m in workload.exclude)]
 
 

@@ -46,8 +46,6 @@ NODE = ("GPU UUID", "driver", "power limit (W)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Since:
-    """The section of a page."""
-
     head: str
     bullets: tuple[str, ...]
     regressed: str
