@@ -1,10 +1,9 @@
 """The command `bisect`: find the commit that moved a number, or the difference of two runs."""
 
 import datetime
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer import Option
@@ -15,7 +14,6 @@ from harness.cli import options
 from harness.cli.options import command, say, show
 from harness.errors import HarnessError
 from harness.git.repository import Repository
-from harness.records import Suite
 from harness.report.series import bisection
 from harness.store import reader
 from harness.store.writer import now
@@ -98,12 +96,18 @@ def bisect(
         _write_suite(runs, case, state, stored)
         return
     elif suite and good:
-        start = _request(
-            suites.load(suite, overrides=overrides or ()),
-            case,
-            good,
-            bad or "HEAD",
-            criterion,
+        whole = suites.load(suite, overrides=overrides or ())
+        repository = Repository.around(Path.cwd())
+        one = criteria.one_case(whole, case, whole.path)
+        chosen = criteria.chosen(one, criterion)
+        start = BisectRequest(
+            started_at=now(),
+            repository=str(repository.root),
+            history=history.between(repository, good, bad or "HEAD"),
+            suite=replace(whole, cases=(one,)),
+            case=criteria.prepared(one, chosen),
+            criterion=chosen,
+            command=command(),
             effect=effect,
             build=build,
             roots=tuple(root or (".",)),
@@ -121,30 +125,6 @@ def bisect(
     if result.resumable:
         show(f"Continue with: harness bisect --resume {result.folder.name}")
     raise typer.Exit(0 if result.found else 3)
-
-
-def _request(
-    suite: Suite,
-    pattern: str,
-    good: str,
-    bad: str,
-    criterion: Mapping[str, str | None],
-    **search: Any,
-) -> BisectRequest:
-    """A new search; `search` are other fields of the request."""
-    repository = Repository.around(Path.cwd())
-    case = criteria.one_case(suite, pattern, suite.path)
-    chosen = criteria.chosen(case, criterion)
-    return BisectRequest(
-        started_at=now(),
-        repository=str(repository.root),
-        history=history.between(repository, good, bad),
-        suite=replace(suite, cases=(case,)),
-        case=criteria.prepared(case, chosen),
-        criterion=chosen,
-        command=command(),
-        **search,
-    )
 
 
 def _write_suite(runs: tuple[str, str], case: str, state: Path, stored: Path) -> None:

@@ -275,19 +275,15 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
         facts.add_row(Text(name, style="bold"), escape(value))
     grade = worst(checks)
     head = Text.assemble("Verdict: ", (verdict_of(checks), _GRADE_STYLE[grade]))
-    return Group(facts, Text(), _checks(checks), head)
-
-
-def _checks(found: Sequence[Check]) -> Table:
     rows = table()
-    for check in found:
+    for check in checks:
         rows.add_row(
             Text(str(check.grade), style=_GRADE_STYLE[check.grade]),
             escape(check.name),
             escape(check.fact),
             escape(check.remedy),
         )
-    return rows
+    return Group(facts, Text(), rows, head)
 
 
 def differences(found: Sequence[Difference], baseline: str, candidate: str) -> RenderableType:

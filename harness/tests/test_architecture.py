@@ -51,7 +51,7 @@ MOST_LINES = {
     "harness": 917,  # the modules beside the rooms
     "harness/analysis": 4_216,
     "harness/bisect": 1_580,
-    "harness/cli": 1_852,
+    "harness/cli": 1_828,
     "harness/executor": 300,
     "harness/gate": 1_859,
     "harness/git": 446,
