@@ -9,14 +9,13 @@ running; the search resumes from these lines.
 """
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -25,7 +24,8 @@ from harness.bisect.history import Commit
 from harness.bisect.search import BisectStage
 from harness.errors import StoreError
 from harness.records import Case, Environment, Measurement, Suite
-from harness.store import reader, writer
+from harness.store import reader
+from harness.store.lines import LineFile
 
 DEFAULT_ROOT = Path("reports/bisects")
 STATE = "state.jsonl"
@@ -91,13 +91,13 @@ JournalLine = BisectRequest | Measured | Skipped | Note
 _LINE: TypeAdapter[JournalLine] = TypeAdapter(Annotated[JournalLine, Field(discriminator="kind")])
 
 
-class Journal:
+class Journal(LineFile):
     """The folder of one bisection, and its only writer. Workers' logs are stored there, too."""
 
-    def __init__(self, folder: Path, fd: int, lines: tuple[JournalLine, ...]) -> None:
-        self.folder = folder
-        self.lines = list(lines)
-        self._fd = fd
+    def __init__(self, folder: Path, first: bytes = b"") -> None:
+        remedy = f"Free some space, then: harness bisect --resume {folder.name}"
+        super().__init__(folder / STATE, remedy, first)
+        self.lines: list[JournalLine] = []
 
     @classmethod
     def create(cls, root: Path, begun: BisectRequest) -> "Journal":
@@ -107,16 +107,13 @@ class Journal:
         folder = root / name
         try:
             (folder / "logs").mkdir(parents=True)
-            fd = writer.open_locked(folder / STATE, os.O_CREAT | os.O_EXCL)
+            journal = cls(folder, _encoded(begun))
         except OSError as error:
             raise StoreError(
                 f"cannot start a bisection in {folder}: {error.strerror}",
                 "Give a writable folder with --state.",
             ) from error
-        journal = cls(folder, fd, ())
-        journal.write(begun)
-        for directory in (folder, root):
-            writer.sync_directory(directory)
+        journal.lines.append(begun)
         return journal
 
     @classmethod
@@ -126,7 +123,7 @@ class Journal:
         start = "harness bisect SUITE --case CASE --good COMMIT"
         folder = reader.find(root, name, STATE, "bisection", start)
         try:
-            fd = writer.open_locked(folder / STATE)
+            journal = cls(folder)
         except BlockingIOError:
             raise StoreError(
                 f"another process runs bisection {folder.name}", "Stop that process first."
@@ -134,20 +131,12 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE}: {error.strerror}") from error
         try:
-            data = (folder / STATE).read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            os.ftruncate(fd, len(whole))
-            lines = tuple(_decoded(whole, folder / STATE))
+            journal.cut()
+            journal.lines.extend(_decoded(folder / STATE))
         except BaseException:  # Ctrl-C included: the descriptor holds the lock
-            os.close(fd)
+            journal.close()
             raise
-        return cls(folder, fd, lines)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+        return journal
 
     @property
     def request(self) -> BisectRequest:
@@ -156,17 +145,8 @@ class Journal:
         return first
 
     def write(self, line: JournalLine) -> None:
-        """Add a line; it is on the disk when this returns. After a StoreError the lines before it
-        are kept."""
-        fields = _LINE.dump_python(line, mode="json")
-        text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
-        try:
-            writer.append_synced(self._fd, text.encode("utf-8", "replace") + b"\n")
-        except OSError as error:
-            raise StoreError(
-                f"cannot write {self.folder / STATE}: {error.strerror}",
-                f"Free some space, then: harness bisect --resume {self.folder.name}",
-            ) from error
+        """Add a line, as `add` does."""
+        self.add(_encoded(line))
         self.lines.append(line)
 
     def log_path(self, case_id: str, process: int) -> Path:
@@ -175,8 +155,14 @@ class Journal:
         return path
 
 
-def _decoded(data: bytes, path: Path) -> Iterator[JournalLine]:
-    lines = data.split(b"\n")[:-1]
+def _encoded(line: JournalLine) -> bytes:
+    fields = _LINE.dump_python(line, mode="json")
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "replace") + b"\n"
+
+
+def _decoded(path: Path) -> Iterator[JournalLine]:
+    lines = path.read_bytes().split(b"\n")[:-1]
     if not lines:
         raise StoreError(f"{path} has no complete line", f"Delete {path.parent}.")
     for number, text in enumerate(lines, 1):

@@ -230,7 +230,7 @@ def _on_one_gpu(
             chosen,
             recorded=before.measurements if before else (),
             device=here.device_name,
-            read=lambda: reader.read(writer.folder)[0],
+            read=lambda: reader.read(writer.folder),
             abort=abort,
             budget=Budget(total_s=budget_s, ends_at=began + budget_s) if budget_s else None,
         )

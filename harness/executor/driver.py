@@ -52,7 +52,7 @@ def measure(
     finished are lost."""
     stop = None
     with terminating_like_ctrl_c():  # Ray would exit
-        tasks = _submitted(ray, reader.read(writing.folder)[0], how)
+        tasks = _submitted(ray, reader.read(writing.folder), how)
         say(f"{writing.run_id}: tasks: {len(tasks)}")
         while tasks and not (stop := _stop(writing.folder, abort)):
             (done,), _ = ray.wait([*tasks])
@@ -90,7 +90,7 @@ def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]
 
 def _stop(folder: Path, abort: bool) -> Stop | None:
     """Why the rest is not measured, by what is recorded, if a rule says so."""
-    run = reader.read(folder)[0]
+    run = reader.read(folder)
     device = run.environments[0].device_name if run.environments else ""  # until a unit names it
     due = Agenda(run.suite, recorded=run.measurements, device=device, read=lambda: run, abort=abort)
     due.next()
@@ -100,8 +100,8 @@ def _stop(folder: Path, abort: bool) -> Stop | None:
 def _enter(writing: writer.RunWriter, unit: Sequence[Case], files: Mapping[str, bytes]) -> str:
     """Append what a node measured, unless it differs from the nodes before; what to say of it."""
     folder = writing.folder
-    before, _ = reader.read(folder)
-    run, _ = reader.parse(files[reader.RUN_FILE], folder, folder / reader.RUN_FILE)
+    before = reader.read(folder)
+    run = reader.parse(files[reader.RUN_FILE], folder, folder / reader.RUN_FILE)
     try:
         theirs, ours = ({c.case_id: c for c in cases} for cases in (run.suite.cases, unit))
         if theirs != ours:

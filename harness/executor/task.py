@@ -54,7 +54,7 @@ def measure(how: UnitCommand, case_ids: Sequence[str]) -> dict[str, bytes]:
         if ended.returncode < 0:
             raise ChildProcessError(f"signal {-ended.returncode} on {platform.node()}")
         record = next(Path(store).glob(f"*/{reader.RUN_FILE}"), None)
-        if record is None or not reader.read(record.parent)[0].ended_at:
+        if record is None or not reader.read(record.parent).ended_at:
             said = log.read_text(errors="replace").rpartition("error: ")[-1].strip()
             raise HarnessError(f"{platform.node()} refused a unit: {said}")
         files = [path for path in record.parent.rglob("*") if path.is_file()]

@@ -1,11 +1,14 @@
-"""The lines of run.jsonl: one record each, as JSON with its kind."""
+"""The lines of run.jsonl: one record each, as JSON with its kind; and a file of such lines."""
 
+import fcntl
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -110,6 +113,87 @@ def decode(line: bytes, place: str) -> Line:
 def damaged(place: str, problem: str) -> StoreError:
     """The error for a file that was changed after it was written."""
     return StoreError(f"{place}: {problem}", "The file is damaged; restore it from a copy.")
+
+
+class LineFile:
+    """Appends to a file of JSON lines; its only writer while open. Neither a kill nor a full disk
+    damages a line. A context: leaving it releases the file."""
+
+    def __init__(self, path: Path, remedy: str, first: bytes = b"") -> None:
+        """Lock a file; or make it with its `first` line, which is then on the disk. An OSError if
+        it cannot be written, a BlockingIOError if another process does. `remedy`: for later."""
+        self.folder = path.parent
+        self._path, self._remedy = path, remedy
+        flags = os.O_CREAT | os.O_EXCL if first else 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if first:
+                self._append(first)
+                for folder in (path.parent, path.parent.parent):
+                    _sync(folder)
+        except BaseException:  # also Ctrl-C: the descriptor holds the lock
+            self.close()
+            raise
+
+    def add(self, data: bytes) -> None:
+        """Append lines; all are on the disk when this returns. After a StoreError none of them is,
+        and the lines before them are kept."""
+        try:
+            self._append(data)
+            if not os.fstat(self._fd).st_nlink:
+                raise FileNotFoundError
+        except OSError as error:
+            raise self.cannot_write(self._path, error) from error
+
+    def cut(self) -> int:
+        """Remove an incomplete last line; its length."""
+        data = self._path.read_bytes()
+        whole_bytes = data.rfind(b"\n") + 1
+        os.ftruncate(self._fd, whole_bytes)
+        return len(data) - whole_bytes
+
+    def cannot_write(self, path: Path, error: OSError) -> StoreError:
+        """The error for a file of the folder."""
+        if not self._path.exists():
+            return StoreError(
+                f"cannot write {path}: somebody removed the run while it went on",
+                "Its measurements are lost. Start it again.",
+            )
+        return StoreError(f"cannot write {path}: {error.strerror}", self._remedy)
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._fd >= 0:
+            os.close(self._fd)  # and with it the lock
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, data: bytes) -> None:
+        """Write and sync all of `data`, or leave the file unchanged."""
+        before = os.fstat(self._fd).st_size
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+            os.fsync(self._fd)
+        except BaseException:  # also Ctrl-C: no half line may precede the next
+            os.ftruncate(self._fd, before)
+            raise
+
+
+def _sync(folder: Path) -> None:
+    """Sync a folder, so that new files in it survive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 @cache

@@ -32,7 +32,7 @@ LOG_FOLDER = "logs"
 def load(root: Path, run_id: str | Path) -> Run:
     """The run of an id, a unique prefix of one, `latest`, or the path of its folder; a StoreError
     if it is absent or damaged, or has another schema."""
-    return read(find(root, run_id))[0]
+    return read(find(root, run_id))
 
 
 def stored(
@@ -43,9 +43,9 @@ def stored(
     for path in sorted(root.glob(f"*/{RUN_FILE}")):
         try:
             with path.open("rb") as file:
-                begun, _ = parse(file.readline(), path.parent, path)
+                begun = parse(file.readline(), path.parent, path)
             if wanted(begun):
-                yield read(path.parent)[0]
+                yield read(path.parent)
         except (OSError, StoreError) as error:
             say(f"note: {path.parent} cannot be read: {str(error).partition(chr(10))[0]}")
 
@@ -67,8 +67,8 @@ def is_full(run: Run) -> bool:
     return True
 
 
-def read(folder: Path) -> tuple[Run, int]:
-    """The run in a folder, and how many bytes of its file are whole lines."""
+def read(folder: Path) -> Run:
+    """The run in a folder."""
     path = folder / RUN_FILE
     try:
         data = path.read_bytes()
@@ -77,9 +77,8 @@ def read(folder: Path) -> tuple[Run, int]:
     return parse(data, folder, path)
 
 
-def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
-    """The run that the content of a run.jsonl describes, and how many bytes are whole lines; `path`
-    is the file, for errors."""
+def parse(data: bytes, folder: Path, path: Path) -> Run:
+    """The run that the content of a run.jsonl describes; `path` is the file, for errors."""
     whole, newline, cut_short = data.rpartition(b"\n")
     if not newline:
         raise StoreError(
@@ -126,7 +125,7 @@ def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
         f"{len(cards)} {kind} measured this run: {where}{here.hostname}. Cases of different {kind} "
         "are not compared with each other.",
     )[: len(cards) > 1]
-    run = Run(
+    return Run(
         run_id=started.run_id,
         folder=str(folder),
         suite=started.suite,
@@ -141,7 +140,6 @@ def parse(data: bytes, folder: Path, path: Path) -> tuple[Run, int]:
         wall_s=ended.wall_s if ended else None,
         stopped=ended.stopped if ended else None,
     )
-    return run, len(data) - len(cut_short)
 
 
 def cut_notes(cut_bytes: int) -> tuple[str, ...]:

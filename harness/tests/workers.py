@@ -53,7 +53,7 @@ class Memory(RunWriter):
     """A writer that keeps measurements in a list."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(run_id="", folder=folder, _fd=-1, _recorded=0)
+        self.folder = folder
         self.measurements: list[Measurement] = []
 
     def append(self, *found: object) -> None:

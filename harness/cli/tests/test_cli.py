@@ -205,7 +205,7 @@ def test_a_run_whose_budget_is_over_is_resumed(recorded: Path) -> None:
 
 def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
     (record,) = (recorded / "reports/runs").glob("*/run.jsonl")
-    took_s = [m.wall_s for m in reader.read(record.parent)[0].measurements]
+    took_s = [m.wall_s for m in reader.read(record.parent).measurements]
 
     shown = harness("run", "fakes.yaml", "--dry-run", cwd=recorded)
 

@@ -57,7 +57,7 @@ def begun(tmp_path: Path) -> Callable[..., Path]:
 
 
 def go_on(folder: Path, cluster: Any) -> Stop | None:
-    how: Any = driver.command_of(reader.read(folder)[0])
+    how: Any = driver.command_of(reader.read(folder))
     writing, _ = writer.resume(folder.parent, folder)
     with writing, driver.connected(cluster.address) as ray:
         return driver.measure(ray, writing, how, True, lambda _: None)
@@ -67,7 +67,7 @@ def complete(folder: Path) -> None:
     """Every process was measured once, and each unit on one GPU."""
     lines = [json.loads(line) for line in (folder / reader.RUN_FILE).read_bytes().splitlines()]
     found = [(m["case_id"], m["process"]) for m in lines if m["kind"] == "measurement"]
-    run, _ = reader.read(folder)
+    run = reader.read(folder)
     expected = [(c.case_id, n) for c in run.suite.cases for n in range(fake_harness.PROCESSES)]
     assert sorted(found) == sorted(expected)
     assert run.ended_at
@@ -85,7 +85,7 @@ def test_a_task_that_dies_is_tried_again_and_given_up_at_last(
     (tmp_path / "kill-c").write_text(str(driver.RETRIES + 1))
     go_on(folder, cluster)
     wait_until(lambda: not fakes(tmp_path))  # a killed worker leaves nothing that keeps its GPU
-    run, _ = reader.read(folder)
+    run = reader.read(folder)
     lost = [m for m in run.measurements if m.outcome is Outcome.INVALID_ENVIRONMENT]
     assert [m.case_id for m in lost] == ["c/nsa", "c/dense"]
     assert "WorkerCrashedError" in lost[0].detail
@@ -121,7 +121,7 @@ def test_a_killed_driver_is_resumed_and_one_that_ends_ends_what_it_started(
     for end, status in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 3)):
         command = subprocess.Popen(resume, stderr=subprocess.PIPE)
         wait_until((tmp_path / "running-c").exists)
-        wait_until(lambda: len(reader.read(folder)[0].measurements) == 4 * fake_harness.PROCESSES)
+        wait_until(lambda: len(reader.read(folder).measurements) == 4 * fake_harness.PROCESSES)
         command.send_signal(end)
         _, said = command.communicate()
         assert command.returncode == status, said
@@ -173,7 +173,7 @@ def test_a_rule_with_abort_early_ends_the_run_and_its_units(
     (tmp_path / "hold-b").touch()
     assert go_on(folder, cluster) == Stop(rule="floor")
     wait_until(lambda: not fakes(tmp_path))  # unit b was not waited for
-    assert {m.case_id[0] for m in reader.read(folder)[0].measurements} == {"a"}
+    assert {m.case_id[0] for m in reader.read(folder).measurements} == {"a"}
 
 
 def test_the_command_measures_on_this_node_by_an_ordinary_run(tmp_path: Path) -> None:

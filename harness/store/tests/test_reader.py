@@ -75,7 +75,7 @@ def test_a_stopped_run_is_complete_until_it_is_resumed(tmp_path: Path, writer: R
         during = reader.load(tmp_path, writer.run_id)
         again.append(measured(1))
         again.finish()
-    after, _ = reader.read(writer.folder)
+    after = reader.read(writer.folder)
 
     assert (before.stopped, before.wall_s, bool(before.ended_at)) == (stop, 2.0, True)
     assert (during.stopped, during.wall_s, during.ended_at) == (None, None, "")
@@ -83,7 +83,7 @@ def test_a_stopped_run_is_complete_until_it_is_resumed(tmp_path: Path, writer: R
     for _ in range(2):  # a refusal must also release the lock
         with pytest.raises(StoreError, match=r"cannot be continued\n.* run suites/smoke\.yaml"):
             resume(tmp_path, writer.run_id)
-    assert reader.read(writer.folder)[0] == after
+    assert reader.read(writer.folder) == after
 
 
 # --- damage ------------------------------------------------------------------------------

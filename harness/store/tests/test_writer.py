@@ -177,9 +177,9 @@ def test_each_case_id_gives_its_own_plain_log_name(
     tmp_path_factory: pytest.TempPathFactory, one: str, other: str
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
-    writer = RunWriter("run", folder, -1, 0)
 
-    paths = {writer.log_path(case_id, process) for case_id in (one, other) for process in (0, 1)}
+    with RunWriter(folder, b"\n") as writer:
+        paths = {writer.log_path(case_id, i) for case_id in (one, other) for i in (0, 1)}
 
     assert len(paths) == (2 if one == other else 4)
     assert {path.parent for path in paths} == {folder / "logs"}
