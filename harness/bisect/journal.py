@@ -9,8 +9,6 @@ running; the search resumes from these lines.
 """
 
 import json
-import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +23,7 @@ from harness.bisect.search import BisectStage
 from harness.errors import StoreError
 from harness.records import Case, Environment, Measurement, Suite
 from harness.store import reader
-from harness.store.lines import LineFile
+from harness.store.lines import LOG_FOLDER, LineFile, dated
 
 DEFAULT_ROOT = Path("reports/bisects")
 STATE = "state.jsonl"
@@ -102,11 +100,9 @@ class Journal(LineFile):
     @classmethod
     def create(cls, root: Path, begun: BisectRequest) -> "Journal":
         """Start a bisection in a new folder; a StoreError if it cannot be created or written."""
-        what = re.sub(r"[^a-z0-9]+", "-", begun.case.case_id.lower()).strip("-")[:32].rstrip("-")
-        name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{what}-{secrets.token_hex(2)}"
-        folder = root / name
+        folder = root / dated(datetime.now(UTC), begun.case.case_id[:32])
         try:
-            (folder / "logs").mkdir(parents=True)
+            (folder / LOG_FOLDER).mkdir(parents=True)
             journal = cls(folder, _encoded(begun))
         except OSError as error:
             raise StoreError(
@@ -148,11 +144,6 @@ class Journal(LineFile):
         """Add a line, as `add` does."""
         self.add(_encoded(line))
         self.lines.append(line)
-
-    def log_path(self, case_id: str, process: int) -> Path:
-        path = self.folder / "logs" / f"{process}.log"
-        path.touch()
-        return path
 
 
 def _encoded(line: JournalLine) -> bytes:

@@ -1,11 +1,15 @@
 """The lines of run.jsonl: one record each, as JSON with its kind; and a file of such lines."""
 
 import fcntl
+import hashlib
 import json
 import math
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -14,6 +18,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION, Environment, Measurement, SelfTest, Stop, Suite
+
+LOG_FOLDER = "logs"
+LOG_NAME_LENGTH = 80
+"""Of a case id in a file name; a hash makes the name unique."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +138,13 @@ class LineFile:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if first:
                 self._append(first)
+                # Without this a power cut may leave no folder that names the file.
                 for folder in (path.parent, path.parent.parent):
-                    _sync(folder)
+                    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                    try:
+                        os.fsync(fd)
+                    finally:
+                        os.close(fd)
         except BaseException:  # also Ctrl-C: the descriptor holds the lock
             self.close()
             raise
@@ -144,7 +157,7 @@ class LineFile:
             if not os.fstat(self._fd).st_nlink:
                 raise FileNotFoundError
         except OSError as error:
-            raise self.cannot_write(self._path, error) from error
+            raise self._cannot_write(self._path, error) from error
 
     def cut(self) -> int:
         """Remove an incomplete last line; its length."""
@@ -153,8 +166,19 @@ class LineFile:
         os.ftruncate(self._fd, whole_bytes)
         return len(data) - whole_bytes
 
-    def cannot_write(self, path: Path, error: OSError) -> StoreError:
-        """The error for a file of the folder."""
+    def log_path(self, case_id: str, process: int) -> Path:
+        """The file for the output of one worker process; made if absent, or a StoreError."""
+        name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
+        digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
+        try:
+            path.parent.mkdir(exist_ok=True)  # somebody may have removed the logs
+            path.touch()
+        except OSError as error:
+            raise self._cannot_write(path, error) from error
+        return path
+
+    def _cannot_write(self, path: Path, error: OSError) -> StoreError:
         if not self._path.exists():
             return StoreError(
                 f"cannot write {path}: somebody removed the run while it went on",
@@ -187,13 +211,10 @@ class LineFile:
             raise
 
 
-def _sync(folder: Path) -> None:
-    """Sync a folder, so that new files in it survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def dated(began: datetime, *words: str) -> str:
+    """A name for a folder that sorts by time and contains words."""
+    names = (re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-") for word in words)
+    return "-".join([f"{began:%Y%m%d-%H%M%S}", *names, secrets.token_hex(2)])
 
 
 @cache

@@ -26,7 +26,6 @@ from harness.store import lines
 DEFAULT_ROOT = Path("reports/runs")
 RUN_FILE = "run.jsonl"
 SUITE_FILE = "suite.yaml"
-LOG_FOLDER = "logs"
 
 
 def load(root: Path, run_id: str | Path) -> Run:

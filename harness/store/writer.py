@@ -1,8 +1,6 @@
 """Writes runs: one folder per run, one line as each process ends, synced at once."""
 
-import hashlib
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Sequence
@@ -12,10 +10,7 @@ from pathlib import Path
 from harness.errors import StoreError
 from harness.records import SCHEMA_VERSION, Environment, Measurement, Run, SelfTest, Stop, Suite
 from harness.store import lines
-from harness.store.reader import LOG_FOLDER, RUN_FILE, SUITE_FILE, cut_notes, find, read
-
-LOG_NAME_LENGTH = 80
-"""Of a case id in a file name; a hash makes the name unique."""
+from harness.store.reader import RUN_FILE, SUITE_FILE, cut_notes, find, read
 
 
 class RunWriter(lines.LineFile):
@@ -50,24 +45,13 @@ class RunWriter(lines.LineFile):
         self.add(lines.encode(ended))
         self.close()
 
-    def log_path(self, case_id: str, process: int) -> Path:
-        """The file for the output of one worker process; made if absent, or a StoreError."""
-        name = re.sub(r"[^\w.=-]", "_", case_id, flags=re.ASCII).lstrip(".")
-        digest = hashlib.sha256(case_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        path = self.folder / LOG_FOLDER / f"{name[:LOG_NAME_LENGTH]}-{digest}.{process}.log"
-        try:
-            path.parent.mkdir(exist_ok=True)  # somebody may have removed the logs
-            path.touch()
-        except OSError as error:
-            raise self.cannot_write(path, error) from error
-        return path
-
 
 def create(root: Path, suite: Suite, environment: Environment, *, where: str = "") -> RunWriter:
     """Start a run in a new folder, and record suite and environment; a StoreError if it cannot be
     written. `where` takes the place of the device in the id while the device is unknown."""
     began, began_at = datetime.now(UTC), time.monotonic()
-    run_id = _run_id(began, suite.name, where or environment.device_name)
+    device = re.sub("nvidia", "", where or environment.device_name, flags=re.IGNORECASE)
+    run_id = lines.dated(began, suite.name, device)
     first_line = lines.encode(
         lines.Started(
             schema=SCHEMA_VERSION,
@@ -82,7 +66,7 @@ def create(root: Path, suite: Suite, environment: Environment, *, where: str = "
         root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()  # fails if another run drew the same id
         try:
-            (folder / LOG_FOLDER).mkdir()
+            (folder / lines.LOG_FOLDER).mkdir()
             (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
             return RunWriter(folder, first_line, began_at)
         except OSError:
@@ -126,13 +110,6 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         writer.close()
         raise
-
-
-def _run_id(began: datetime, suite: str, device: str) -> str:
-    """An id that sorts by time and names suite and device."""
-    device = re.sub("nvidia", "", device, flags=re.IGNORECASE)
-    what, where = (re.sub(r"[^a-z0-9]+", "-", s.lower()).strip("-") for s in (suite, device))
-    return f"{began:%Y%m%d-%H%M%S}-{what}-{where}-{secrets.token_hex(2)}"
 
 
 def now() -> str:

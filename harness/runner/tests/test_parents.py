@@ -16,7 +16,7 @@ import pytest
 from harness.errors import HarnessError, ProbeError, StoreError
 from harness.machine import gpu_lock
 from harness.runner.rig import Rig
-from harness.store import reader
+from harness.store import lines, reader
 from harness.store import writer as store_writer
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured
 
@@ -127,7 +127,7 @@ def test_a_child_does_not_inherit_the_lock() -> None:
 def test_two_parents_that_draw_one_id_do_not_share_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_writer, "_run_id", lambda *_: "drawn")
+    monkeypatch.setattr(lines, "dated", lambda *_: "drawn")
 
     with store_writer.create(tmp_path, SUITE, ENVIRONMENT) as one:
         one.append(measured(0))

@@ -187,7 +187,7 @@ def test_each_case_id_gives_its_own_plain_log_name(
 
 
 def test_a_log_is_made_again_or_its_error_names_the_run_to_resume(writer: RunWriter) -> None:
-    logs = writer.folder / reader.LOG_FOLDER
+    logs = writer.folder / lines.LOG_FOLDER
     shutil.rmtree(logs)
     assert writer.log_path("case", 0).is_file()
 
