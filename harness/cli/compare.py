@@ -84,7 +84,7 @@ def compare(
         )
         answer = _measured(request)
     out.print(console.judged(answer))
-    raise typer.Exit(answer.exit_status)
+    raise typer.Exit(answer.decision.exit_status)
 
 
 def _run_of(name: str, root: Path) -> Run | None:

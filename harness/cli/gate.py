@@ -84,7 +84,7 @@ def gate(
     if verdict_file is not None:
         verdict_file.write_text(records.encode(verdict), encoding="utf-8")
     out.print(console.judged(verdict))
-    raise typer.Exit(0 if ci and not verdict.blocks else verdict.exit_status)
+    raise typer.Exit(0 if ci and not verdict.blocks else verdict.decision.exit_status)
 
 
 def _require_writable(file: Path) -> None:

@@ -21,7 +21,7 @@ from harness.gate.records import (
     VerdictSubject,
     side_of,
 )
-from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, processes, too_few
+from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, too_few
 from harness.machine import drift, facts
 from harness.records import (
     Case,
@@ -32,6 +32,7 @@ from harness.records import (
     Outcome,
     Run,
 )
+from harness.runner.interleave import usable
 from harness.suite.choice import passing
 
 EXPECTED = ("commit", "uncommitted changes", "host", facts.INTERPRETER)
@@ -58,7 +59,8 @@ def runs(
     their environments differ."""
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
-    before, after = _passing(baseline, filters), _passing(candidate, filters)
+    sides = (passing(run.suite.cases, filters) for run in (baseline, candidate))
+    before, after = ({c.case_id: c for c in cases} for cases in sides)
     if not (before.keys() | after.keys()):
         raise HarnessError(
             f"no case of the two runs matches {' '.join(map(repr, filters))}",
@@ -108,10 +110,6 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     )
 
 
-def _passing(run: Run, filters: Sequence[str]) -> dict[str, Case]:
-    return {c.case_id: c for c in passing(run.suite.cases, filters)}
-
-
 def _differs(baseline: Case, candidate: Case) -> str:
     """Why two cases of one id are not the same: axes, code, or how samples are taken."""
     for name, (a, b) in drift.measured(baseline, candidate).items():
@@ -127,7 +125,7 @@ def _times(
     why: dict[str, str] = {}
     for case in alike:
         measured = a.of(case.case_id), b.of(case.case_id)
-        before, after = (processes(side, case) for side in measured)
+        before, after = ([m for m in side if usable(m, case)] for side in measured)
         if problem := too_few(before, after):
             why[case.case_id] = problem
         elif all(m.outcome is Outcome.OK for side in measured for m in side):

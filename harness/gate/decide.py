@@ -31,6 +31,7 @@ from harness.records import (
     Outcome,
     kernel_changes,
 )
+from harness.suite.choice import fits
 
 AGAINST = {
     Mode.RELATIVE: "against the baseline commit",
@@ -183,15 +184,15 @@ def _excused(
     comparison that is not GO, and a case that is missing; never a case that failed, or that could
     not be compared."""
     today = datetime.date.today()
-    entries = (e for e in policy.form.exempt if e.covers(case_id) and today <= e.expires)
-    entry = next(entries, None)
+    valid = [e for e in policy.form.exempt if today <= e.expires]
+    entry = next((e for e in valid if any(fits(case_id, p) for p in e.cases)), None)
     if entry is None or state not in (State.COMPARED, State.MISSING):
         return found, ""
     whole = state is State.MISSING
     meant = [f for f in found if f.decision is not Decision.GO]
     meant = [f for f in meant if whole or f.check in AGAINST.values()]
     kept = [replace(f, counts=False) if f in meant else f for f in found]
-    return kept, entry.sentence if meant else ""
+    return kept, f"exempt until {entry.expires}: {entry.because}" if meant else ""
 
 
 def _median(measured: Sequence[Measurement], case: Case) -> float | None:

@@ -90,7 +90,15 @@ def opened(request: Request, held: ExitStack) -> Ground:
     loaded = replace(loaded, path=from_root(Path(loaded.path), repository.root))
     gated = "" if request.given else loaded.path
     trees = take(held, repository, gated, base=request.base, head=request.head)
-    suites = _chosen(request, loaded, trees)
+    asked = _choices(loaded, request.mode)
+    if not asked:
+        raise SuiteError(
+            loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
+        )
+    places = (repository.root, trees.tree)
+    suites = {c.suite: require(places, c, loaded.path) for c in asked}
+    for suite in suites.values():
+        require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
     return Ground(policy=loaded, trees=trees, suites=suites, began=began)
 
 
@@ -135,19 +143,6 @@ def prepared(request: Request, ground: Ground, held: ExitStack, say: Say) -> Pla
     if plan.sound:
         _preflight(plan)
     return plan
-
-
-def _chosen(request: Request, loaded: Policy, trees: Trees) -> dict[str, Suite]:
-    """The suites that are judged."""
-    asked = _choices(loaded, request.mode)
-    if not asked:
-        raise SuiteError(
-            loaded.path, "names no suite to count", "List one: counters: [{suite: FILE}]"
-        )
-    suites = {c.suite: require(trees.places, c, loaded.path) for c in asked}
-    for suite in suites.values():
-        require_own(suite, [trees.tree / folder for folder in loaded.form.roots])
-    return suites
 
 
 def _as_measured(case: Case, mode: Mode, pairs: int) -> Case:

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from harness.records import Thresholds
-from harness.suite.choice import fits
 from harness.suite.fields import Form, Text, checked, form_of, read_as, wrong
 from harness.suite.load import text_of
 from harness.suite.positions import Problem, read
@@ -52,14 +51,6 @@ class Exemption(Form):
     because: Text
     expires: Date
     """Last day. From the next day on the entry excuses nothing."""
-
-    def covers(self, case_id: str) -> bool:
-        return any(fits(case_id, pattern) for pattern in self.cases)
-
-    @property
-    def sentence(self) -> str:
-        """`exempt until 2026-12-31: known`."""
-        return f"exempt until {self.expires}: {self.because}"
 
 
 class PolicyForm(Form):

@@ -155,11 +155,6 @@ class GateVerdict:
     """Of the environments, in a comparison; the most suspect first."""
 
     @property
-    def exit_status(self) -> int:
-        """0 GO, 1 NO-GO, 3 undecided, independent of the policy's stage."""
-        return self.decision.exit_status
-
-    @property
     def undecided_blocks(self) -> bool:
         """Whether what is undecided keeps the change from being merged."""
         return self.blocks and self.decision is not Decision.NO_GO
@@ -170,7 +165,7 @@ class GateVerdict:
 
 def encode(verdict: GateVerdict) -> str:
     """The verdict as JSON, with its exit status."""
-    fields = {**asdict(verdict), "exit_status": verdict.exit_status}
+    fields = {**asdict(verdict), "exit_status": verdict.decision.exit_status}
     return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -136,11 +136,6 @@ def _started(request: Request, plan: Plan, held: ExitStack, observer: Observer) 
     return bench
 
 
-def _once(bench: Bench, plan: Plan) -> None:
-    """Count the steps of each case."""
-    bench.rounds([(t, range(1)) for t in plan.tasks], "counters")
-
-
 @dataclass(slots=True, eq=False)
 class _Sampling:
     """One case, of which pairs are taken until a look at them decides."""
@@ -245,7 +240,7 @@ def _interleaved(plan: Plan, bench: Bench, *, ask_code: bool) -> _Answers:
 def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
     """Compare counters with those of the baseline commit, or without one with the recorded ones.
     Counts that the change itself records are accepted."""
-    _once(bench, plan)
+    bench.rounds([(task, range(1)) for task in plan.tasks], "counters")
     candidate, useless = plan.sides[-1], counters.unfit(plan.recorded, plan.here)
     kept = None if useless else plan.recorded
     answers = {}
@@ -309,7 +304,7 @@ def count(request: Request, observer: Observer, say: Say) -> counters.CounterBas
         if not plan.sound:
             raise HarnessError("; ".join(f.reason for f in plan.findings))
         bench = _started(request, plan, held, observer)
-        _once(bench, plan)
+        bench.rounds([(task, range(1)) for task in plan.tasks], "counters")
         bench.finish()
         counted: dict[str, dict[str, counters.Counts]] = {}
         for task in plan.tasks:

@@ -42,11 +42,6 @@ class Trees:
             return None
         return base.commit[:10], head.commit[:10]
 
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """Where suites are read: the working tree, then the candidate's."""
-        return (self.repository.root, self.tree)
-
 
 def from_root(path: Path, root: Path) -> str:
     whole = path.absolute()

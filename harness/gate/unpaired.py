@@ -16,8 +16,8 @@ from scipy.special import ndtri, stdtr, stdtrit
 from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
 from harness.analysis.statistics import Floats
-from harness.records import Case, Change, Comparison, Measurement, Thresholds
-from harness.runner.interleave import clock, usable
+from harness.records import Change, Comparison, Measurement, Thresholds
+from harness.runner.interleave import clock
 
 FEWEST = 2
 """Processes that each side of a case needs."""
@@ -29,11 +29,6 @@ CARD_CV = 0.02
 SKU, times spread by 8 % on average (arXiv:2208.11035), four standard deviations of 2 %. Here dense
 attention and training, whose code did not change, moved by 2.6 % (root mean square) between four
 pairs of H200 runs: 1.8 % for one card."""
-
-
-def processes(measured: Sequence[Measurement], case: Case) -> list[Measurement]:
-    """The steady processes of a case."""
-    return [m for m in measured if usable(m, case)]
 
 
 def too_few(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> str:

@@ -103,7 +103,7 @@ def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
     answer = compare(side("a", before), side("b", after))
     case = answer.cases[0]
 
-    assert (answer.decision, answer.exit_status) == (decision, decision.exit_status)
+    assert answer.decision is decision
     assert (case.decision, case.state) == (decision, state)
     assert said in case.reason
     assert [d.name for d in answer.differences] == ["commit"]
@@ -171,8 +171,8 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
     ]
     assert timed_too.decision is GO
     assert "host_syncs 34 → 35" in timed_too.cases[0].findings[-1].reason
-    assert compare(a, side("c", counting(34)), counters=True).exit_status == 0
-    assert compare(a, side("c", steady(0.1)), counters=True).exit_status == 3
+    assert compare(a, side("c", counting(34)), counters=True).decision.exit_status == 0
+    assert compare(a, side("c", steady(0.1)), counters=True).decision.exit_status == 3
 
 
 def test_the_command_prints_differences_before_cases(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_the_working_tree_is_compared_with_a_commit(
     assert fingerprint(root) == before, "the user's files and refs"
     (answer,) = answers
     (more,) = (case for case in answer.cases if case.case_id.startswith("sleep/a"))
-    assert (answer.decision, said.returncode, answer.exit_status) == (NO_GO, 1, 1)
+    assert (answer.decision, said.returncode, answer.decision.exit_status) == (NO_GO, 1, 1)
     assert more.state is State.COMPARED
     assert "dispatched_ops" in [c.name for c in more.counters]
     assert more.exemption == ""
@@ -231,7 +231,7 @@ def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
     answer = comparing.commits(gate_verdict(*cases), ())
 
     assert [c.decision for c in answer.cases] == [GO, OPEN]
-    assert (answer.decision, answer.exit_status) == (OPEN, 3)
+    assert (answer.decision, answer.decision.exit_status) == (OPEN, 3)
     assert "only the candidate can run it" in answer.reason
 
 

@@ -148,7 +148,7 @@ def test_each_planted_fault_has_its_decision(
 
     assert (found.decision, found.state) == (decision, state), found
     assert said in found.reason
-    assert (verdict.decision, verdict.blocks, verdict.exit_status) == (NO_GO, True, 1)
+    assert (verdict.decision, verdict.blocks, verdict.decision.exit_status) == (NO_GO, True, 1)
 
 
 def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) -> None:
