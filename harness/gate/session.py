@@ -157,8 +157,7 @@ class _Sampling:
 
     def pairs(self) -> tuple[Sequence[Pair], int]:
         """Its steady pairs, and the number of others."""
-        baseline, candidate = self.plan.sides
-        return pairs(self.task, baseline, candidate, range(len(candidate.of(self.task))))
+        return pairs(self.task, *self.plan.sides)
 
     @property
     def same(self) -> bool:

@@ -153,17 +153,14 @@ class ForkserverHandle:
         """Whether it has imported what each measured workload needs."""
         self.control.settimeout(START_S)
         try:
-            ready = "ready" in self.hear()
+            if "ready" not in self.hear():
+                raise HarnessError(
+                    f"no worker can be started with {sys.executable}: {_last_line(self._stderr)}",
+                    "Is torch installed there?",
+                )
         except BaseException:  # also Ctrl-C: the process would outlive us
             self.close()
             raise
-        if not ready:
-            reason = _last_line(self._stderr)
-            self.close()
-            raise HarnessError(
-                f"no worker can be started with {sys.executable}: {reason}",
-                "Is torch installed there?",
-            )
 
     @property
     def closed(self) -> bool:

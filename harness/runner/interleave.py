@@ -130,15 +130,13 @@ class Bench:
         self.observer.ended(turn, measurement)
 
 
-def pairs(task: Task, base: Side, head: Side, indices: range) -> tuple[tuple[Pair, ...], int]:
-    """A case's pairs of these indices, and the number left out as unsteady or disturbed."""
+def pairs(task: Task, base: Side, head: Side) -> tuple[tuple[Pair, ...], int]:
+    """A case's pairs, and the number left out as unsteady or disturbed."""
     of_base: Mapping[int, Measurement] = {m.process: m for m in base.of(task)}
     found, unsteady = [], 0
     for candidate in head.of(task):
         baseline = of_base.get(candidate.process)
-        if candidate.process not in indices or baseline is None:
-            continue
-        if not (baseline.outcome is candidate.outcome is Outcome.OK):
+        if baseline is None or not (baseline.outcome is candidate.outcome is Outcome.OK):
             continue
         if not (usable(baseline, task.case) and usable(candidate, task.case)):
             unsteady += 1

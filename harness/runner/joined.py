@@ -91,15 +91,13 @@ def joined(
         phases=phases,
         evidence=found,
     )
-    return replace(whole, ranks=with_gpus(whole))
+    return replace(whole, ranks=tuple(with_gpu(whole, rank) for rank in whole.ranks))
 
 
-def with_gpus(m: Measurement) -> tuple[Rank, ...]:
-    """The ranks of a measurement with what their GPUs did."""
-    return tuple(_with_gpu(m, m.telemetry, rank) if m.telemetry else rank for rank in m.ranks)
-
-
-def _with_gpu(m: Measurement, seen: Telemetry, rank: Rank) -> Rank:
+def with_gpu(m: Measurement, rank: Rank) -> Rank:
+    """A rank of a measurement with what its GPU did."""
+    if (seen := m.telemetry) is None:
+        return rank
     names = {of_rank(name, rank.rank): name for name in ("gpu_utilisation", "gpu_power_w")}
     own = {names[of]: found for of, found in seen.channels.items() if of in names}
     alone = replace(m, telemetry=replace(seen, channels=own))

@@ -184,7 +184,7 @@ def test_a_pair_is_made_of_the_samples_that_were_kept(throttled: int, left_out: 
     throttled_too = {"throttled": tuple(range(throttled))}
     head = [replace(base[0], samples_s=slow, discarded=throttled_too)]
 
-    found, disturbed = pairs(Task(suite="s", case=CASE), side(base), side(head), range(1))
+    found, disturbed = pairs(Task(suite="s", case=CASE), side(base), side(head))
 
     assert (len(found), disturbed) == (1 - left_out, left_out)
     for pair in found:

@@ -49,7 +49,7 @@ def test_every_gpu_of_a_case_is_read_and_each_rank_gets_its_own(
         ranks=(Rank(rank=0), Rank(rank=1)), telemetry=seen, phases=phases,
     )  # fmt: skip
 
-    found = joined.with_gpus(m)
+    found = [joined.with_gpu(m, rank) for rank in m.ranks]
 
     assert [r.gpu_utilisation for r in found] == [1.0, pytest.approx(0.3)]
     assert [r.gpu_power_w for r in found] == [pytest.approx(117.915)] * 2
