@@ -7,7 +7,7 @@ suite's factory names, and all that it imports.
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from harness.bisect.criteria import CriterionKind, Unreadable
 from harness.bisect.culprit import ProfileChange, profile_change, profiled
 from harness.bisect.journal import BisectRequest, Journal, Measured, Note, Skipped
 from harness.bisect.posterior import ProcessReading
-from harness.bisect.processes import Processes, Resources, Stopped, opened
 from harness.bisect.search import (
     BisectStage,
     CommitsConclusion,
@@ -30,8 +29,12 @@ from harness.bisect.search import (
 from harness.errors import CaseRefused, HarnessError
 from harness.git.repository import Repository
 from harness.git.worktrees import workplace
-from harness.records import Measurement, Outcome
+from harness.machine import drift, requirements
+from harness.records import Case, Measurement, Outcome
 from harness.runner.interleave import clock
+from harness.runner.rig import Rig
+from harness.runner.run import run_one
+from harness.store.writer import now
 
 TITLES = {
     BisectStage.ANCHORS: "Do the good and the bad commit differ on this machine?",
@@ -41,6 +44,20 @@ TITLES = {
 }
 TRIES = 3
 """Processes of one place without a reading, after which it counts as not measurable."""
+
+
+class Stopped(Exception):
+    """The search cannot continue now; it can be resumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    state: Path
+    """Folder of the journals."""
+    budget_s: float | None = None
+    wait_s: float = 0.0
+    """Longest wait for a busy GPU."""
+    say: Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,26 +95,67 @@ def run(start: BisectRequest | Journal, resources: Resources) -> BisectResult:
     """Start a search or resume the one of a journal, until it concludes or the budget is spent; a
     HarnessError on a machine other than the journal's, or if nothing can be measured. At Ctrl-C or
     SIGTERM measurements are kept, and worktrees are removed."""
+    started = time.monotonic()
     request = start.request if isinstance(start, Journal) else start
     repository = Repository.around(Path(request.repository))
     with ExitStack() as stack:
-        processes = opened(stack, start, resources, repository.worktrees())
-        resources.say(f"{processes.journal.folder.name}: {request}")
+        journal, rig = _opened(stack, start, resources, repository.worktrees())
+        resources.say(f"{journal.folder.name}: {request}")
         folder = stack.enter_context(workplace(repository))
-        trees = BuiltTrees(repository, folder, request.build, processes.journal.folder / "logs")
-        bisection = Bisection(processes, trees)
+        trees = BuiltTrees(repository, folder, request.build, journal.folder / "logs")
+        bisection = Bisection(journal, rig, trees, resources, started)
         conclusion, resumable = bisection.conclude()
         return bisection.result(repository, conclusion, resumable)
+
+
+def _opened(
+    stack: ExitStack,
+    start: BisectRequest | Journal,
+    resources: Resources,
+    other_trees: Sequence[Path],
+) -> tuple[Journal, Rig]:
+    """Lock the machine, and create the journal of a request or continue a journal; a HarnessError
+    on a machine other than the journal's or the suite's. The code must not come from
+    `other_trees`."""
+    journal = stack.enter_context(start) if isinstance(start, Journal) else None
+    request = start.request if isinstance(start, Journal) else start
+    timed = not request.criterion.exact  # exact counts need no GPU of their own
+    rig = stack.enter_context(
+        Rig(request.suite.device, wait_s=resources.wait_s, say=resources.say, alone=timed)
+    )
+    rig.start(elsewhere=other_trees)
+    suite = request.suite
+    here = rig.describe(suite, command=request.command, repository=None)
+    before = request.environment if journal else None
+    if before is not None and here.device_name != before.device_name:
+        raise HarnessError(
+            f"this search started on {before.device_name}, but this machine has {here.device_name}",
+            "Resume it on that device, or start a new search.",
+        )
+    requirements.require(suite, here)
+    if journal is None:
+        created = Journal.create(resources.state, replace(request, environment=here))
+        journal = stack.enter_context(created)
+    else:
+        journal.write(Note(text=f"resumed at {now()}"))
+        for difference in drift.differences(before, here) if before else ():
+            journal.write(Note(text=f"resumed with {difference}"))
+    rig.measures(journal.folder.name)
+    rig.observe(here)
+    return journal, rig
 
 
 class Bisection:
     """A search under way. A place is the position of a commit in the history."""
 
-    def __init__(self, processes: Processes, trees: BuiltTrees) -> None:
-        """Give a new search everything that the journal has."""
-        self._processes = processes
-        self._journal = processes.journal
-        self._request = processes.journal.request
+    def __init__(
+        self, journal: Journal, rig: Rig, trees: BuiltTrees, resources: Resources, started: float
+    ) -> None:
+        """Give a new search everything that the journal has. `started`: time.monotonic."""
+        self._journal, self._rig, self._resources = journal, rig, resources
+        self._started = started
+        self._tell = resources.say
+        self._request = journal.request
         self._history = self._request.history
         self._trees = trees
         self._values: dict[int, list[float]] = {}  # by place, in the order measured
@@ -107,7 +165,7 @@ class Bisection:
         self._search = ExactSearch(last) if exact else NoisySearch(last, self._request.effect)
         self._search.skipped |= {x.position for x in self._skipped}
         blocks: dict[int, list[Measured]] = {}
-        for line in processes.measured:
+        for line in self._measured:
             if line.stage is not BisectStage.PROFILE:
                 blocks.setdefault(line.block, []).append(line)
         for block in blocks.values():
@@ -117,6 +175,10 @@ class Bisection:
     @property
     def _skipped(self) -> tuple[Skipped, ...]:
         return tuple(line for line in self._journal.lines if isinstance(line, Skipped))
+
+    @property
+    def _measured(self) -> tuple[Measured, ...]:
+        return tuple(line for line in self._journal.lines if isinstance(line, Measured))
 
     def conclude(self) -> tuple[CommitsConclusion, bool]:
         """Measure until the search concludes, or stops and can be resumed (True)."""
@@ -133,7 +195,7 @@ class Bisection:
                     return block, False
                 if block.stage is not stage:
                     stage = block.stage
-                    self._processes.say(TITLES[stage])
+                    self._tell(TITLES[stage])
                 self._measure(block)
         except Stopped as stop:
             return CommitsConclusion(reason=str(stop)), True
@@ -146,10 +208,8 @@ class Bisection:
         values = tuple(tuple(self._values.get(p, ())) for p in range(len(self._history)))
         profile = self._profile_change(conclusion) if conclusion.found else None
         last = self._history[conclusion.culprits[-1]] if conclusion.culprits else None
-        taken, wall_s = len(self._processes.measured), time.monotonic() - self._processes.started
-        self._processes.say(
-            f"ended after {taken} processes, {units.duration(wall_s)} in this command"
-        )
+        taken, wall_s = len(self._measured), time.monotonic() - self._started
+        self._tell(f"ended after {taken} processes, {units.duration(wall_s)} in this command")
         return BisectResult(
             folder=self._journal.folder,
             request=self._request,
@@ -173,12 +233,12 @@ class Bisection:
         ends = (conclusion.good, conclusion.culprits[-1])
 
         def known() -> dict[int, Measurement]:
-            ours = sorted(self._processes.measured, key=lambda m: profiled(m.measurement))
+            ours = sorted(self._measured, key=lambda m: profiled(m.measurement))
             return {m.position: m.measurement for m in ours}
 
         missing = tuple(place for place in ends if not profiled(known()[place]))
         if missing:
-            self._processes.say(TITLES[BisectStage.PROFILE])
+            self._tell(TITLES[BisectStage.PROFILE])
         try:
             self._measure(NextBlock(stage=BisectStage.PROFILE, positions=missing))
         except Stopped as stop:
@@ -196,7 +256,7 @@ class Bisection:
                 if not apart:
                     self._skip(place, str(error))
                 return
-        number, readings = max((m.block for m in self._processes.measured), default=-1) + 1, []
+        number, readings = max((m.block for m in self._measured), default=-1) + 1, []
         case = self._request.case
         case = criteria.prepared(case, criteria.PROFILED) if apart else case
         for place, roots in prepared.items():
@@ -205,7 +265,7 @@ class Bisection:
                 stage=block.stage,
                 position=place,
                 commit=self._history[place].sha,
-                measurement=self._processes.measure(case, roots, first=self._first(place)),
+                measurement=self._process(case, roots, first=self._first(place)),
             )
             self._journal.write(measured)
             if apart:
@@ -230,13 +290,27 @@ class Bisection:
         if self._first(place):
             try:
                 suite = replace(request.suite, cases=(request.case,))
-                self._processes.rig.launcher.at(roots).check(suite)
+                self._rig.launcher.at(roots).check(suite)
             except CaseRefused as error:
                 raise Unreadable(f"it does not have the case: {error.reason}") from None
             except HarnessError as error:
                 if request.criterion.kind is not CriterionKind.OUTCOME:
                     raise Unreadable(error.problem) from None
         return roots
+
+    def _process(self, case: Case, roots: Sequence[Path], *, first: bool) -> Measurement:
+        """Measure one fresh process, the first of this code and case or a later one; Stopped if the
+        budget is spent, or if the machine is not fit."""
+        budget_s = self._resources.budget_s
+        if budget_s is not None and time.monotonic() >= self._started + budget_s:
+            raise Stopped("the time budget is spent")
+        if not first:  # accuracy is checked once for each commit
+            case = replace(case, settings=replace(case.settings, accuracy=False))
+        launcher, log = self._rig.launcher.at(roots), self._journal.log_path
+        measured = run_one(case, len(self._measured), launcher, log, self._rig)
+        if measured.outcome is Outcome.INVALID_ENVIRONMENT:
+            raise Stopped(f"the machine is not fit: {measured.detail}")
+        return measured
 
     def _first(self, place: int) -> bool:
         """Whether no process of a place was measured yet."""
@@ -259,7 +333,7 @@ class Bisection:
         commit = self._history[place]
         self._journal.write(Skipped(position=place, commit=commit.sha, reason=reason))
         self._search.skipped.add(place)
-        self._processes.say(f"{commit.short} skipped: {reason}")
+        self._tell(f"{commit.short} skipped: {reason}")
 
     def _say(
         self, block: NextBlock, measured: Measured, reading: ProcessReading | Unreadable
@@ -276,4 +350,4 @@ class Bisection:
         if self._search.last > 1:
             best = int(chances.argmax())
             likely = f"; {self._history[best].short} {units.percent(chances[best])} likely"
-        self._processes.say(f"{turn}: {self._history[measured.position].short} {value}{likely}")
+        self._tell(f"{turn}: {self._history[measured.position].short} {value}{likely}")

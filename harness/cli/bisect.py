@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from harness.bisect import criteria, differences, history, processes, session
+from harness.bisect import criteria, differences, history, session
 from harness.bisect.journal import DEFAULT_ROOT, BisectRequest, Journal
 from harness.cli import options
 from harness.cli.options import command, say, show
@@ -118,7 +118,7 @@ def bisect(
             "For example: harness bisect train --case nsa/seq_len=2048 --good v1.2",
         )
     budget_s = None if budget is None else 60 * budget
-    resources = processes.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
+    resources = session.Resources(state=state, budget_s=budget_s, wait_s=wait_for_gpu, say=say)
     result = session.run(start, resources)
     page = bisection.write(result, reports, datetime.date.today())
     show(f"{bisection.sentence(result)}\nReport: {page}")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.bisect import processes
+from harness.bisect import session
 from harness.bisect.search import CommitsConclusion, ExactSearch, NextBlock, NoisySearch
 from harness.errors import CaseRefused
 from harness.records import Case, Clock, Measurement, Outcome, Suite
@@ -110,5 +110,5 @@ def install(patch: pytest.MonkeyPatch, machine: Machine) -> Machine:
     here = environment(gpu=None)
     patch.setattr("harness.runner.rig.Launcher", machine.launcher)
     patch.setattr("harness.machine.environment.capture", lambda *a, **k: here)
-    patch.setattr(processes, "run_one", lambda case, process, tree, *rest: tree.run(case, process))
+    patch.setattr(session, "run_one", lambda case, process, tree, *rest: tree.run(case, process))
     return machine

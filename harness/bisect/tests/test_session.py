@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.bisect import criteria, history, processes, session
+from harness.bisect import criteria, history, session
 from harness.bisect.criteria import Criterion, CriterionKind
 from harness.bisect.culprit import CallsChange, ProfileChange
 from harness.bisect.history import Commit
@@ -88,7 +88,7 @@ def run(
     budget_s: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> session.BisectResult:
-    resources = processes.Resources(state=folder, budget_s=budget_s, say=say)
+    resources = session.Resources(state=folder, budget_s=budget_s, say=say)
     return session.run(start, resources)
 
 
