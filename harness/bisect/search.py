@@ -124,27 +124,24 @@ class NoisySearch:
         pairs = self.pairs(BisectStage.ANCHORS, 0, self.last)[:ANCHOR_PAIRS]
         return list(compare.time_logs(pairs)) if len(pairs) == ANCHOR_PAIRS else []
 
-    def judged(
-        self, stage: BisectStage, ends: tuple[int, int], pairs: slice, sign: float, share: float = 1
-    ) -> Comparison:
-        """The gate's test of some pairs at a look that spends this share of alpha; for a step down
-        (`sign` < 0) with the two sides exchanged."""
+    def judged(self, pairs: Sequence[Pair], sign: float, share: float = 1) -> Comparison:
+        """The gate's test of pairs at a look that spends this share of alpha; of a step down
+        (`sign` < 0) the good commit is the candidate."""
         name = DOWN if sign < 0 else UP
-        looked = self.pairs(stage, *(ends[::-1] if sign < 0 else ends))[pairs]
-        seen = {name: compare.statistics(looked, self.thresholds, share)}
+        seen = {name: compare.statistics(pairs, self.thresholds, share)}
         return compare.judge(seen, {name: self.thresholds})[name]
 
     def confirm(self, baseline: int, candidate: int, sign: float) -> Comparison | NextBlock:
         """The gate's test of new pairs at its looks, until one decides; or the next pair. `sign` is
         negative for a step down."""
-        pairs, spent = self.pairs(BisectStage.CONFIRM, baseline, candidate), 0.0
+        ends = (candidate, baseline) if sign < 0 else (baseline, candidate)
+        pairs, spent = self.pairs(BisectStage.CONFIRM, *ends), 0.0
         wanted = compare.next_look(0, math.nan, 1, self.thresholds)
         while len(pairs) >= wanted:
             looked = pairs[:wanted]
             sd = float(compare.pair_sd(compare.time_logs(looked), compare.swapped(looked)))
             more, share = compare.look_after(wanted, sd, 1, spent, self.thresholds)
-            ends = baseline, candidate
-            found = self.judged(BisectStage.CONFIRM, ends, slice(wanted), sign, share)
+            found = self.judged(looked, sign, share)
             if more == wanted or compare.decided(found, self.thresholds):
                 return found
             spent, wanted = spent + share, more
@@ -201,8 +198,9 @@ class NoisySearch:
         rest = pairs[ANCHOR_PAIRS:]
         if len(rest) < MORE_PAIRS:
             return in_turns(BisectStage.ANCHORS, ends, len(pairs), ANCHOR_PAIRS + MORE_PAIRS)
-        sign, new = float(hodges_lehmann(compare.time_logs(rest))), slice(ANCHOR_PAIRS, None)
-        found = self.judged(BisectStage.ANCHORS, ends, new, sign)
+        sign = float(hodges_lehmann(compare.time_logs(rest)))
+        new = self.pairs(BisectStage.ANCHORS, *(ends[::-1] if sign < 0 else ends))[ANCHOR_PAIRS:]
+        found = self.judged(new, sign)
         if found.change is Change.SLOWER:
             return None
         said = "are not shown to" if found.change is Change.UNDECIDED else "do not"
