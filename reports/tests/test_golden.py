@@ -31,7 +31,7 @@ from harness.analysis.scaling import fit
 from harness.analysis.verdict import judge
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
-from harness.gate.unpaired import FEWEST, compare_stored, processes
+from harness.gate.unpaired import FEWEST, compare_stored
 from harness.machine.drift import changed, differences, measured
 from harness.records import (
     COUNTERS,
@@ -48,7 +48,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.verdict_text import distance
-from harness.runner.interleave import clock
+from harness.runner.interleave import clock, usable
 from harness.store.reader import load
 
 FILE = Path(__file__).with_name("golden.json")
@@ -109,7 +109,8 @@ def of_one(run: Run) -> dict[str, Values]:
         "stored": {
             case.case_id: [
                 [median(m.kept_s), clock(m), m.wall_s or None]
-                for m in processes(run.of(case.case_id), case)
+                for m in run.of(case.case_id)
+                if usable(m, case)
             ]
             for case in run.suite.cases
         },
@@ -194,7 +195,7 @@ def _compared(compared: GateVerdict) -> dict[str, Values]:
     method = "stored" if compared.mode is Mode.BASELINE else compared.mode
     return {
         "whole": [
-            *(compared.decision, method, compared.exit_status, len(compared.differences)),
+            *(compared.decision, method, compared.decision.exit_status, len(compared.differences)),
             *([[f.decision, f.counts] for f in compared.findings], len(compared.remedies)),
         ],
         "cases": {case.case_id: _case(case) for case in compared.cases},
@@ -216,8 +217,8 @@ def _case(c: GateCase) -> list[Values]:
 
 def _stored(a: Run, b: Run) -> dict[str, Values]:
     """The cases that both runs timed, judged together as on a node whose days differ by 1 %."""
-    before = {c.case_id: processes(a.of(c.case_id), c) for c in a.suite.cases}
-    after = {c.case_id: processes(b.of(c.case_id), c) for c in b.suite.cases}
+    before = {c.case_id: [m for m in a.of(c.case_id) if usable(m, c)] for c in a.suite.cases}
+    after = {c.case_id: [m for m in b.of(c.case_id) if usable(m, c)] for c in b.suite.cases}
     both = [i for i in after if min(len(after[i]), len(before.get(i, ()))) >= FEWEST]
     found = compare_stored(
         {i: (before[i], after[i]) for i in both},
