@@ -17,11 +17,11 @@ from harness.records import Suite
 from harness.store import writer
 from harness.tests import fake_runs
 
-PROCESSES = 2
+PROCESSES = 6  # a unit of two cases fills a task
 
 
 def suite(workloads: str = "abcdef") -> Suite:
-    """Cases of two providers, two processes each: one unit per workload."""
+    """Cases of two providers: one unit per workload."""
     settings = replace(fake_runs.case({}).settings, processes=PROCESSES)
     cases = [
         fake_runs.case({}, workload=w, provider=p, settings=settings)
