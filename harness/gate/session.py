@@ -118,7 +118,8 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
     if timed:
-        answers = _interleaved(plan, bench, ask_code=not request.measure)
+        ask = plan.here.gpu is not None and not request.measure
+        answers = _interleaved(plan, bench, ask_code=ask)
     else:
         answers = _Answers(counted=_counted(plan, bench))
     bench.finish()
@@ -201,7 +202,8 @@ def _interleaved(plan: Plan, bench: Bench, *, ask_code: bool) -> _Answers:
     first = plan.policy.thresholds()
     cases = [_Sampling(task, plan, first, 1) for task in plan.tasks]
     if ask_code:
-        _take(bench, cases, "machine code")
+        old = [case for case in cases if case.task.key not in plan.sides[0].cannot]
+        _take(bench, old, "machine code")
     same = frozenset(case.task.key for case in cases if ask_code and case.same)
     cases = [case for case in cases if case.task.key not in same]
     for case in cases:
