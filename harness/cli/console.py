@@ -171,7 +171,7 @@ def ending(
     add("Run", run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    for line in endings.next_lines(run, cases, "harness"):
+    for line in endings.next_lines(run, cases):
         add(*line)
     return rows
 

@@ -38,12 +38,11 @@ from harness.report.verdict_text import rule_reason, verdict_sentence
 MAX_UNMET = 3
 """Rules that are not met, of which the reason is printed."""
 NEXT = {
-    "smoke": "On a GPU node: {harness} run smoke-gpu",
-    "smoke-gpu": "The operator against dense attention and its peers: {harness} run attention",
+    "smoke": "On a GPU node: harness run smoke-gpu",
+    "smoke-gpu": "The operator against dense attention and its peers: harness run attention",
 }
 """Suite -> what to try after it."""
-OWN = 'In your own repository: {harness} init --command "python train.py"'
-ALL_NUMBERS = "Every number of this run: {harness} show {run}"
+OWN = 'In your own repository: harness init --command "python train.py"'
 
 
 # --- of a case ---------------------------------------------------------------------------
@@ -160,17 +159,17 @@ def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
         yield "", f"and {units.plural('more rule', more)}"
 
 
-def next_lines(run: Run, cases: Sequence[CaseSummary], harness: str) -> Iterator[Line]:
-    """What to try next: after a failure its log and the command that repeats the case. `harness` is
-    how this shell starts the harness."""
-    texts = [NEXT[run.suite.name], OWN] if run.suite.name in NEXT else [ALL_NUMBERS]
-    steps = [text.format(harness=harness, run=run.run_id) for text in texts]
+def next_lines(run: Run, cases: Sequence[CaseSummary]) -> Iterator[Line]:
+    """What to try next: after a failure its log and the command that repeats the case."""
+    steps = [f"Every number of this run: harness show {run.run_id}"]
+    if run.suite.name in NEXT:
+        steps = [NEXT[run.suite.name], OWN]
     if bad := next((m for m in run.measurements if m.outcome in FAILED or _unread(m)), None):
         steps = [f"Read its output: {run.folder}/{bad.log}"] if bad.log else []
-        steps.append(f"Repeat it alone: {alone_command(run, bad.case_id, harness)}")
+        steps.append(f"Repeat it alone: {alone_command(run, bad.case_id)}")
         if _unread(bad):
             case = next(s.case for s in cases if s.case.case_id == bad.case_id)
-            way = f"{harness} init --command {shlex.quote(command_text(case))}"
+            way = f"harness init --command {shlex.quote(command_text(case))}"
             steps.append(f"Correct `progress` in {run.suite.path}, or let init find it: {way}")
     for i, step in enumerate(steps):
         yield "Next" if i == 0 else "", step

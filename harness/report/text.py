@@ -95,10 +95,10 @@ def rest_command(stop: Stop | None, folder: object) -> str:
     return f"harness run --resume {shlex.quote(str(folder))}{more}"
 
 
-def alone_command(run: Run, case_id: str, harness: str = "harness") -> str:
-    """The command that runs one case again; `harness` is how the shell starts the harness."""
+def alone_command(run: Run, case_id: str) -> str:
+    """The command that runs one case again."""
     suite, case = shlex.quote(run.suite.path), shlex.quote(case_id)
-    return f"{harness} run {suite} --filter {case} --set measure.processes=1"
+    return f"harness run {suite} --filter {case} --set measure.processes=1"
 
 
 def quoted(names: Iterable[str]) -> str:

@@ -58,14 +58,14 @@ def test_rules_that_are_not_met_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "commands"), [("smoke", ["h run smoke-gpu", "h init"]), ("mine", ["h show "])]
+    ("name", "commands"), [("smoke", ["run smoke-gpu", "harness init"]), ("mine", ["harness show"])]
 )
 def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
     recorded = run(CASES, steps)
     recorded = replace(recorded, suite=replace(recorded.suite, name=name))
     cases, _ = gate.of_run(recorded)
 
-    said = [text for _, text in next_lines(recorded, cases, "h")]
+    said = [text for _, text in next_lines(recorded, cases)]
 
     assert [any(c in text for c in commands) for text in said] == [True] * len(commands)
 
@@ -78,11 +78,11 @@ def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> N
     cases, verdict = gate.of_run(recorded)
 
     (said,) = (text for _, text in verdict_lines(recorded, verdict))
-    last = "\n".join(text for _, text in next_lines(recorded, cases, "h"))
+    last = "\n".join(text for _, text in next_lines(recorded, cases))
 
     assert "every case ran" not in said
     assert f"--filter {CASES[0].case_id} --set measure.processes=1" in last
-    assert ("let init find it: h init --command" in last) is unread
+    assert ("let init find it: harness init --command" in last) is unread
 
 
 def test_what_two_axes_do_only_together_is_said_first() -> None:
