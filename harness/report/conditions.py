@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from harness import units
 from harness.analysis.overhead import time_use
 from harness.machine import requirements
-from harness.records import CaseSummary, CostPlan, Environment, Gpu, Grade, Outcome, Run
+from harness.records import CaseSummary, CostPlan, Environment, Grade, Outcome, Run
 from harness.report.tables import NONE, Table, settings_text, unknown
 from harness.report.text import quoted
 
@@ -41,7 +41,10 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         g = e.gpu
         facts = [units.size(g.memory_bytes), f"compute capability {g.compute_capability}"]
         if g.power_limit_w is not None:
-            facts.append(power_limit(g))
+            of = "its default not recorded"
+            if g.power_limit_share is not None:
+                of = f"{units.percent(g.power_limit_share)} of its default"
+            facts.append(f"power limit {units.number(g.power_limit_w)} W, {of}")
         if g.max_sm_clock_hz is not None:
             facts.append(f"SM clock up to {g.max_sm_clock_hz / 1e6:,.0f} MHz")
         rows += [
@@ -68,13 +71,6 @@ def environment_rows(e: Environment) -> list[tuple[str, str]]:
         state = f"with uncommitted changes (hash {dirty[:12]})" if dirty else "clean"
         rows.append(("git", f"{e.git.commit[:12]} on {e.git.branch}, {state}"))
     return rows
-
-
-def power_limit(gpu: Gpu) -> str:
-    """`power limit 600 W, 86 % of its default`."""
-    share = gpu.power_limit_share
-    of = "its default not recorded" if share is None else f"{units.percent(share)} of its default"
-    return f"power limit {units.number(gpu.power_limit_w or 0)} W, {of}"
 
 
 def doctor_bullets(environment: Environment) -> Iterable[str]:

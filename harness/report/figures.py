@@ -185,8 +185,11 @@ def dots(name: str, rows: Sequence[Row], panels: Sequence[Panel], message: str) 
         axes.set_xscale("log" if panel.log else "linear")
         axes.set_xlabel(panel.title, color=MUTED)
         for y, row in enumerate(rows):
-            _dot(axes, y, row, row.values[i])
-            said, at = panel.text(row.values[i].value), axes.get_yaxis_transform()
+            value = row.values[i]
+            colour, marker = (VERMILLION, "D") if row.asked else (GREY, "o")
+            axes.plot(_ends(value), (y, y), color=colour, lw=3, alpha=0.4, solid_capstyle="butt")
+            axes.plot(value.value, y, marker, color=colour, ms=5)
+            said, at = panel.text(value.value), axes.get_yaxis_transform()
             axes.text(1.01, y, said, transform=at, va="center", **SMALL)
             for mark, x in row.marks.items() if i == 0 else ():
                 axes.plot(x, y, MARKS[marks.index(mark)], ms=6, mew=1.3, color=INK, mfc="none")
@@ -276,13 +279,6 @@ def _name_rows(axes: Axes, names: Sequence[str], asked: Sequence[bool]) -> None:
     axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
     for label, is_asked in zip(axes.set_yticklabels(names, fontsize=8), asked, strict=True):
         label.set_color(VERMILLION if is_asked else INK)
-
-
-def _dot(axes: Axes, y: int, row: Row, value: Estimate) -> None:
-    """A value with its interval, or the range of two processes."""
-    colour, marker = (VERMILLION, "D") if row.asked else (GREY, "o")
-    axes.plot(_ends(value), (y, y), color=colour, lw=3, alpha=0.4, solid_capstyle="butt")
-    axes.plot(value.value, y, marker, color=colour, ms=5)
 
 
 def _ends(e: Estimate) -> tuple[float, float]:

@@ -240,25 +240,19 @@ def requirement_text(result: RuleResult) -> str:
         return f"{REQUIREMENTS[result.rule]}{slow}"
     noun = "pair" if stated.against else "case"
     cases = f"every {noun}" if stated.quantifier == "all" else f"the best {noun}"
-    return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{_aborting(stated)}"
-
-
-def _aborting(stated: Rule) -> str:
-    if stated.abort is None:
-        return ""
-    limit = _ratio_limit if stated.against else _limit
-    worse = "under" if _is_least(stated) else "over"
-    return f"; NO-GO {worse} {limit(stated, stated.abort)}"
+    abort = ""
+    if stated.abort is not None:
+        worse = "under" if _is_least(stated) else "over"
+        abort = f"; NO-GO {worse} {_limit(stated, stated.abort)}"
+    return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{abort}"
 
 
 def _limit(stated: Rule, at: float) -> str:
-    return units.plain(stated.metric, at)
-
-
-def _ratio_limit(stated: Rule, at: float) -> str:
-    """A limit of a ratio: `6x`, `95 %`; of a metric that is better if less, that of its value."""
+    """`500`; of a ratio `6x`, `95 %`: of a metric that is better if less, that of its value."""
+    if not stated.against:
+        return units.plain(stated.metric, at)
     if is_speed(stated.metric):
-        return _times(at)
+        return f"{units.number(at)}x"
     return units.percent(at if stated.quantity.higher_is_better else 1 / at)
 
 
@@ -270,18 +264,17 @@ def _is_least(stated: Rule) -> bool:
 
 def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
-    metric = stated.quantity
+    limit, title = _limit(stated, stated.go), stated.quantity.title
+    sign = "≥" if _is_least(stated) else "≤"
     if stated.against:
-        worst, other = _ratio_limit(stated, stated.go), _other(stated.against)
+        other = _other(stated.against)
         if is_speed(stated.metric):
             by = BY_KERNELS * (stated.metric == "kernel_s")
-            return f"at least {worst} as fast as {other}{by}"
-        sign = "≥" if metric.higher_is_better else "≤"
-        return f"{metric.title} {sign} {worst} of that of {other}"
+            return f"at least {limit} as fast as {other}{by}"
+        return f"{title} {sign} {limit} of that of {other}"
     last = "last octave of " if stated.over == "last_octave" else ""
     along = f" over {last}{stated.axis}" if stated.axis else ""
-    sign = "≥" if metric.higher_is_better else "≤"
-    return f"{metric.title}{along} {sign} {units.plain(stated.metric, stated.go)}"
+    return f"{title}{along} {sign} {limit}"
 
 
 def _other(against: Match) -> str:
@@ -301,8 +294,7 @@ def needed_text(result: RuleResult) -> str:
     stated = result.stated
     if stated is None or _as_fast(stated):
         return ""
-    limit = _ratio_limit if stated.against else _limit
-    return f"{'≥' if _is_least(stated) else '≤'} {limit(stated, stated.go)}"
+    return f"{'≥' if _is_least(stated) else '≤'} {_limit(stated, stated.go)}"
 
 
 def margin_text(result: RuleResult) -> str:
@@ -326,10 +318,6 @@ def margin_text(result: RuleResult) -> str:
 def _as_fast(stated: Rule | None) -> bool:
     """Whether one side must be as fast as the other, not by some factor."""
     return bool(stated and stated.against and stated.go == 1)
-
-
-def _times(ratio: float) -> str:
-    return f"{units.number(ratio)}x"
 
 
 def _criteria(match: Match) -> str:

@@ -5,7 +5,7 @@ import math
 from harness import units
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
-from harness.records import WORST_FIRST, Change, Comparison, Decision
+from harness.records import WORST_FIRST, Change, Decision
 
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
@@ -22,17 +22,13 @@ def case_counts(verdict: GateVerdict) -> str:
     return ", ".join(f"{n} {decision}" for decision, n in counts if n) or "no cases"
 
 
-def compared_text(c: Comparison) -> str:
-    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`."""
-    text = units.slowdown(c.ratio, c.low, c.high)
-    return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
-
-
 def change_text(case: GateCase) -> str:
-    """`4.1 % [3.2 … 5.0] slower`, the counters that differ, or why there is no comparison."""
+    """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`, the counters that differ, or why
+    there is no comparison."""
     c = case.comparison
     if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
-        return compared_text(c)
+        text = units.slowdown(c.ratio, c.low, c.high)
+        return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
     if case.counters:
         return ", ".join(map(str, case.counters))
     state = "not compared" if case.state is State.UNCOMPARED else str(case.state)
@@ -59,16 +55,12 @@ def open_question(case: GateCase) -> str:
 def case_reason(case: GateCase) -> str:
     """`case_sentence` for use beside `change_text`, which it does not repeat."""
     counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
-    return _explained(case, counted[0] if case.counters and any(counted[:1]) else case.reason)
+    return case_sentence(case, counted[0] if case.counters and counted else "")
 
 
-def case_sentence(case: GateCase) -> str:
-    """The reason, what is undecided and what is exempt."""
-    return _explained(case, case.reason)
-
-
-def _explained(case: GateCase, reason: str) -> str:
-    return "; ".join(filter(None, (reason, open_question(case), case.exemption)))
+def case_sentence(case: GateCase, reason: str = "") -> str:
+    """The reason, or that of the case; what is undecided and what is exempt."""
+    return "; ".join(filter(None, (reason or case.reason, open_question(case), case.exemption)))
 
 
 def case_text(case: GateCase) -> str:

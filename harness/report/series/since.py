@@ -186,18 +186,13 @@ def _node(before: Environment, now: Environment) -> list[str]:
 
 
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
+    rows = []
+    for g, c in ((g, g.comparison) for g in cases if g.comparison):
+        medians = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
+        change = units.change(c.ratio, c.low, c.high)
+        rows.append((name[g.case_id], *medians, change, str(c.change)))
     columns = ("case", ">median before", ">median now", ">change [99 %]", "conclusion")
-    return Table(columns=columns, rows=tuple(_row(g, name) for g in cases))
-
-
-def _row(g: GateCase, name: Mapping[str, str]) -> tuple[str, ...]:
-    before, now = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
-    ratio = NONE
-    if c := g.comparison:
-        ratio = units.change(c.ratio, c.low, c.high)
-    elif g.baseline_s and g.candidate_s:
-        ratio = units.change(g.candidate_s / g.baseline_s)
-    return name[g.case_id], before, now, ratio, str(g.change or g.reason)
+    return Table(columns=columns, rows=tuple(rows))
 
 
 # --- what is worse -----------------------------------------------------------------------
