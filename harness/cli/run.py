@@ -4,7 +4,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
@@ -122,10 +122,15 @@ def run(
             words = tuple(f"--set={value}" for value in overrides or ())
             how = UnitCommand(suite=suite, folder=str(Path.cwd()), options=words)
     else:
-        before = _unfinished(store_root, resume or "", abort)
+        before = reader.load(store_root, resume or "")
+        if before.stopped and before.stopped.rule and abort:
+            raise HarnessError(
+                f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
+                f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
+            )
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        out.print(console.plan(chosen, _expected(chosen, store_root, _device(chosen))))
+        out.print(console.plan(chosen, _expected(chosen, store_root)))
         return
     if report:
         render.check_writable(reports)
@@ -149,33 +154,17 @@ def run(
             wait_s=wait_for_gpu,
             self_test=self_test,
         )
-    _finish(folder, stop, store_root, reports if report else None)
+    if stop:
+        rest = text.rest_command(stop, folder)
+        say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
+    recorded = reader.load(store_root, folder)
+    pages.conclude(recorded, pages.written(recorded, reports) if report else None)
 
 
 def _words(*, trace: bool, self_test: bool, wait_s: float) -> tuple[str, ...]:
     """The options of this command that a unit of a run on several GPUs has, too."""
     given = {"--trace": trace, "--no-self-test": not self_test, f"--wait-for-gpu={wait_s}": wait_s}
     return tuple(word for word, is_given in given.items() if is_given)
-
-
-def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
-    before = reader.load(store_root, name)
-    if before.stopped and before.stopped.rule and abort:
-        raise HarnessError(
-            f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
-            f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
-        )
-    return before
-
-
-def _finish(folder: Path, stop: Stop | None, store_root: Path, reports: Path | None) -> NoReturn:
-    """Say what is left, write the report, show the run and exit with its verdict."""
-    if stop:
-        rest = text.rest_command(stop, folder)
-        say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
-    recorded = reader.load(store_root, folder)
-    page = pages.written(recorded, reports) if reports else None
-    pages.conclude(recorded, page)
 
 
 def _on_several_gpus(
@@ -284,18 +273,13 @@ def _interrupted(folder: object) -> typer.Exit:
     return typer.Exit(EXIT_UNDECIDED)
 
 
-def _device(suite: Suite) -> str:
-    """The model of the GPU that workers will use, or `cpu`; empty if the machine has several."""
+def _expected(suite: Suite, store_root: Path) -> dict[str, float]:
+    """The expected time of each case, by the newest stored runs of the suite on the model of the
+    GPU that workers will use or the CPU; on any, if the machine has several models."""
     try:
         models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
     except ProbeError:
-        return "cpu"
-    return models.pop() if len(models) == 1 else ""
-
-
-def _expected(suite: Suite, store_root: Path, device: str) -> dict[str, float]:
-    """The expected time of each case, by the newest stored runs of the suite on this device, or on
-    any without a device."""
+        models = {"cpu"}
     found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)
-    alike = (r for r in found if r.environment.device_name == (device or r.environment.device_name))
+    alike = (r for r in found if len(models) > 1 or r.environment.device_name in models)
     return sampling.expected_times(suite, alike)

@@ -17,7 +17,6 @@ from harness.records import (
     CaseSummary,
     Change,
     Decision,
-    Environment,
     Estimate,
     Outcome,
     Run,
@@ -166,7 +165,11 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
         code = f"commits {then or 'unknown'} and {today or 'unknown'}"
         if then and today:
             code = f"commits: `git log --oneline {then}..{today}`"
-    node = _node(before.environment, now.environment)
+    found = drift.differences(before.environment, now.environment)
+    beside = [d for d in found if d.name not in compare.EXPECTED]  # the most suspect first
+    node = [f"{d.name} {clipped(d.baseline, 13)}, now {clipped(d.candidate, 13)}" for d in beside]
+    if len(node) > MOST:
+        node[MOST:] = [f"{len(node) - MOST} more"]
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
@@ -174,15 +177,6 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
         f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "
         f"99 % intervals, which include the variation between {apart}."
     )
-
-
-def _node(before: Environment, now: Environment) -> list[str]:
-    """What changed beside the code, the most suspect first."""
-    found = [d for d in drift.differences(before, now) if d.name not in compare.EXPECTED]
-    said = [
-        f"{d.name} {clipped(d.baseline, 13)}, now {clipped(d.candidate, 13)}" for d in found[:MOST]
-    ]
-    return [*said, *([f"{len(found) - MOST} more"] if len(found) > MOST else ())]
 
 
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
