@@ -51,22 +51,22 @@ MOST_LINES = {
     "harness": 925,  # the modules beside the rooms
     "harness/analysis": 4_246,
     "harness/bisect": 1_543,
-    "harness/cli": 1_828,
+    "harness/cli": 1_812,
     "harness/executor": 300,
-    "harness/gate": 1_877,
+    "harness/gate": 1_879,
     "harness/git": 446,
     "harness/integrations": 705,
     "harness/machine": 1_183,
     "harness/measure": 2_096,
     "harness/program": 1_599,
     "harness/records": 1_804,
-    "harness/report": 4_612,
+    "harness/report": 4_572,
     "harness/runner": 2_142,
     "harness/store": 679,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_289,
-    "suites": 2_977,
+    "suites": 2_983,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
 MOST_TEST_LINES = {"harness": 18_983, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}

@@ -74,6 +74,11 @@ def parts_of(
         run = score(Packed.of(x, config, 0))
         return lambda x: run(*pack(x.q, x.k_cmp, x.v_cmp))[0].unflatten(0, x.q.shape[:2])
 
+    def scores(x: AttentionInputs, _blocks: Tensor, config: NSAConfig) -> Forward:
+        assert score  # the compress branch, which it needs for this, is part of it
+        run = score(Packed.of(x, config, config.num_blocks))
+        return lambda x: run(*pack(x.q, x.k_cmp, x.v_cmp))[1]
+
     def whole(x: AttentionInputs, _blocks: Tensor, config: NSAConfig) -> Forward:
         assert score
         sizes = Packed.of(x, config, config.num_blocks)
@@ -92,6 +97,7 @@ def parts_of(
     if score:
         parts["whole"] = OperatorPart(prepare=whole, definition=whole_is)
         parts["compress"] = OperatorPart(prepare=compress)
+        parts["scores"] = OperatorPart(prepare=scores, backward=False)
     return parts
 
 
