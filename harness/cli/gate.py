@@ -42,7 +42,7 @@ def gate(
     wait_for_gpu: options.WaitOption = 0.0,
     self_test: options.SelfTestOption = True,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure also if only comments or prose changed.")
+        bool, typer.Option("--measure", help="Measure also what runs the same code.")
     ] = False,
 ) -> None:
     """Judge a change by a policy: GO, NO-GO or INCONCLUSIVE.
