@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harness.messages import Channel
 from harness.records import Scalar
-from harness.workload import Unsupported, Workload
+from harness.workload import Workload
 
 Axes = Mapping[str, Scalar]
 
@@ -51,10 +51,6 @@ def _after(runs: int, misbehave: Callable[[], Any]) -> Workload:
     """Good for so many runs."""
     left = iter(range(runs))
     return _good_but(run=lambda: time.sleep(0.001) if next(left, None) is not None else misbehave())
-
-
-def declined(provider: str, axes: Axes) -> Workload:
-    raise Unsupported(f"{provider} wants even head sizes, head_dim={axes['head_dim']}")
 
 
 def raises(provider: str, axes: Axes) -> Workload:

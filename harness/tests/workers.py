@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from harness.machine.probes import Probe
-from harness.records import Case, Measurement, MeasureSettings, Outcome, Scalar, Suite
+from harness.records import Case, Measurement, MeasureSettings, Scalar, Suite
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
@@ -58,10 +58,6 @@ class Memory(RunWriter):
 
     def append(self, *found: object) -> None:
         self.measurements += [m for m in found if isinstance(m, Measurement)]
-
-    @property
-    def outcomes(self) -> list[tuple[str, int, Outcome]]:
-        return [(m.case_id, m.process, m.outcome) for m in self.measurements]
 
 
 class Quiet(RunObserver):

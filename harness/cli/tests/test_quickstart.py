@@ -11,7 +11,6 @@ import torch
 
 from harness.records import Outcome
 from harness.store.reader import load
-from harness.suite import load as suites
 from harness.tests.command_line import harness
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -87,17 +86,3 @@ def test_the_counts_are_those_that_the_page_explains(followed: Followed) -> None
     )
     assert measurement.profile is not None
     assert "aten::addmm" in {use.name for use in measurement.profile.operators}
-
-
-def test_the_other_example_of_the_page_is_a_suite(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[3] / "suites/README.md"
-    text = page.read_text(encoding="utf-8").partition("## A program as it is\n")[2]
-    (example,) = re.findall(r"```yaml\n(.*?)```", text.partition("\n## ")[0], re.DOTALL)
-    head = "schema: 1\ntitle: T\nsubject: S\nquestion: Q?\nworkloads:\n"
-
-    cases = suites.loads(head + example, "suite.yaml").cases
-
-    found = {(*case.program.argv[2:], case.program.world_size) for case in cases if case.program}
-    assert len(found) == len(cases) == 8
-    assert ("--seq-len=2048", "--compile", 2) in found
-    assert cases[0].env == {"HF_HUB_OFFLINE": "1", "NCCL_DEBUG": "WARN"}
