@@ -77,7 +77,6 @@ def test_the_peak_excludes_the_memory_of_the_digest(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_a_digest_on_the_gpu_equals_the_cpu_one_and_leaves_the_peak() -> None:
     x = draw(300, 64, 64)
     on_gpu = x.cuda()

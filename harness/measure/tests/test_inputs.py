@@ -12,7 +12,6 @@ from harness.workload import Unsupported
 
 GOOD = good("fake", {})
 GRAPH = MeasureSettings(graph=True)
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,6 @@ def test_a_replay_that_leaves_an_output_unwritten_is_unsupported(dtype: torch.dt
 
 
 @pytest.mark.gpu
-@gpu
 def test_a_run_that_waits_for_the_device_cannot_be_captured() -> None:
     x = torch.randn(256, device="cuda")
     workload = replace(GOOD, run=lambda: x * x.sum().item(), capturable=True)
@@ -52,7 +50,6 @@ def test_a_run_that_waits_for_the_device_cannot_be_captured() -> None:
 
 
 @pytest.mark.gpu
-@gpu
 def test_replays_compute_the_same_as_the_run() -> None:
     given = torch.full((4,), 1.0, device="cuda")
 

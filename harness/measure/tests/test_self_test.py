@@ -186,7 +186,6 @@ def test_the_cost_of_a_call_is_the_least_mean_of_many(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 def test_the_self_test_passes_on_a_gpu() -> None:
     (gpu, *_) = gpus()
     probes = (NvmlProbe(gpu.uuid), CpuProbe())

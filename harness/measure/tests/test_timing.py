@@ -142,11 +142,7 @@ def test_objects_of_the_first_step_are_collected_only_once() -> None:
     assert max(walked) < len(left)
 
 
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-
-
 @pytest.mark.gpu
-@gpu
 @pytest.mark.parametrize("flush_l2", [False, True])
 def test_cuda_events_and_the_host_agree_on_a_long_kernel(flush_l2: bool) -> None:
     x = torch.randn(8192, 8192, device="cuda")
@@ -160,7 +156,6 @@ def test_cuda_events_and_the_host_agree_on_a_long_kernel(flush_l2: bool) -> None
 
 
 @pytest.mark.gpu
-@gpu
 def test_the_flush_of_the_cache_is_in_neither_reading() -> None:
     """A flush takes over 20 us on an A100 or H100; an empty run takes under 10."""
     stopwatch = timing.CudaStopwatch(flush_l2=True)

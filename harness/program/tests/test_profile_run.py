@@ -190,7 +190,6 @@ def test_the_timed_process_has_no_hook(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_kernels_and_launches_of_a_program_are_counted(tmp_path: Path) -> None:
     case = case_of(tmp_path, "kernels: {must: ['*elementwise_kernel*']}", program=ON_GPU)
 

@@ -18,7 +18,7 @@ from harness.runner import evidence, watchdog
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
-from harness.tests.workers import GPU, QUICK, Memory, make_suite, rig_of
+from harness.tests.workers import QUICK, Memory, make_suite, rig_of
 from harness.tests.workers import make_case as make_good
 
 RUN, READ = r"run \(fake_workloads.py:\d+\)", r"read \(timing.py:\d+\)"
@@ -98,7 +98,6 @@ def test_a_hanging_search_keeps_the_outcome(
 
 @pytest.mark.free_gpu
 @pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 def test_errors_of_a_gpu_stay_in_their_process(warm: Launcher, tmp_path: Path) -> None:
     """Its memory is exhausted and given back, and a lost context is replaced. A driver initialised
     before the fork would be broken after it."""

@@ -12,7 +12,7 @@ from harness.runner import evidence, silence, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests import workers
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
-from harness.tests.workers import GPU, QUICK, Quiet
+from harness.tests.workers import QUICK, Quiet
 
 
 @pytest.fixture
@@ -102,7 +102,6 @@ def test_a_process_that_finishes_no_step_is_named_at_start_up_in_a_step_and_in_t
 
 @pytest.mark.free_gpu
 @pytest.mark.gpu
-@pytest.mark.skipif(not GPU, reason="no NVIDIA GPU here")
 @pytest.mark.parametrize(
     ("fake", "axes", "stall_s", "outcome"),
     [
