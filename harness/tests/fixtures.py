@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.runner import evidence, watchdog
 from harness.runner.launcher import Launcher
 from harness.store.writer import RunWriter, create
+from harness.tests.faulty import LeapingClock
+from harness.tests.gate_repositories import repository
 from harness.tests.small_run import ENVIRONMENT, SUITE
 
 for name in ("COLUMNS", "LINES"):
@@ -40,6 +43,20 @@ def warm() -> Iterator[Launcher]:
     with Launcher() as one:
         one.describe()
         yield one
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeapingClock:
+    """The watchdog's. On a loaded machine the stacks of a process come late."""
+    clock = LeapingClock(tmp_path / "mark")
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(evidence, "PYTHON_S", 60.0)
+    return clock
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Path:
+    return repository(tmp_path / "toys")
 
 
 @pytest.fixture

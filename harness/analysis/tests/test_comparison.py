@@ -53,26 +53,24 @@ def order(n: int) -> Flags:
     return np.array([i % 2 == 1 for i in range(n)])
 
 
-@pytest.mark.parametrize("n", [3, 5, 12, 20])
-def test_the_p_values_are_those_of_the_rank_sum_test_of_the_two_orders(n: int) -> None:
+EVERY = PermutationMethod(n_resamples=10**6)  # more than the 126 choices: all of them
+
+
+@pytest.mark.parametrize(
+    ("n", "ties", "method"),
+    [(3, False, "exact"), (5, False, "exact"), (20, False, "exact"), (9, True, EVERY)],
+)
+def test_the_p_values_are_those_of_the_rank_sum_test_of_the_two_orders(
+    n: int, ties: bool, method: Any
+) -> None:
     d, odd = np.random.default_rng(n).normal(0.3, 1.0, size=(20, n)), order(n)
+    d = np.round(d) if ties else d
+    assert (d == 0).any() == ties
 
     ours = order_free_p(d, odd)
 
-    theirs = [
-        mannwhitneyu(x[~odd], -x[odd], alternative="greater", method="exact").pvalue for x in d
-    ]
-    assert ours == pytest.approx(theirs)
-
-
-def test_ties_and_zeros_have_the_exact_permutation_distribution() -> None:
-    d, odd = np.round(np.random.default_rng(1).normal(0.3, 1.0, size=(6, 9))), order(9)
-    assert (d == 0).any()
-
-    ours = order_free_p(d, odd)
-
-    every = PermutationMethod(n_resamples=10**6)  # more than the 126 choices: all of them
-    theirs = [mannwhitneyu(x[~odd], -x[odd], alternative="greater", method=every).pvalue for x in d]
+    both = ((x[~odd], -x[odd]) for x in d)
+    theirs = [mannwhitneyu(*x, alternative="greater", method=method).pvalue for x in both]
     assert ours == pytest.approx(theirs)
 
 

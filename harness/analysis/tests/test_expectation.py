@@ -6,8 +6,8 @@ import pytest
 
 from harness.analysis.expectation import assessed, peak
 from harness.analysis.summary import summarise
-from harness.records import Decision, Expectation, Finding, Match, Measurement, Outcome
-from harness.tests.fake_runs import case, ended, run, timed
+from harness.records import Decision, Expectation, Finding, Measurement, Outcome
+from harness.tests.fake_runs import case, ended, run, timed, to
 
 CASE = case({"seq_len": 512})
 
@@ -74,6 +74,4 @@ def test_a_timeout_bounds_the_metric_and_a_hang_nothing(
 
 
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:
-    dense = Match(criteria={"provider": ("dense",)})
-
-    assert found(timed(CASE, 0.1), low=1, match=dense) == ()
+    assert found(timed(CASE, 0.1), low=1, match=to(provider="dense")) == ()

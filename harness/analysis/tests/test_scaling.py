@@ -53,15 +53,21 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
     assert (fit.group, fit.note) == ("forward/nsa", "")
 
 
-@pytest.mark.parametrize(("bound_s", "fits"), [(0.05, True), (0.64, False)])
-def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(bound_s: float, fits: bool) -> None:
-    """Three points are linear; the fourth would take 0.08 s."""
+@pytest.mark.parametrize(
+    ("outcome", "bound_s", "fits"),
+    [(Outcome.TIMEOUT, 0.05, True), (Outcome.TIMEOUT, 0.64, False), (Outcome.HANG, 120.0, True)],
+)
+def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(
+    outcome: Outcome, bound_s: float, fits: bool
+) -> None:
+    """Three points are linear; the fourth would take 0.08 s. A hang is not a slow point."""
     steps = {**power(1.0, LENGTHS[:3]), 1024: math.inf}
 
-    fit = fitted(steps, outcome=Outcome.TIMEOUT, lower_bound_s=bound_s)
+    fit = fitted(steps, outcome=outcome, lower_bound_s=bound_s)
 
-    assert (fit.exponent is not None) == fits
+    assert (fit.exponent and fit.exponent.value) == (pytest.approx(1, abs=0.03) if fits else None)
     assert fit.reason == ("" if fits else "steeper than a power law: 1,024 timed out")
+    assert fit.censored == (outcome is Outcome.TIMEOUT)
 
 
 @pytest.mark.parametrize(("third", "reason"), [(0.042, ""), (0.08, "not known from 3 points")])
@@ -69,15 +75,6 @@ def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason:
     fit = fitted({128: 0.01, 256: 0.02, 512: third})
 
     assert (fit.reason, fit.exponent is None) == (reason, bool(reason))
-
-
-def test_a_hang_is_not_a_slow_point() -> None:
-    steps = {**power(1.0, LENGTHS[:3]), 1024: math.inf}
-
-    fit = fitted(steps, outcome=Outcome.HANG, lower_bound_s=120.0)
-
-    assert fit.censored == 0
-    assert exponent_of(fit).value == pytest.approx(1, abs=0.03)
 
 
 def test_a_fit_has_the_processes_of_its_poorest_point() -> None:

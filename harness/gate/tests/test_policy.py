@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parents[3]
 WHOLE = """\
 schema: 1
 stage: block
-inconclusive: block
-roots: [src]
 suites:
   - {suite: suites/gate.yaml, cases: ["train/*"]}
 compare: {screen_pairs: 4, confirm_pairs: 30, tolerance: 0.04}

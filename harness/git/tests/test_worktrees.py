@@ -15,11 +15,6 @@ from harness.tests.gate_repositories import KERNEL, commit, fingerprint, git, re
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture
-def toys(tmp_path: Path) -> Path:
-    return repository(tmp_path / "toys")
-
-
 def test_two_commits_are_checked_out_and_the_users_tree_does_not_change(toys: Path) -> None:
     commit(toys, {"toy/kernel.py": KERNEL + "# new\n"}, branch="change")
     write(toys, {"toy/kernel.py": "half done", "notes.txt": "untracked"})

@@ -17,8 +17,8 @@ from harness.machine.gpu_idle import nvml_meter
 from harness.machine.nvml import NvmlProbe
 from harness.machine.probes import open_probes
 from harness.measure import facts as worker_facts
-from harness.records import Gpu
 from harness.tests.fake_nvml import UUID, FakeNvml, nvml_error
+from harness.tests.fake_runs import H200
 from harness.tests.processes import running
 
 
@@ -38,18 +38,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeNvml:
 def test_a_gpu_is_described_in_si_units(fake: FakeNvml) -> None:
     (gpu,) = nvml.gpus()
 
-    assert gpu == Gpu(
-        name="NVIDIA H200",
-        uuid=UUID,
-        index=0,
-        memory_bytes=150754820096,
-        driver="580.159.04",
-        cuda_driver="13.0",
-        compute_capability="9.0",
-        power_limit_w=700.0,
-        max_sm_clock_hz=1.98e9,
-        default_power_limit_w=700.0,
-    )
+    assert gpu == replace(H200, uuid=UUID, driver="580.159.04", cuda_driver="13.0")
     assert nvml.find(UUID) == gpu
     fake.fails["nvmlDeviceGetEnforcedPowerLimit"] = nvml_error("NOT_SUPPORTED")
     assert nvml.find(UUID) == replace(gpu, power_limit_w=None)

@@ -7,7 +7,6 @@ import pytest
 
 from harness.errors import SuiteError
 from harness.records import Outcome, Suite
-from harness.runner import watchdog
 from harness.runner.launcher import Launcher
 from harness.tests.answers import answered
 from harness.tests.commands import LOSS, STEPS, asked, measured, run, steps_of, suite_of
@@ -18,11 +17,9 @@ from harness.tests.gate_repositories import commit, git, write
 
 
 def test_a_program_without_new_steps_hangs_and_its_stacks_are_kept(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: Launcher, tmp_path: Path, clock: LeapingClock
 ) -> None:
     """It still writes lines, but none reports a step. Its steps have numbers of their own."""
-    clock = LeapingClock(tmp_path / "mark")
-    monkeypatch.setattr(watchdog, "time", clock)
     program = f"""
 def wait_for_a_peer():
     os.close(os.open({str(clock.mark)!r}, os.O_CREAT))

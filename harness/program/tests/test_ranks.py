@@ -8,7 +8,7 @@ import pytest
 from harness.program.process import Read
 from harness.program.ranks import SETTLE_S, RankOutput
 from harness.records import Outcome
-from harness.runner import evidence, watchdog
+from harness.runner import evidence
 from harness.runner.launcher import Launcher
 from harness.tests.commands import LOSS, STEPS, measured, suite_of
 from harness.tests.faulty import LeapingClock, evidence_of
@@ -160,10 +160,8 @@ for i in range(1, 100):
 
 
 def test_a_hang_names_the_rank_that_does_not_reach_the_collective(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: Launcher, tmp_path: Path, clock: LeapingClock
 ) -> None:
-    clock = LeapingClock(tmp_path / "mark")
-    monkeypatch.setattr(watchdog, "time", clock)
     program = f"""
 def read_data():
     time.sleep(0.5)

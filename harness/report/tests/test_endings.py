@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis import verdict as gate
-from harness.records import Case, Evidence, Match, Measurement, Outcome, Rule
+from harness.records import Case, Evidence, Measurement, Outcome, Rule
 from harness.report.endings import next_lines, number_lines, verdict_lines
-from harness.tests.fake_runs import ended, run, sweep, timed, variables
+from harness.tests.fake_runs import ended, run, sweep, timed, to, variables
 
 CASES = [*sweep(seq_len=[512, 1024, 2048]), *sweep(provider="dense", seq_len=[512, 1024, 2048])]
 FAST = Rule(name="fast enough", metric="tokens_per_s", go=100)
@@ -33,10 +33,7 @@ def test_the_last_lines_have_the_verdict_and_three_numbers() -> None:
 
 
 def test_the_pair_of_a_rule_is_compared_before_any_other() -> None:
-    ours, theirs = (
-        Match(criteria={"provider": ("nsa",), "seq_len": (2048,)}),
-        Match(criteria={"provider": ("dense",)}),
-    )
+    ours, theirs = to(provider="nsa", seq_len=2048), to(provider="dense")
     rule = replace(FAST, name="ratio", metric="step_s", match=ours, against=theirs, go=0.1)
     recorded = run(CASES, steps, rules=[rule])
     cases, verdict = gate.of_run(recorded)

@@ -6,14 +6,13 @@ import pytest
 
 from harness.analysis.causes import Cause, CauseKind, causes
 from harness.analysis.verdict import of_run
-from harness.records import Breakdown, Case, Match, Measurement, Profile, Rule, Use
+from harness.records import Breakdown, Case, Measurement, Profile, Rule, Use
 from harness.report import remedies
 from harness.report.tests.test_report import values
 from harness.tests import test_planted_causes as planted
-from harness.tests.fake_runs import case, run, timed
+from harness.tests.fake_runs import case, run, timed, to
 
 SUITE, FIRST = "harness run suites/retest.yaml", "train/nsa/seq_len=512"
-LONG = Match(criteria={"seq_len": (4096,), "NSA_FA2": (0,)})
 
 
 @pytest.mark.parametrize(
@@ -39,9 +38,8 @@ def test_a_cause_has_its_command_and_what_it_saves(
 
 def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3) -> tuple[str, ...]:
     """What a run asks for that has one rule, on the cases with this checkpointing."""
-    only = Match(criteria={"gc": (gc,)})
     rules = (
-        Rule(name="floor", metric="tokens_per_s", go=go, match=only),
+        Rule(name="floor", metric="tokens_per_s", go=go, match=to(gc=gc)),
         Rule(name="all", metric="tokens_per_s", go=1.0),
     )
     made = planted.planted(damage, planted.GC, rules=rules)
@@ -85,7 +83,7 @@ def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(n
 
     both = [case({"seq_len": 512}, provider=p) for p in ("nsa", "dense")]
     both.append(case({"seq_len": 4096}, provider="dense"))
-    ours, theirs = (Match(criteria={"provider": (p,)}) for p in ("nsa", "dense"))
+    ours, theirs = to(provider="nsa"), to(provider="dense")
     rule = Rule(name="faster", metric="step_s", go=1.0, match=ours, against=theirs)
     made = run(both, measure, rules=(rule,))
     _, verdict = of_run(made)
@@ -106,7 +104,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
         clock = 0.7 if c.axes["gc"] == "on" else their_clock
         return planted.limited(0x4, clock)(c, m)
 
-    ours, theirs = (Match(criteria={"gc": (v,)}) for v in ("on", "off"))
+    ours, theirs = to(gc="on"), to(gc="off")
     floor = Rule(name="floor", metric="tokens_per_s", go=1e9, match=ours)
     pair = Rule(name="pair", metric="step_s", go=4.0, match=ours, against=theirs)
     rules = tuple(rule for rule in (floor, pair) if rule.name in asked)
@@ -131,8 +129,7 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     go: float, named: bool
 ) -> None:
     """It needs more processes, of both sides: rules compare cases of one run."""
-    sides = {"workload": ("train",), "gc": ("on",)}, {"workload": ("others",), "gc": ("off",)}
-    ours, theirs = (Match(criteria=of) for of in sides)
+    ours, theirs = to(workload="train", gc="on"), to(workload="others", gc="off")
     rule = Rule(name="pair", metric="step_s", go=go, match=ours, against=theirs)
     slow = planted.limited(0x4, 0.7)
     made = planted.planted(

@@ -14,7 +14,7 @@ import pytest
 from harness.machine import nvml
 from harness.machine.gpu_idle import IdleCheck, nvml_meter
 from harness.records import Clock, Outcome
-from harness.runner import evidence, watchdog
+from harness.runner import evidence
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
@@ -78,10 +78,8 @@ def test_a_stopped_worker_is_killed(
 
 
 def test_a_hanging_search_keeps_the_outcome(
-    warm: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    warm: Launcher, tmp_path: Path, clock: LeapingClock
 ) -> None:
-    clock = LeapingClock(tmp_path / "mark")
-    monkeypatch.setattr(watchdog, "time", clock)
     axes = {"path": str(clock.mark)}
     case = make_case("hangs_in_diagnosis", axes=axes, settings=PATIENT)
 

@@ -8,20 +8,11 @@ import pytest
 from harness.machine import nvml
 from harness.machine.probes import open_probes
 from harness.records import Measurement, Outcome, Scalar
-from harness.runner import evidence, silence, watchdog
+from harness.runner import silence, watchdog
 from harness.runner.launcher import Launcher
 from harness.tests import workers
 from harness.tests.faulty import PATIENT, LeapingClock, evidence_of, make_case, run
 from harness.tests.workers import QUICK, Quiet
-
-
-@pytest.fixture
-def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeapingClock:
-    """The watchdog's. On a loaded machine the stacks of a process come late."""
-    clock = LeapingClock(tmp_path / "mark")
-    monkeypatch.setattr(watchdog, "time", clock)
-    monkeypatch.setattr(evidence, "PYTHON_S", 60.0)
-    return clock
 
 
 def hang(

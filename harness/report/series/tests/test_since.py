@@ -16,7 +16,6 @@ from harness.records import (
     Environment,
     Git,
     Gpu,
-    Match,
     Measurement,
     Outcome,
     Profile,
@@ -27,7 +26,7 @@ from harness.records import (
 from harness.report import context
 from harness.report.series.since import Since
 from harness.store import reader
-from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
+from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, to
 from harness.tests.stored_runs import A100, CASES, dated, record, store
 
 STEPS: dict[str, float | Outcome] = {
@@ -152,8 +151,7 @@ def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
     limit_s: float, abort_s: float | None, node: dict[str, Any], answer: str
 ) -> None:
     """Dense takes 13 ms on a host that is 1.3 times as slow for it."""
-    dense = Match(criteria={"provider": ("dense",)})
-    rule = Rule(name="fast", match=dense, metric="step_s", go=limit_s, abort=abort_s)
+    rule = Rule(name="fast", match=to(provider="dense"), metric="step_s", go=limit_s, abort=abort_s)
 
     now, before = moved(node, 1.2, 1.3, [rule])
 
