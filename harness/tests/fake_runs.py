@@ -1,7 +1,7 @@
 """Runs fabricated with planted speeds: what analysis, gate and report are tested on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,7 @@ H200 = r.Gpu(
 )
 FLOPS_PER_TOKEN = 470_000_000
 """6 N of the 78 M parameter model."""
+OF_SUITE = {field.name for field in fields(r.Suite)}
 
 
 def environment(*, gpu: r.Gpu | None = H200, **changes: Any) -> r.Environment:
@@ -129,9 +130,9 @@ def timed(
     return found
 
 
-def taking(c: r.Case, *steps_s: float) -> list[r.Measurement]:
+def taking(c: r.Case, *steps_s: float, **changes: Any) -> list[r.Measurement]:
     """A process with each of these step times, without scatter."""
-    processes = enumerate(timed(c, 1.0, processes=len(steps_s)))
+    processes = enumerate(timed(c, 1.0, processes=len(steps_s), **changes))
     return [replace(m, samples_s=(steps_s[i],) * 20) for i, m in processes]
 
 
@@ -201,21 +202,23 @@ def run(
     env: r.Environment | None = None,
     rules: Sequence[r.Rule] = (),
     expectations: Sequence[r.Expectation] = (),
-    cost: r.CostPlan | None = None,
     **changes: Any,
 ) -> r.Run:
+    """A run of these cases; the changes are of its suite, or of itself."""
     suite = r.Suite(
-        name="retest",
-        title="A100 retest",
-        subject=changes.pop("subject", "A100 Retest"),
-        question="Is training fast enough to start the 50,000-step run?",
-        path="suites/retest.yaml",
-        text="schema: 1\n",
-        sha256="ab" * 32,
-        cases=tuple(cases),
-        rules=tuple(rules),
-        expectations=tuple(expectations),
-        cost=cost,
+        **{
+            "name": "retest",
+            "title": "A100 retest",
+            "subject": "A100 Retest",
+            "question": "Is training fast enough to start the 50,000-step run?",
+            "path": "suites/retest.yaml",
+            "text": "schema: 1\n",
+            "sha256": "ab" * 32,
+            "cases": tuple(cases),
+            "rules": tuple(rules),
+            "expectations": tuple(expectations),
+            **{name: changes.pop(name) for name in OF_SUITE & changes.keys()},
+        }
     )
     return r.Run(
         **{

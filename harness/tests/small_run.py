@@ -17,14 +17,15 @@ CASES = tuple(
     replace(c, axes={**c.axes, "gc": False, "lr": 1.0}, allow={Outcome.TIMEOUT: "slow by design"})
     for c in sweep(seq_len=[128, 256])
 )
-_WHOLE = run(
+SUITE = run(
     CASES,
     lambda _: [],
+    name="smoke",
+    path="suites/smoke.yaml",
     expectations=[Expectation(metric="mfu", low=0.2, match=to(gc=False))],
     rules=[Rule(name="floor", metric="tokens_per_s", go=500.0, abort=100.0)],
     cost=CostPlan(steps=1000),
 ).suite
-SUITE = replace(_WHOLE, name="smoke", path="suites/smoke.yaml")
 
 
 def measured(process: int, case: Case = CASES[0]) -> Measurement:

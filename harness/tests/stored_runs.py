@@ -30,8 +30,9 @@ def record(
         CASES,
         lambda c: ended(c, broken) if broken and c == CASES[1] else timed(c, step_s, processes=2),
         env=env,
+        name=suite,
     )
-    return store(root, replace(whole, suite=replace(whole.suite, name=suite)), finish=finish)
+    return store(root, whole, finish=finish)
 
 
 def store(root: Path, recorded: Run, *, finish: bool = True) -> str:

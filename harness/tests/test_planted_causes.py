@@ -15,7 +15,7 @@ from harness.analysis.causes import CauseKind, causes
 from harness.analysis.summary import summarise
 from harness.runner.launcher import Launcher
 from harness.tests import faulty, workers
-from harness.tests.fake_runs import ended, environment, run, sweep, timed, trained
+from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed, trained
 from harness.tests.workers import QUICK, make_case
 
 PEAKS = r.Peaks(bytes_per_s=4e12, flops_per_s={"bf16": 8e14}, launch_s=3e-6, sync_s=2e-5)
@@ -79,8 +79,7 @@ def planted(damage: Damage, cases: Sequence[r.Case] = CASES, **suite: Any) -> r.
         return [damage(c, m) for m in healthy(c)]
 
     tests = (r.SelfTest(at="2026-11-21T07:30:12+00:00", device="GPU-5d1e", peaks=PEAKS),)
-    made = run(cases, measure, self_tests=tests)
-    return replace(made, suite=replace(made.suite, **suite))
+    return run(cases, measure, self_tests=tests, **suite)
 
 
 def kinds(recorded: r.Run) -> list[CauseKind]:
@@ -323,9 +322,7 @@ def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> N
     def measure(c: r.Case) -> list[r.Measurement]:
         rows, length = int(c.axes["BATCH"]), int(c.axes["seq_len"])
         again = 9.0 if rows == 8 and length == 1024 else 0.0  # processes that do not agree
-        found = timed(c, 0.02, tokens=rows * length)
-        slower = (tuple(s * (1 + again * m.process) for s in m.samples_s) for m in found)
-        return [replace(m, samples_s=s) for m, s in zip(found, slower, strict=True)]
+        return taking(c, *(0.02 * (1 + again * p) for p in range(3)), tokens=rows * length)
 
     made = run(cases, measure)
     (cause,) = causes(made, summarise(made))

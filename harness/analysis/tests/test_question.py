@@ -48,8 +48,8 @@ def judged(
         return timed(c, times[c.provider], cv=0.002, processes=settings[c.provider])
 
     asked = {p: replace(CASES[0].settings, processes=n) for p, n in settings.items()}
-    made = run([replace(c, settings=asked[c.provider]) for c in CASES], measure, rules=rules)
-    return of_run(replace(made, suite=replace(made.suite, **suite)))[1]
+    cases = [replace(c, settings=asked[c.provider]) for c in CASES]
+    return of_run(run(cases, measure, rules=rules, **suite))[1]
 
 
 def of(verdict: Verdict, name: str = RATIO.name) -> RuleResult:

@@ -45,11 +45,10 @@ def diagnosed(
             step *= by if on and c.axes["seq_len"] == 512 else 1.0
         return timed(c, step, processes=processes, cv=cv, tokens=int(c.axes["seq_len"]))
 
-    made = run(CASES, measure)
     tested = tuple(replace(s, then=(then or {}).get(s.name, s.then)) for s in TESTED)
     asked = Suspects(gap=gap, tested=tested, not_tested=("the A100",))
-    suite = replace(made.suite, suspects=asked)
-    return {d.name: d for d in diagnose(suite, summarise(made))}
+    made = run(CASES, measure, suspects=asked)
+    return {d.name: d for d in diagnose(made.suite, summarise(made))}
 
 
 HERE = replace(GAP, where=to(seq_len=512))
@@ -162,10 +161,9 @@ def candidates(*observed: Observation, seen: float = 11.0) -> tuple[tuple[Candid
             c, tokens / 25.6 if loop else 0.1, tokens=tokens, cv=0.001, telemetry=telemetry
         )
 
-    made = run(SEEN_CASES, measure)
     gap = Gap(metric="tokens_per_s", expected=500, seen=seen, where=to(seq_len=512), source="s")
     suspects = Suspects(gap=gap, tested=(OFF, BATCH, LOOP), observed=observed)
-    made = replace(made, suite=replace(made.suite, suspects=suspects))
+    made = run(SEEN_CASES, measure, suspects=suspects)
     found = fingerprint(made, summarise(made))
     assert found is not None
     return found.candidates, explained.fingerprint_sentence(found, made.suite)

@@ -64,8 +64,7 @@ def measured(
         else c
         for c in CASES
     ]
-    made = run(cases, measure, rules=rules)
-    return replace(made, suite=replace(made.suite, **{"parts": PARTS, **suite}))
+    return run(cases, measure, rules=rules, **{"parts": PARTS, **suite})
 
 
 def row(recorded: Run, part: str) -> tuple[str, str]:

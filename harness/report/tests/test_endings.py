@@ -58,8 +58,7 @@ def test_rules_that_are_not_met_have_a_line_each() -> None:
     ("name", "commands"), [("smoke", ["run smoke-gpu", "harness init"]), ("mine", ["harness show"])]
 )
 def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
-    recorded = run(CASES, steps)
-    recorded = replace(recorded, suite=replace(recorded.suite, name=name))
+    recorded = run(CASES, steps, name=name)
     cases, _ = gate.of_run(recorded)
 
     said = [text for _, text in next_lines(recorded, cases)]

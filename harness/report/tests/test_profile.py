@@ -55,8 +55,7 @@ def recorded(
     cases = [replace(c, **case) for c in fake_runs.sweep(seq_len=[512, 2048])]
 
     def measure(c: Case) -> list[Measurement]:
-        samples = (0.071,) * 5
-        return fake_runs.timed(c, 0.071, profile=profile, counters=counters, samples_s=samples)
+        return fake_runs.taking(c, *[0.071] * 3, profile=profile, counters=counters)
 
     return fake_runs.run(cases, measure), cases
 

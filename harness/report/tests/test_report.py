@@ -30,10 +30,11 @@ def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) 
         lambda c: ended(c, Outcome.CRASH, detail=nasty),
         env=environment(variables={"NSA_X": f"\n```\n{nasty}"}, hostname=nasty, command=(nasty,)),
         notes=(nasty,),
+        title=nasty,
+        question=nasty,
     )
-    suite = replace(broken.suite, title=nasty, question=nasty)
 
-    text = page(replace(broken, suite=suite), tmp_path)
+    text = page(broken, tmp_path)
 
     outside = re.sub(r"```bash.*?\n```\n|`[^`]+`", "", text, flags=re.DOTALL)
     active = re.findall(r"\x1b|i\]\(|a\]\(|@owner|<img|www\.evil|&commat", outside)
@@ -44,10 +45,10 @@ def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) 
 def test_an_axis_has_one_name_on_the_page(tmp_path: Path) -> None:
     """The suite's. Commands, case ids and names of files keep that of the code."""
     cases = sweep(seq_len=[512, 1024, 2048], gc=["off", "on"])
-    recorded = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"])))
-    suite = replace(recorded.suite, axis_names={"seq_len": "T", "gc": "checkpointing"})
+    names = {"seq_len": "T", "gc": "checkpointing"}
+    recorded = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"])), axis_names=names)
 
-    text = page(replace(recorded, suite=suite), tmp_path)
+    text = page(recorded, tmp_path)
 
     said = re.sub(r"```bash.*?\n```\n|\]\([^)]*\)", "", text, flags=re.DOTALL)
     said = re.sub(r"`([^`\n]*)`", lambda m: m[1] if m[1].isidentifier() else "", said)

@@ -21,7 +21,7 @@ from harness.records import (
     Weight,
 )
 from harness.runner.undecided import near, undecided
-from harness.tests.fake_runs import ended, run, sweep, timed, to
+from harness.tests.fake_runs import ended, run, sweep, taking, to
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024, 2048])]
 NSA, DENSE = ([c.case_id for c in CASES if c.provider == p] for p in ("nsa", "dense"))
@@ -38,13 +38,10 @@ def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[s
         if c.provider == "nsa" and not step_s:
             return ended(c, Outcome.TIMEOUT, lower_bound_s=60.0)
         steps_s = (1.0, 1.2)[:dense] if c.provider == "dense" else step_s
-        made = timed(c, 1.0, processes=len(steps_s), counters=ops)
-        return [replace(m, samples_s=(s,) * 20) for m, s in zip(made, steps_s, strict=True)]
+        return taking(c, *steps_s, counters=ops)
 
-    suspects = asked.pop("suspects", None)
     once = [replace(c, settings=MeasureSettings(processes=1)) for c in CASES]
-    made = run(once, measure, **asked)
-    return undecided(replace(made, suite=replace(made.suite, suspects=suspects)))
+    return undecided(run(once, measure, **asked))
 
 
 SHORT: dict[str, Any] = {"metric": "tokens_per_s", "match": to(provider="nsa", seq_len=512)}
