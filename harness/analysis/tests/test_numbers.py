@@ -19,7 +19,6 @@ from harness.records import (
     Measurement,
     MeasureSettings,
     Outcome,
-    PathRule,
     Peaks,
     Phase,
     Profile,
@@ -268,10 +267,9 @@ def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
     assert found.get(CASE.case_id) == expected_s
 
 
-# --- counters, and rules that nothing confirms -------------------------------------------
+# --- counters ----------------------------------------------------------------------------
 
 OK = Measurement(case_id="a", process=0, outcome=Outcome.OK, samples_s=(1.0,))
-COUNTED = Case(case_id="a", workload="a", factory="a:a", provider="a", axes={})
 
 
 def counted(process: int = 0, **changes: object) -> Measurement:
@@ -314,26 +312,3 @@ def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
     assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note
     assert note.endswith("alike: add")
     assert units.cell("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"
-
-
-REQUIRED = PathRule(must=("x",))
-
-
-@pytest.mark.parametrize(
-    ("rules", "profile", "gpu", "why"),
-    [
-        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), True, "no GPU"),
-        ({"kernels": REQUIRED}, Profile(no_kernels="no GPU"), False, ""),
-        ({"operators": REQUIRED}, Profile(no_kernels="no GPU"), True, ""),
-        ({"operators": REQUIRED}, Profile(skipped="switched off"), True, "switched off"),
-        ({"operators": REQUIRED}, Profile(skipped="switched off"), False, "switched off"),
-        ({"operators": REQUIRED}, None, False, "no profile was taken"),
-        ({}, None, True, ""),
-    ],
-)
-def test_a_rule_is_attested_only_by_a_profile_of_what_it_is_about(
-    rules: dict[str, Any], profile: Profile | None, gpu: bool, why: str
-) -> None:
-    seen = [replace(OK, profile=profile)]
-
-    assert recorded.unattested(replace(COUNTED, **rules), seen, gpu=gpu) == why

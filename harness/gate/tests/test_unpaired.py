@@ -1,27 +1,19 @@
 """Comparisons with stored processes."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
 from harness.gate.unpaired import compare_stored
-from harness.records import Change, Measurement, Outcome, Phase, Telemetry, Thresholds
+from harness.records import Change, Measurement, Telemetry, Thresholds
+from harness.tests.fake_runs import case, taking
 
 
 def processes(*levels: float, hz: float | None = None) -> list[Measurement]:
-    read = Telemetry(t_s=(0.5,), channels={"gpu_sm_clock_hz": (hz,)})
-    return [
-        Measurement(
-            case_id="a",
-            process=i,
-            outcome=Outcome.OK,
-            samples_s=(0.01 * level,),
-            phases=(Phase(name="sampling", start_s=0.0, end_s=1.0),),
-            telemetry=read,
-            wall_s=10.0,
-        )
-        for i, level in enumerate(levels)
-    ]
+    """With one reading of the clock, while they take their samples."""
+    read = Telemetry(t_s=(18.0,), channels={"gpu_sm_clock_hz": (hz,)})
+    return [replace(m, telemetry=read) for m in taking(case({}), *levels)]
 
 
 def drawn_levels(level: float, n: int, *, seed: int) -> list[float]:
