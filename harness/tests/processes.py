@@ -5,13 +5,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def running(script: str, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+def running(script: str, *arguments: str, how: str = "-SEc") -> Iterator["subprocess.Popen[str]"]:
     """A Python process of its own; killed, with its pipes closed, at the end."""
     process = subprocess.Popen(
-        [sys.executable, "-SEc", script, *arguments],
+        [sys.executable, how, script, *arguments],
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,8 +1,6 @@
 """Repositories: what they answer, and worktrees that leave nothing behind."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +9,7 @@ from harness.errors import HarnessError
 from harness.git.repository import Repository, read_git
 from harness.git.worktrees import checked_out
 from harness.tests.gate_repositories import KERNEL, commit, fingerprint, git, repository, write
-
-ROOT = Path(__file__).resolve().parents[3]
+from harness.tests.processes import running
 
 
 def test_two_commits_are_checked_out_and_the_users_tree_does_not_change(toys: Path) -> None:
@@ -97,27 +94,18 @@ with checked_out(repo, repo.commit("main"), repo.commit("main")) as trees:
 """
 
 
-def holding(toys: Path) -> tuple["subprocess.Popen[str]", Path]:
-    """A process with worktrees checked out, and their folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(toys)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    folder = Path(process.stdout.readline().strip())
-    assert (folder / "base").is_dir()
-    return process, folder
-
-
 def test_worktrees_of_a_killed_process_are_removed_by_the_next_one(toys: Path) -> None:
     before, repo = fingerprint(toys), Repository.around(toys)
-    process, folder = holding(toys)
 
-    with checked_out(repo, repo.commit("main")) as (mine,):
-        assert (folder / "base").is_dir()  # the process is alive
-        process.kill()
-        process.communicate(timeout=30)
-        with checked_out(repo, repo.commit("main")):
-            assert not folder.exists()
-            assert mine.is_dir()
+    with running(HOLD, str(toys), how="-c") as process:
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        with checked_out(repo, repo.commit("main")) as (mine,):
+            assert (folder / "base").is_dir()  # the process is alive
+            process.kill()
+            process.wait(timeout=30)
+            with checked_out(repo, repo.commit("main")):
+                assert not folder.exists()
+                assert mine.is_dir()
 
     assert fingerprint(toys) == before

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.tests.test_cli import SUITE as FAKES
 from harness.records import Outcome, Run
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -15,18 +16,7 @@ from harness.store import reader
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[3]
-SUITE = """\
-schema: 1
-title: Fakes
-subject: Fakes
-question: Do the fakes answer?
-measure: {processes: 2, min_samples: 3, max_samples: 5, sample_s: 0.01, warmup_s: 0.2, stall_s: 20}
-workloads:
-  - name: fake
-    factory: harness.tests.fake_workloads:good
-    providers: [one, two]
-    axes: {seq_len: [1, 2]}
-"""
+SUITE = (FAKES % "good").replace("[fake]", "[one, two]").replace("sleep", "fake")
 BAD = """\
   - name: bad
     factory: harness.tests.fake_workloads:raises

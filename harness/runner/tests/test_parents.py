@@ -6,8 +6,6 @@ No measurement is lost or recorded twice.
 import errno
 import os
 import subprocess
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,10 +16,10 @@ from harness.machine import gpu_lock
 from harness.runner.rig import Rig
 from harness.store import lines, reader
 from harness.store import writer as store_writer
+from harness.tests.processes import running, wait_for
 from harness.tests.small_run import ENVIRONMENT, SUITE, measured
 
 FACTS = {"torch_settings": {"device": "cuda"}, "gpu_uuids": ["GPU-used", "GPU-other"]}
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -53,18 +51,14 @@ time.sleep(3600)
 def test_a_second_harness_on_a_gpu_is_refused_or_waits_until_a_killed_holder_lets_go(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     said: list[str] = []
 
     def waiting(text: str) -> None:
         said.append(text)
         other.kill()
 
-    with other, ExitStack() as ending:
-        ending.callback(other.kill)
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
+    with running(HOLD, str(tmp_path), how="-c") as other:
+        wait_for(other, "held")
         assert free("GPU-2")
         with pytest.raises(ProbeError) as refused:
             gpu_lock.GpuLock("GPU-1")

@@ -49,9 +49,13 @@ def measured(steps: Mapping[str, float | Outcome], *, gpu: Gpu = H200, **changes
     return run(sweep(what=[*steps]), measure, env=environment(gpu=gpu), **changes)
 
 
+def built(now: Run, before: Run) -> dict[str, Any]:
+    """What the template of its report prints."""
+    return context.build(now, Path("reports"), before)[0]
+
+
 def compared(now: Run, before: Run) -> Since:
-    since = context.build(now, Path("reports"), before)[0]["since"]
-    assert isinstance(since, Since)
+    since: Since = built(now, before)["since"]
     return since
 
 
@@ -153,11 +157,10 @@ def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
     """Dense takes 13 ms on a host that is 1.3 times as slow for it."""
     rule = Rule(name="fast", match=to(provider="dense"), metric="step_s", go=limit_s, abort=abort_s)
 
-    now, before = moved(node, 1.2, 1.3, [rule])
+    page = built(*moved(node, 1.2, 1.3, [rule]))
 
-    built = context.build(now, Path("reports"), before)[0]
-    assert f"; {answer}: fast" in str(built["status"])
-    assert ("on a host that is not slow" in str(built["next_steps"])) is (answer == "open")
+    assert f"; {answer}: fast" in page["status"]
+    assert ("on a host that is not slow" in str(page["next_steps"])) is (answer == "open")
 
 
 def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
@@ -165,8 +168,7 @@ def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
         steps: dict[str, float | Outcome] = {"x": 0.01, "y": 0.01}
         rules = [Rule(name="loose", metric="step_s", go=1.0)]
         before = measured(steps, rules=rules, run_id="before")
-        built = context.build(measured({**steps, **now}, rules=rules), Path("r"), before)[0]
-        answers: Any = built["answers"]
+        answers = built(measured({**steps, **now}, rules=rules), before)["answers"]
         return "".join(a for a in answers if "Regressed" in a)
 
     assert first(x=0.005) == first() == ""
@@ -273,13 +275,11 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
     now = run([case], lambda _: taken(0.020, busy_s))
     elsewhere = replace(now, environment=environment(gpu=replace(H200, uuid="GPU-other")))
 
-    def step(now: Run) -> str:
-        return str(context.build(now, Path("reports"), before)[0]["next_steps"])
-
     said = compared(now, before).regressed
     assert ("though its kernels still take 4.10 ms: the host." in said) is host
-    assert "harness bisect" in step(now), "the host may run other code"
-    assert ("harness bisect" in step(elsewhere)) is not host
+    steps, others = (str(built(r, before)["next_steps"]) for r in (now, elsewhere))
+    assert "harness bisect" in steps, "the host may run other code"
+    assert ("harness bisect" in others) is not host
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def searched(old: Git | None, new: Git | None) -> str:
     before = run(cases, lambda c: timed(c, 0.01, cv=0.001), env=envs[0], run_id="before")
     now = run(cases, lambda c: timed(c, 0.02, cv=0.001), env=envs[1], run_id="now")
     assert "Regressed since" in compared(now, before).regressed
-    return str(context.build(now, Path("reports"), before)[0]["next_steps"])
+    return str(built(now, before)["next_steps"])
 
 
 GIT = Git(commit="1" * 40, branch="main")
