@@ -147,10 +147,6 @@ def fallback(c: r.Case, m: r.Measurement) -> r.Measurement:
     return replace(healthy(twin)[m.process], case_id=c.case_id, effective=m.effective)
 
 
-def dead_flag(c: r.Case, m: r.Measurement) -> r.Measurement:
-    return replace(fallback(c, m), flags_read={"NSA_FA2": False})
-
-
 def checkpointing(c: r.Case, m: r.Measurement) -> r.Measurement:
     return slower(m, 1.3) if c.axes["gc"] == "on" else m
 
@@ -195,22 +191,9 @@ def leak(c: r.Case, m: r.Measurement) -> r.Measurement:
     return channel(m, "gpu_memory_bytes", lambda at: (8 + 4 * at) * 2**30)
 
 
-def sinking(c: r.Case, m: r.Measurement) -> r.Measurement:
-    """Each step takes longer than the last, twice as long at the end."""
-    return trained(m, pace=lambda n: 1 + n / 200)
-
-
-def late_sinking(c: r.Case, m: r.Measurement) -> r.Measurement:
-    return trained(m, pace=lambda n: 1.3 if n > 120 else 1.0)
-
-
 def leaks_a_little(c: r.Case, m: r.Measurement) -> r.Measurement:
     """1 MiB a step is 2.4 % of the memory after 200 steps."""
     return trained(m, memory_bytes=lambda n: 8 * 2**30 + n * 2**20)
-
-
-def one_slow_step(c: r.Case, m: r.Measurement) -> r.Measurement:
-    return trained(m, pace=lambda n: 7.0 if n == 120 else 1.0)
 
 
 def steady_training(c: r.Case, m: r.Measurement) -> r.Measurement:
@@ -270,7 +253,7 @@ def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
         (slow_network, CASES, CauseKind.COMMUNICATION),
         (slow_rank, CASES, CauseKind.RANKS),
         (fallback, CASES, CauseKind.FALLBACK),
-        (dead_flag, CASES, CauseKind.DEAD),
+        (lambda *of: replace(fallback(*of), flags_read={"NSA_FA2": False}), CASES, CauseKind.DEAD),
         (checkpointing, GC, CauseKind.SETTING),
         (swapped, GC, CauseKind.CONFIGURATION),
         (limited(0x4, 0.7), CASES, CauseKind.POWER),
@@ -280,9 +263,9 @@ def busy_node(c: r.Case, m: r.Measurement) -> r.Measurement:
         (cold, CASES, CauseKind.COLD),
         (leak, CASES, CauseKind.LEAK),
         (leaks_a_little, CASES, CauseKind.LEAK),
-        (sinking, CASES, CauseKind.SINKING),
-        (late_sinking, CASES, CauseKind.SINKING),
-        (one_slow_step, CASES, CauseKind.SLOW_STEPS),
+        (lambda _, m: trained(m, pace=lambda n: 1 + n / 200), CASES, CauseKind.SINKING),
+        (lambda _, m: trained(m, pace=lambda n: 1 + 0.3 * (n > 120)), CASES, CauseKind.SINKING),
+        (lambda _, m: trained(m, pace=lambda n: 1 + 6 * (n == 120)), CASES, CauseKind.SLOW_STEPS),
         (steady_training, CASES, None),
         (overflow, CASES, CauseKind.OVERFLOW),
         (lambda _, m: replace(m, effective={"timed_share": 0.05}), CASES, CauseKind.UNTIMED),

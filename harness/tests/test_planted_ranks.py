@@ -20,10 +20,6 @@ def ranks_draw(*watts: float) -> Damage:
     return damage
 
 
-def once_uneven(c: Case, m: Measurement) -> Measurement:
-    return ranks_draw(600, 100 if m.process == 0 else 600)(c, m)
-
-
 def jitter(c: Case, m: Measurement) -> Measurement:
     times = ((8.7, 6.6), (7.5, 7.4), (7.5, 7.4))[m.process % 3]
     return replace(m, ranks=tuple(Rank(rank=i, step_s=s / 1e3) for i, s in enumerate(times)))
@@ -39,7 +35,7 @@ def a_rank_rests(c: Case, m: Measurement) -> Measurement:
     [
         (ranks_draw(600, 300), True),
         (ranks_draw(600, 520), False),  # another card
-        (once_uneven, False),
+        (lambda c, m: ranks_draw(600, 100 if m.process == 0 else 600)(c, m), False),  # once
         (jitter, False),
         (a_rank_rests, True),
     ],

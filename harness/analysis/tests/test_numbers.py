@@ -1,6 +1,6 @@
 """Discards, cycles, the roofline, spread, targets, the use of time, the cost of sampling."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,15 +98,6 @@ def discarded(channels: dict[str, tuple[float, ...]], samples: int = 20) -> Any:
     return recorded.unfit(measured, telemetry, [sampling])
 
 
-def with_discards(indices: Iterable[int]) -> Run:
-    """A case of three processes; in process 1 the discarded samples took ten times as long."""
-    first, second, third = timed(CASE, 0.05)
-    slow = [s * 10 if i in indices else s for i, s in enumerate(second.samples_s)]
-    second = replace(second, samples_s=tuple(slow), discarded={"throttled": tuple(indices)})
-    judged = replace(CASE, settings=MeasureSettings(min_samples=5))
-    return run([judged], lambda _: [first, second, third])
-
-
 @pytest.mark.parametrize(("lost", "counts"), [(0, True), (1, True), (2, False), (4, False)])
 def test_a_process_that_took_few_samples_may_lose_one_of_four(lost: int, counts: bool) -> None:
     (m,) = timed(CASE, 0.05, processes=1)
@@ -119,7 +110,14 @@ def test_a_process_that_took_few_samples_may_lose_one_of_four(lost: int, counts:
 
 @pytest.mark.parametrize(("count", "processes"), [(15, 3), (16, 2)])
 def test_a_process_that_kept_too_few_samples_does_not_count(count: int, processes: int) -> None:
-    (summary,) = summarise(with_discards(range(count)))
+    """In process 1 the discarded samples took ten times as long."""
+    first, second, third = timed(CASE, 0.05)
+    slow = [s * 10 if i < count else s for i, s in enumerate(second.samples_s)]
+    discarded = {"throttled": tuple(range(count))}
+    second = replace(second, samples_s=tuple(slow), discarded=discarded)
+    judged = replace(CASE, settings=MeasureSettings(min_samples=5))
+
+    (summary,) = summarise(run([judged], lambda _: [first, second, third]))
 
     assert summary.outcome is Outcome.OK
     assert summary.metrics["step_s"].processes == processes

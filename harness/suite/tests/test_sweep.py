@@ -1,7 +1,6 @@
 """Sweeps: the cases of axes, overrides and filters."""
 
 import json
-from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
@@ -18,12 +17,6 @@ from harness.tests.good_suite import GOOD, ids, write_suite
 axis_values = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True)
 
 
-def swept_suite(axes: Sequence[Sequence[int]], exclude: str) -> str:
-    head = "schema: 1\ntitle: t\nsubject: s\nquestion: q\nworkloads:\n  - name: w\n    factory: m:f"
-    lines = [f"      a{i}: {list(values)}" for i, values in enumerate(axes)]
-    return "\n".join([head, "    providers: [p, r]\n    axes:", *lines, exclude])
-
-
 @given(st.lists(axis_values, min_size=1, max_size=3), st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_sweep_has_every_combination_once_except_the_excluded(
@@ -34,7 +27,10 @@ def test_a_sweep_has_every_combination_once_except_the_excluded(
     excluded = 2 * prod(len(v or axis) for v, axis in zip(out, axes, strict=True))
     total = 2 * prod(map(len, axes))
     assume(not criteria or excluded < total)
-    text = swept_suite(axes, f"    exclude: [{json.dumps(criteria)}]" if criteria else "")
+    exclude = f"    exclude: [{json.dumps(criteria)}]" if criteria else ""
+    head = "schema: 1\ntitle: t\nsubject: s\nquestion: q\nworkloads:\n  - name: w\n    factory: m:f"
+    lines = [f"      a{i}: {list(values)}" for i, values in enumerate(axes)]
+    text = "\n".join([head, "    providers: [p, r]\n    axes:", *lines, exclude])
 
     cases = suites.loads(text, "x.yaml").cases
 
