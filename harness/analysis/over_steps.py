@@ -84,8 +84,8 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
     memory = [(steps, of) for m, steps in whole if _blocks(of := _memory(m))]
     quarters, changes = [], list[tuple[float, float]]()
     for m, _ in whole:
-        if y := [x for *_, x in _blocks([math.log(v) if v else None for v in speeds_of(m)])]:
-            quarters.append((np.mean(y[:QUARTER]), np.mean(y[-QUARTER:])))
+        if y := _logs(speeds_of(m)):
+            quarters.append(_quarters(y))
             changes.append(_change(y))
     samples = sum(len(steps) for _, steps in whole)
     drift = _over_processes(changes, samples)
@@ -180,6 +180,21 @@ def _blocks(values: Values) -> list[tuple[int, int, float]]:
     if any(len(of) < PER_BLOCK for *_, of in known):
         return []
     return [(int(a), int(b), float(np.median(of))) for a, b, of in known]
+
+
+def _logs(values: Values) -> list[float]:
+    """Logarithms of the medians of the blocks."""
+    return [x for *_, x in _blocks([math.log(v) if v else None for v in values])]
+
+
+def _quarters(logs: Sequence[float]) -> tuple[float, float]:
+    return float(np.mean(logs[:QUARTER])), float(np.mean(logs[-QUARTER:]))
+
+
+def quarters(times_s: Sequence[float]) -> Sequence[float]:
+    """A step in the first quarter after the start and in the last; empty if they are too few."""
+    logs = _logs(times_s)
+    return [math.exp(x) for x in _quarters(logs)] if logs else ()
 
 
 def _over_processes(own: Sequence[tuple[float, float]], samples: int) -> Estimate | None:

@@ -107,7 +107,9 @@ def _summarise(
     rates: Mapping[str, Sequence[float]],
     priors: Mapping[str, statistics.VariancePrior | None],
 ) -> CaseSummary:
-    measurements, environment, proof = run.of(case.case_id), run.environment, run.self_test
+    measurements, environment = run.of(case.case_id), run.environment
+    card = measurements[0].card if measurements else ""
+    proof = run.self_test_of(card)
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
@@ -159,7 +161,7 @@ def _summarise(
         differing=tuple(m.process for m in ok if m.output_digest != ok[0].output_digest),
         kernels_invisible=bool(ok and case.kernels and not gpu),
         apart=apart,
-        card=measurements[0].card if measurements else "",
+        card=card,
     )
 
 

@@ -273,16 +273,17 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     found = _of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
     if a is None or a.value <= 0:
         return found
-    if b is None or b.value <= 0:
+    if b is None or b.value <= 0 or ours.card != theirs.card:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
-        return _counted(rule.missing, replace(found, detail=theirs.detail))
+        why = theirs.detail or "on another GPU" * (ours.card != theirs.card)
+        return _counted(rule.missing, replace(found, detail=why))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
-    found = replace(found, partner=partner, kernels=by_kernels(ours, theirs, name))
-    answer = _decide(rule, found, ratio)
-    if answer.fact is Fact.OPEN and found.kernels:
-        work = _decide(rule, found, found.kernels)
+    kernels = by_kernels(ours, theirs, name)
+    answer = _decide(rule, replace(found, partner=partner, beside=kernels), ratio)
+    if answer.fact is Fact.OPEN and kernels:
+        work = _decide(rule, replace(answer, metric="kernel_s", beside=ratio), kernels)
         if work.decision is _side(rule, ratio.value, ratio.value):
-            return replace(work, estimate=ratio)
+            return work
     return answer
 
 

@@ -182,8 +182,8 @@ class Finding:
     estimate: Estimate | None = None
     busy: float = 0.0
     """Of a speed that the host sets: the share of the step that the GPU works."""
-    kernels: Estimate | None = None
-    """Of a pair of such speeds: the ratio by the kernels' time."""
+    beside: Estimate | None = None
+    """Of a pair of such speeds: the ratio by the kernels' time; by time, if the kernels decide."""
     low: float | None = None
     high: float | None = None
     """Of the expected range."""

@@ -297,5 +297,9 @@ class Run:
         """The last self-test; None without one."""
         return self.self_tests[-1] if self.self_tests else None
 
+    def self_test_of(self, card: str) -> SelfTest | None:
+        """That of the GPU, or without one the last of all."""
+        return next((t for t in self.self_tests[::-1] if card and t.device == card), self.self_test)
+
     def of(self, case_id: str) -> tuple[Measurement, ...]:
         return tuple(m for m in self.measurements if m.case_id == case_id)

@@ -1,7 +1,6 @@
 """Which figures a page has: each has one message, which is its title, or it is not drawn."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from statistics import median
 
 from harness import units
 from harness.analysis import over_steps
@@ -83,7 +82,7 @@ def _utilisation(of: Sequence[CaseSummary], by_host: Collection[str], row: Rows)
         Panel("GPU busy", units.percent, {f"waits under {units.percent(HOST_BELOW)}": HOST_BELOW}),
         Panel("CPU cores", lambda x: f"{x:.2f}", {"one core": 1.0}),
     )
-    said = f"GPU waits for the host in {waits} of {units.plural('case', len(rows))}"
+    said = f"GPU waits for the host in {waits} of {units.plural('case', len(rows))} read by NVML"
     return _dots("utilisation", sorted(rows, key=_first), panels, said if waits else "")
 
 
@@ -269,8 +268,7 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
     for case in group:
         s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
         steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
-        quarter = len(ms) // 4
-        times = (units.duration(median(of) / 1e3) for of in (ms[:quarter], ms[-quarter:]))
+        times = map(units.duration, over_steps.quarters(s.step_s))
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         said.append(f"{name}: {' to '.join(dict.fromkeys(times))}")

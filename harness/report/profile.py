@@ -28,6 +28,9 @@ def where_table(found: Sequence[Stack], names: Mapping[str, str]) -> Table | Non
     for stack in found:
         for name, seconds in stack.parts.items():
             share[name] = max(share.get(name, 0.0), seconds / stack.step_s)
+    small = {OTHER, *(n for n in share if share[n] < SMALL and n != OUTSIDE)}
+    rest = [sum(s.parts.get(n, 0.0) for n in small) / s.step_s for s in found]
+    share[OTHER] = max(rest, default=0.0)
     last = [name for name in (OTHER, OUTSIDE) if share.pop(name, 0.0) >= SMALL]
     shown = [*sorted((n for n in share if share[n] >= SMALL), key=lambda n: -share[n]), *last]
     rows = [(part, *(_part_cell(stack, part, shown) for stack in found)) for part in shown]

@@ -325,9 +325,9 @@ def growth(f: ScalingFit) -> str:
 
 
 def bends(f: ScalingFit) -> list[str]:
-    """The segments before the last: `flat to 512`, `0.40 to 32,768`."""
+    """The segments before the last: `flat to 512`, `0.404 to 32,768`."""
     return [
-        f"{'flat' if s.flat else units.number(s.exponent.value, 2)} to {s.end.x:,g}"
+        f"{'flat' if s.flat else units.number(s.exponent.value, 3)} to {s.end.x:,g}"
         for s in f.segments[:-1]
     ]
 

@@ -251,8 +251,9 @@ def _speed(e: Estimate) -> str:
 def _host_set(f: Finding) -> str:
     """`; host-bound: kernels 27 % of the step`, of a pair the ratio by kernels; empty of a speed
     that the host does not set, or that is enough."""
-    if f.kernels:
-        return f"; {_speed(f.kernels)}{BY_KERNELS}"
+    if f.beside:
+        by = " by time, which leaves it open" if f.metric == "kernel_s" else BY_KERNELS
+        return f"; {_speed(f.beside)}{by}"
     low = f.busy and f.decision is not Decision.GO
     return f"; {HOST_BOUND}: kernels {units.percent(f.busy)} of the step" if low else ""
 
@@ -277,7 +278,7 @@ def finding_sentence(f: Finding) -> str:
             still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
             return f"{value}{_expected(f)}{_host_set(f)}{still}"
         case Fact.NO_PARTNER:
-            absent = f"no {units.title(f.metric)}"
+            absent = f.detail or f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:
                 absent = units.ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {absent}"
