@@ -178,7 +178,6 @@ def steps(recorded: Run) -> str:
         ({"processes": 1}, "-s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
         ({"decides_for": "A100"}, "Run the suite on A100"),
-        ({"left_out": 4}, "Run all of the suite"),
         ({"failed": Outcome.CRASH}, "Reproduce dense, seq_len=512 (crash): `harness run"),
     ],
 )
