@@ -93,7 +93,8 @@ def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
 
 def _groups(members: Sequence[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
     """Groups of cases that differ in these axes only, with two values or more."""
-    return [g for g in groups_along(members, *axes) if len({_at(s, axes) for s in g}) > 1]
+    groups = groups_along(members, *axes, one_gpu=True)
+    return [g for g in groups if len({_at(s, axes) for s in g}) > 1]
 
 
 def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:

@@ -152,7 +152,8 @@ def _pairs(
 ) -> list[_SidePair]:
     """Cases at the base and at the value that are equal in all but the axis; only those with a
     speed, or also others."""
-    groups = groups_along([s for s in cases if has_a_speed(s) or not timed], *axis.split("/"))
+    able = [s for s in cases if has_a_speed(s) or not timed]
+    groups = groups_along(able, *axis.split("/"), one_gpu=True)
     sides = [{value_at(s, axis): s for s in group} for group in groups]
     pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
     return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens)]
@@ -334,7 +335,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
         for theirs in others:
             partner = {a.case.case_id: b for a, b in _pairs(cases, "provider", ours, theirs)}
             both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
-            for group in groups_along(both, axis, across_gpus=True):
+            for group in groups_along(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
                 points: list[tuple[float, Estimate]] = []
                 for s in ascending:
@@ -357,8 +358,6 @@ def longest(cases: Sequence[CaseSummary]) -> str:
     """The swept numeric axis along which the cases are the fewest groups; empty if each is one."""
     names = dict.fromkeys(name for s in cases for name in s.case.swept)
     several = (n for n in names if len({x for s in cases if (x := positive(s, n))}) > 1)
-    groups = {n: len(groups_along(cases, n, "provider", across_gpus=True)) for n in several}
+    groups = {n: len(groups_along(cases, n, "provider")) for n in several}
     best = min(groups, key=lambda n: groups[n], default="")
-    return (
-        best if groups.get(best, 0) < len(groups_along(cases, "provider", across_gpus=True)) else ""
-    )
+    return best if groups.get(best, 0) < len(groups_along(cases, "provider")) else ""

@@ -81,11 +81,11 @@ def course(measurements: Sequence[Measurement]) -> Course | None:
             not_finite[name] = min(steps[0], not_finite.get(name, steps[0]))
     longest = max(len(s.step) for _, s in seen)
     whole = [(m, s.step) for m, s in seen if 2 * len(s.step) >= longest]
-    memory = [(steps, of) for m, steps in whole if _blocks(of := _memory(m))]
+    memory = [(steps, of) for m, steps in whole if blocks(of := _memory(m))]
     quarters, changes = [], list[tuple[float, float]]()
     for m, _ in whole:
-        if y := _logs(speeds_of(m)):
-            quarters.append(_quarters(y))
+        if y := [x for *_, x in blocks([math.log(v) if v else None for v in speeds_of(m)])]:
+            quarters.append((np.mean(y[:QUARTER]), np.mean(y[-QUARTER:])))
             changes.append(_change(y))
     samples = sum(len(steps) for _, steps in whole)
     drift = _over_processes(changes, samples)
@@ -173,28 +173,13 @@ def at_steps(m: Measurement, channel: str) -> Values:
     return [float(v) for v in np.interp(ends, times, values)]
 
 
-def _blocks(values: Values) -> list[tuple[int, int, float]]:
+def blocks(values: Values) -> list[tuple[int, int, float]]:
     """Begin, end and median of each block after the start; empty if the values are too few."""
     edges = np.linspace(max(START, len(values) // 8), len(values), BLOCKS + 1).astype(int)
     known = [(a, b, [v for v in values[a:b] if v is not None]) for a, b in pairwise(edges)]
     if any(len(of) < PER_BLOCK for *_, of in known):
         return []
     return [(int(a), int(b), float(np.median(of))) for a, b, of in known]
-
-
-def _logs(values: Values) -> list[float]:
-    """Logarithms of the medians of the blocks."""
-    return [x for *_, x in _blocks([math.log(v) if v else None for v in values])]
-
-
-def _quarters(logs: Sequence[float]) -> tuple[float, float]:
-    return float(np.mean(logs[:QUARTER])), float(np.mean(logs[-QUARTER:]))
-
-
-def quarters(times_s: Sequence[float]) -> Sequence[float]:
-    """A step in the first quarter after the start and in the last; empty if they are too few."""
-    logs = _logs(times_s)
-    return [math.exp(x) for x in _quarters(logs)] if logs else ()
 
 
 def _over_processes(own: Sequence[tuple[float, float]], samples: int) -> Estimate | None:
@@ -227,7 +212,7 @@ def _change(medians: Sequence[float]) -> tuple[float, float]:
 def _growth(steps: Sequence[int], values: Values) -> tuple[float, float] | None:
     """The median rate from block to block, and half its interval by their median deviation, which
     covers 99 % of even noise; None if all steps have one number."""
-    x, y = np.transpose([(np.mean(steps[a:b]), median) for a, b, median in _blocks(values)])
+    x, y = np.transpose([(np.mean(steps[a:b]), median) for a, b, median in blocks(values)])
     on = np.diff(x) > 0
     if not on.any():
         return None
@@ -238,7 +223,7 @@ def _growth(steps: Sequence[int], values: Values) -> tuple[float, float] | None:
 
 def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> float:
     """How far memory grew evenly, in bytes; 0 if it did not, or only at once, as by a cache."""
-    medians = [median for *_, median in _blocks(values)]
+    medians = [median for *_, median in blocks(values)]
     grown = medians[-1] - medians[0] if medians else 0.0
     if not medians or grown <= max(share * medians[0], least):
         return 0.0

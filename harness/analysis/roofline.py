@@ -279,7 +279,7 @@ def stacks(
     for cases in by_workload(filter(has_a_speed, summaries)).values():
         axis = longest(cases)
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
-        curves = groups_along(cases, axis, across_gpus=True)
+        curves = groups_along(cases, axis)
         last = [max(curve, key=lambda s: positive(s, axis)) for curve in curves]
         found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
 

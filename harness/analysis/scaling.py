@@ -69,6 +69,8 @@ class ScalingFit:
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False
     """Whether the last octave shows that no power law holds, so that only `last` is true."""
+    gpus: int = 1
+    """With more than one the curve is shown, and no rule judges it."""
     kernels: Estimate | None = None
     """The slope of the kernels' time, if the GPU waits for the host in a case: that of the steps
     may be the host's. None if a case has no profile."""
@@ -124,13 +126,13 @@ def by_workload(summaries: Iterable[CaseSummary]) -> dict[str, list[CaseSummary]
 
 
 def groups_along(
-    summaries: Sequence[CaseSummary], *axes: str, across_gpus: bool = False
+    summaries: Sequence[CaseSummary], *axes: str, one_gpu: bool = False
 ) -> list[list[CaseSummary]]:
-    """Groups of cases that are equal in all but these axes, of which `provider` may be one: each of
-    one GPU, since a group is compared, unless it is only shown together."""
+    """Groups of cases that are equal in all but these axes, of which `provider` may be one.
+    `one_gpu`: that were also measured on one, since a group is compared."""
     groups: dict[object, list[CaseSummary]] = {}
     for s in summaries:
-        card = "" if across_gpus else s.card
+        card = s.card if one_gpu else ""
         groups.setdefault((card, s.case.apart_from(*axes)), []).append(s)
     return list(groups.values())
 
@@ -163,7 +165,10 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
-    found = replace(found, last=_slope(*points[-2:]), slope=_any_slope(axis, members))
+    gpus = len({s.card for s in members})
+    note = f"its cases were measured on {gpus} GPUs" * (gpus > 1)
+    found = replace(found, gpus=gpus, note=note, last=_slope(*points[-2:]))
+    found = replace(found, slope=_any_slope(axis, members))
     if any(s.waits for s in members):
         found = replace(found, kernels=_any_slope(axis, members, "kernel_s"))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
@@ -198,8 +203,9 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
     steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
-    note = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
-    return replace(found, exponent=exponent, note=note, steepens=steepens)
+    bends = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
+    said = "; ".join(filter(None, (bends, note)))
+    return replace(found, exponent=exponent, note=said, steepens=steepens)
 
 
 def _any_slope(

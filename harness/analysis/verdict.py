@@ -279,12 +279,10 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return _counted(rule.missing, replace(found, detail=why))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     kernels = by_kernels(ours, theirs, name)
-    answer = _decide(rule, replace(found, partner=partner, beside=kernels), ratio)
+    answer = work = _decide(rule, replace(found, partner=partner, beside=kernels), ratio)
     if answer.fact is Fact.OPEN and kernels:
         work = _decide(rule, replace(answer, metric="kernel_s", beside=ratio), kernels)
-        if work.decision is _side(rule, ratio.value, ratio.value):
-            return work
-    return answer
+    return work if work.decision is _side(rule, ratio.value, ratio.value) else answer
 
 
 def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding | None:
@@ -331,6 +329,8 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
         estimate=fit.exponent,
         detail=fit.reason,
     )
+    if fit.gpus > 1:
+        return replace(found, estimate=None, detail=fit.note)
     steps = fit.last if fit.steepens else fit.exponent or fit.slope
     if fit.kernels and rule.over != "last_octave" and steps and fit.kernels.value > steps.value:
         return _decide(rule, replace(found, detail="by the kernels"), fit.kernels)

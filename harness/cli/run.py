@@ -214,7 +214,7 @@ def _on_one_gpu(
             writer = store_writer.create(store, chosen, here)
         else:
             notes = [str(d) for d in drift.differences(before.environment, here)]
-            writer, before = store_writer.resume(store, before.folder, notes=notes)
+            writer, before = store_writer.resume(store, before.folder, notes=notes, here=here)
         agenda = Agenda(
             chosen,
             recorded=before.measurements if before else (),

@@ -117,11 +117,8 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    if timed:
-        ask = plan.here.gpu is not None and not request.measure
-        answers = _interleaved(plan, bench, ask_code=ask)
-    else:
-        answers = _Answers(counted=_counted(plan, bench))
+    ask = plan.here.gpu is not None and not request.measure
+    answers = _interleaved(plan, bench, ask) if timed else _Answers(counted=_counted(plan, bench))
     bench.finish()
     return answers
 
@@ -196,7 +193,7 @@ def _take(bench: Bench, cases: Collection[_Sampling], stage: str) -> None:
             bench.rounds(missing, stage)
 
 
-def _interleaved(plan: Plan, bench: Bench, *, ask_code: bool) -> _Answers:
+def _interleaved(plan: Plan, bench: Bench, ask_code: bool) -> _Answers:
     """Screen all cases, and look at those that stay open, by more pairs each time. `ask_code`: but
     for cases whose first pair runs the same machine code."""
     first = plan.policy.thresholds()

@@ -174,11 +174,12 @@ def kernel_changes(before: Profile | None, after: Profile | None) -> Iterator[Ke
     sides = [{*p.compiled} for p in (before, after) if p and p.compiled]
     if len(sides) < 2:
         return
-    lost, new = sides[0] - sides[1], sides[1] - sides[0]
-    for name in sorted({kernel.name for kernel in lost | new}):
-        of = [[kernel for kernel in side if kernel.name == name] for side in (lost, new)]
-        for side in of:
-            side.sort(key=lambda k: (k.registers, k.shared_bytes, k.code))
+    lost, new = (
+        sorted(a - b, key=lambda k: (k.registers, k.shared_bytes, k.code))
+        for a, b in (sides, sides[::-1])
+    )
+    for name in sorted({kernel.name for kernel in (*lost, *new)}):
+        of = ([kernel for kernel in side if kernel.name == name] for side in (lost, new))
         for old, now in zip_longest(*of):
             yield KernelChange(name=name, before=old, after=now)
 

@@ -1,6 +1,7 @@
 """Which figures a page has: each has one message, which is its title, or it is not drawn."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from statistics import fmean
 
 from harness import units
 from harness.analysis import over_steps
@@ -268,7 +269,9 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
     for case in group:
         s, name = _series(run, case)[0], text.own_name(names[case.case_id], shared)
         steps, ms = s.step[over_steps.START :], [1e3 * t for t in s.step_s[over_steps.START :]]
-        times = map(units.duration, over_steps.quarters(s.step_s))
+        own = [median for *_, median in over_steps.blocks(s.step_s)]
+        ends = own[: over_steps.QUARTER], own[-over_steps.QUARTER :]
+        times = [units.duration(fmean(of)) for of in ends if of]
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
         said.append(f"{name}: {' to '.join(dict.fromkeys(times))}")

@@ -146,7 +146,9 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
             _by_provider(summaries, run, metric), remarks=(f"The fastest is bold. {remark}",)
         )
     axes = [a for a in varying([s.case for s in summaries]) if a != "provider"]
-    groups = [{s.case.provider: s for s in g} for g in groups_along(summaries, "provider")]
+    groups = [
+        {s.case.provider: s for s in g} for g in groups_along(summaries, "provider", one_gpu=True)
+    ]
     labels = [run.suite.label(g[ours].case) if ours in g else "" for g in groups]
     rows = []
     for side, label in zip(groups, labels, strict=True):
@@ -169,7 +171,7 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
     """One row a provider in each configuration, one column a value of an axis."""
     axis, values, heads = _across(summaries, run)
     rows = []
-    for group in groups_along(summaries, axis, "provider", across_gpus=True):
+    for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, metric) for value in values]
         best = {id(of[0]) for of in ranked if of[1:]}
         name = _configuration(group, run, heads)
@@ -191,7 +193,7 @@ def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     axis, values, heads = _across(summaries, run)
     ours = run.suite.provider(summaries[0].case.workload, summaries[0].case.provider)
     rows = []
-    for group in groups_along(summaries, axis, "provider", across_gpus=True):
+    for group in groups_along(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, "step_s") for value in values]
         rows.append((_configuration(group, run, heads), *(_lead(of, ours, run) for of in ranked)))
     remark = f"A cell: the fastest, its step time; the next, up to {ours}, as multiples of that."

@@ -167,7 +167,7 @@ def run_suite(agenda: Agenda, rig: Rig, writer: RunWriter) -> None:
             case, process = step
             observer.planned(finished + agenda.left)
             measurement = run_one(case, process, rig.launcher, writer.log_path, rig)
-            measurement = replace(measurement, asked_by=agenda.why(case, process))
+            measurement = replace(measurement, asked_by=agenda.why(case, process), card=writer.card)
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
                 # worker did not crash.

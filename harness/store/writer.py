@@ -16,6 +16,9 @@ from harness.store.reader import RUN_FILE, SUITE_FILE, cut_notes, find, read
 class RunWriter(lines.LineFile):
     """Appends to one run. `finish` also marks the run complete."""
 
+    card = ""
+    """Of the measurements to come; empty while the run has been on one alone."""
+
     def __init__(self, folder: Path, first: bytes = b"", began_at: float | None = None) -> None:
         """`began_at`: time.monotonic at the start; None if another process started the run."""
         safe = "Earlier measurements are safe. Make room, then resume: harness run --resume"
@@ -79,10 +82,17 @@ def create(root: Path, suite: Suite, environment: Environment, *, where: str = "
         ) from error
 
 
-def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tuple[RunWriter, Run]:
+def resume(
+    root: Path,
+    run_id: str | Path,
+    *,
+    notes: Sequence[str] = (),
+    here: Environment | None = None,
+) -> tuple[RunWriter, Run]:
     """Continue an interrupted or stopped run, named as for `load`, with the suite that it stores; a
     StoreError if it is absent, damaged or finished, or if another process writes it. `notes`, such
-    as that of another GPU, are stored. An incomplete last line is removed first."""
+    as that of another GPU, are stored, and so is `here` if its GPU is another. An incomplete last
+    line is removed first."""
     folder = find(root, run_id)
     try:
         writer = RunWriter(folder)
@@ -106,6 +116,10 @@ def resume(root: Path, run_id: str | Path, *, notes: Sequence[str] = ()) -> tupl
         writer.run_id, writer.recorded = run.run_id, len(run.measurements)
         notes = (*cut_notes(writer.cut()), *notes)
         writer.add(lines.encode(lines.Resumed(at=now(), notes=notes)))
+        if here and (run.environments or here.card != run.environment.card):
+            writer.card = here.card
+            if here.card not in [e.card for e in run.environments]:
+                writer.append(lines.MeasuredIn(environment=here))
         return writer, read(folder)
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         writer.close()

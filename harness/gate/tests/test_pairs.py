@@ -156,7 +156,7 @@ def compared_in_turns(
     policy: Any = SimpleNamespace(thresholds=lambda *sd: thresholds or PLAIN.thresholds(*sd))
     plan: Any = SimpleNamespace(sides=sides, tasks=tasks, policy=policy)
     bench: Any = SimpleNamespace(rounds=rounds)
-    return session._interleaved(plan, bench, ask_code=bool(code)), tasks[0].key
+    return session._interleaved(plan, bench, bool(code)), tasks[0].key
 
 
 # --- processes that make a pair ------------------------------------------------------------

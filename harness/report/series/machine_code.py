@@ -27,14 +27,11 @@ def kernel_table(changes: Iterable[KernelChange], *, cases: bool) -> Table:
         for c, n in Counter(changes).items()
     ]
     more = f" {len(rows) - MAX_KERNELS} more are in the record." * (len(rows) > MAX_KERNELS)
-    heads = (*_FACTS.values(), *["cases"] * cases)
+    remark = f"Machine code changed; registers and spills of a thread, instructions in PTX.{more}"
     return Table(
-        columns=("kernel", *(f">{head}" for head in heads)),
+        columns=("kernel", *(f">{head}" for head in (*_FACTS.values(), *["cases"] * cases))),
         rows=tuple(rows[:MAX_KERNELS]),
-        remarks=(
-            f"Machine code changed; registers and spills of a thread, instructions in PTX.{more}",
-        )
-        * bool(rows),
+        remarks=(remark,) * bool(rows),
     )
 
 

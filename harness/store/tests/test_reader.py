@@ -10,7 +10,7 @@ from harness.errors import StoreError
 from harness.records import Stop
 from harness.store import lines, reader
 from harness.store.writer import RunWriter, create, resume
-from harness.tests.small_run import ENVIRONMENT, SUITE, measured, run_file
+from harness.tests.small_run import ENVIRONMENT, GPU, SUITE, measured, run_file
 
 # --- crashes -----------------------------------------------------------------------------
 
@@ -61,6 +61,23 @@ def test_resume_drops_an_incomplete_line_and_continues_with_the_stored_suite(
     assert "after 1 measurements" in resumed_note
     assert f"({len(data) - data.rindex(bytes([10])) - 1} bytes)" in cut_note
     assert (given, after.notes) == ("Another commit.", run.notes)
+
+
+def test_each_process_of_a_run_that_goes_on_elsewhere_names_its_gpu(
+    tmp_path: Path, writer: RunWriter
+) -> None:
+    writer.append(measured(0))
+    writer.close()
+    there = replace(ENVIRONMENT, gpu=replace(GPU, uuid="there"))
+    for process, place in enumerate((there, ENVIRONMENT, there), 1):
+        resumed, _ = resume(tmp_path, writer.run_id, here=place)
+        with resumed:
+            resumed.append(replace(measured(process), card=resumed.card))
+
+    run = reader.load(tmp_path, writer.run_id)
+    assert [m.card for m in run.measurements] == [ENVIRONMENT.card, "there"] * 2
+    assert [e.card for e in run.environments] == [ENVIRONMENT.card, "there"]
+    assert "2 GPUs measured this run" in run.notes[-1]
 
 
 def test_a_stopped_run_is_complete_until_it_is_resumed(tmp_path: Path, writer: RunWriter) -> None:
