@@ -1,19 +1,21 @@
 """A run of several GPUs: what is not compared, and what its record says."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from harness.analysis.effects import effects
 from harness.analysis.summary import summarise
+from harness.analysis.verdict import of_run
 from harness.gate import compare
-from harness.records import Case, Measurement, Run, joined
-from harness.tests.fake_runs import H200, environment, run, sweep, timed
+from harness.records import Case, Decision, Measurement, Rule, Run, joined
+from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
 
 HERE = [environment(gpu=replace(H200, uuid=f"GPU-{n}")) for n in range(6)]
 
 
-def on(*uuids: str) -> Run:
+def on(*uuids: str, rules: Sequence[Rule] = ()) -> Run:
     """Two cases, gc off and on, on these GPUs."""
     cases = sweep(gc=["off", "on"])
     card = {c.case_id: uuid for c, uuid in zip(cases, uuids, strict=True)}
@@ -21,12 +23,16 @@ def on(*uuids: str) -> Run:
     def measure(c: Case) -> list[Measurement]:
         return [replace(m, card=card[c.case_id]) for m in timed(c, 0.1, cv=0.001)]
 
-    return run(cases, measure, env=joined(HERE[:2]), run_id="-".join(uuids))
+    return run(cases, measure, env=joined(HERE[:2]), run_id="-".join(uuids), rules=rules)
 
 
-def test_effects_are_taken_on_one_gpu_only() -> None:
-    assert len(effects(summarise(on("GPU-0", "GPU-0")))) == 1
-    assert effects(summarise(on("GPU-0", "GPU-1"))) == ()
+def test_what_is_compared_is_of_one_gpu() -> None:
+    rule = Rule(name="r", metric="step_s", go=0.5, match=to(gc="off"), against=to(gc="on"))
+    one, two = on("GPU-0", "GPU-0", rules=[rule]), on("GPU-0", "GPU-1", rules=[rule])
+    assert [len(effects(summarise(made))) for made in (one, two)] == [1, 0]
+    found = [next(r for r in of_run(made)[1].rules if r.stated) for made in (one, two)]
+    assert [r.decision for r in found] == [Decision.GO, Decision.CONDITIONAL]
+    assert found[1].findings[0].detail == "on another GPU"
 
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
