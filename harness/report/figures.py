@@ -296,8 +296,8 @@ def _guides(axes: Axes, fit: ScalingFit) -> None:
         reach = min(right / start.x, (limits[1] / y) ** (1 / slope))
         xs, ys = ((of, of * reach**n) for of, n in ((start.x, 1), (y, slope)))
         axes.plot(xs, ys, color="#AAAAAA", lw=1, ls=(0, (2, 3)), zorder=0)
-        at = start.x * reach**0.7, y * reach ** (0.7 * slope)
-        axes.text(*at, f"slope {slope} ", ha="right", va="bottom", **SMALL)
+        at = start.x * reach**0.78, y * reach ** (0.78 * slope)
+        axes.text(*at, f"  slope {slope}", ha="left", va="top", **SMALL)
     axes.set_ylim(limits)
 
 
