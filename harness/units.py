@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 def size(value: float) -> str:
     """7.21 GiB: binary units under their own names, never "GB"."""
-    one, unit = _bytes(value)
+    one, unit = _SCALES["B"](value)
     return number(value / one, 3) + unit
 
 
@@ -88,18 +88,9 @@ def _rate(value: float) -> tuple[float, str]:
     return (1e6, " M") if abs(value) >= 1e6 else (1.0, "")
 
 
-def _bytes(value: float) -> tuple[float, str]:
-    for one, unit in ((2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB")):
-        if abs(value) >= one:
-            return one, unit
-    return 1, " B"
-
-
-def _energy(joules: float) -> tuple[float, str]:
-    for one, unit in ((1e3, " kJ"), (1.0, " J"), (1e-3, " mJ")):
-        if abs(joules) >= one:
-            return one, unit
-    return 1e-6, " µJ"
+def _prefixed(value: float, *units: tuple[float, str]) -> tuple[float, str]:
+    """The largest of the units, in descending order, of which the value has one; else the last."""
+    return next((unit for unit in units if abs(value) >= unit[0]), units[-1])
 
 
 _SCALES: Mapping[str, Callable[[float], tuple[float, str]]] = {
@@ -107,8 +98,8 @@ _SCALES: Mapping[str, Callable[[float], tuple[float, str]]] = {
     "tokens/s": _rate,
     "cycles": _rate,
     "ratio": lambda _: (0.01, " %"),
-    "B": _bytes,
-    "J": _energy,
+    "B": lambda x: _prefixed(x, (2**30, " GiB"), (2**20, " MiB"), (2**10, " KiB"), (1, " B")),
+    "J": lambda x: _prefixed(x, (1e3, " kJ"), (1, " J"), (1e-3, " mJ"), (1e-6, " µJ")),
 }
 """Unit -> the one that a magnitude is printed in, as (that in SI, suffix); others are kept."""
 _NAMED_ONCE = ("tokens/s", "cycles", "cores", "steps")

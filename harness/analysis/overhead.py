@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from harness.records import Measurement, Run, Suite
 
@@ -62,4 +63,5 @@ def power_w(m: Measurement) -> float | None:
     if not within or within[-1][0] - within[0][0] < ENERGY_S:
         return None
     (began_s, begin), (ended_s, end) = within[0], within[-1]
-    return (end - begin) / (ended_s - began_s)
+    rises = all(a <= b for (_, a), (_, b) in pairwise(within))  # else the counter began anew
+    return (end - begin) / (ended_s - began_s) if rises and end > begin else None

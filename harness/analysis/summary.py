@@ -108,14 +108,15 @@ def _summarise(
     priors: Mapping[str, statistics.VariancePrior | None],
 ) -> CaseSummary:
     measurements, environment = run.of(case.case_id), run.environment
-    card = measurements[0].card if measurements else ""
+    card = ", ".join(cards := sorted({m.card for m in measurements}))
     proof = run.self_test_of(card)
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
     outcome, detail = _outcome(bad, ok, evidence, proof)
-    limit = _roofline_bound(case, evidence, observed, environment, proof)
+    sole = proof if len(cards) < 2 else None  # the peaks are those of one
+    limit = _roofline_bound(case, evidence, observed, environment, sole)
     gpu = environment.gpu is not None
     unattested = recorded.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
@@ -154,6 +155,7 @@ def _summarise(
         notes=(
             *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),
             *recorded.disagreements(ok),
+            *([f"its processes ran on {len(cards)} GPUs"] if cards[1:] else []),
             *([too_fast] if too_fast else []),
         ),
         attested=not unattested if ok and visible else None,

@@ -263,7 +263,7 @@ def _pairs(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:
 
 def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
     """Whether one case is as many times better than its partner as the rule asks. By the kernels,
-    if the host sets the speed of one, the times leave it open and lie on the same side."""
+    if the host sets both speeds, the times leave it open and lie on the same side."""
     partner, name = theirs.case.case_id, rule.metric
     if bounded := _pair_by_bound(rule, ours, theirs):
         return bounded
@@ -271,16 +271,16 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return replace(_no_value(ours), partner=partner)
     a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
     found = _of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
-    if a is None or a.value <= 0:
-        return found
-    if b is None or b.value <= 0 or ours.card != theirs.card:
+    apart = f"{partner} was measured on another GPU" * bool(b and ours.card != theirs.card)
+    if a is None or a.value <= 0 or apart:
+        return replace(found, detail=apart)
+    if b is None or b.value <= 0:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
-        why = theirs.detail or "on another GPU" * (ours.card != theirs.card)
-        return _counted(rule.missing, replace(found, detail=why))
+        return _counted(rule.missing, replace(found, detail=theirs.detail))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     kernels = by_kernels(ours, theirs, name)
     answer = work = _decide(rule, replace(found, partner=partner, beside=kernels), ratio)
-    if answer.fact is Fact.OPEN and kernels:
+    if answer.fact is Fact.OPEN and kernels and ours.behind(name) and theirs.behind(name):
         work = _decide(rule, replace(answer, metric="kernel_s", beside=ratio), kernels)
     return work if work.decision is _side(rule, ratio.value, ratio.value) else answer
 

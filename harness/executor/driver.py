@@ -132,8 +132,7 @@ def _lose(writing: writer.RunWriter, unit: Sequence[Case], error: BaseException)
     first = str(error).strip().partition("\n")[0]
     why = f"lost after {RETRIES + 1} tries: {type(error).__name__}: {first}"
     lost, ids = Outcome.INVALID_ENVIRONMENT, [c.case_id for c in unit]
-    made = (Measurement(case_id=i, process=0, outcome=lost, detail=why) for i in ids)
-    writing.append(*made)
+    writing.append(*(Measurement(case_id=i, process=0, outcome=lost, detail=why) for i in ids))
     return f"cases {', '.join(ids)}: {why}"
 
 

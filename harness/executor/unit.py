@@ -28,7 +28,8 @@ def units(suite: Suite) -> list[tuple[Case, ...]]:
 
 def joined(units: Sequence[Sequence[Case]], slots: int) -> Sequence[Sequence[Case]]:
     """The units for the tasks of so many GPUs or cores: small neighbours share one."""
-    most = max(LEAST, sum(c.settings.processes for u in units for c in u) / (slots * TASKS))
+    each = sum(c.settings.processes for u in units for c in u) / slots
+    most = max(min(LEAST, each), each / TASKS)
     found: list[Sequence[Case]] = [()]
     for unit in units:
         if sum(c.settings.processes for c in (*found[-1], *unit)) > most:

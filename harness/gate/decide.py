@@ -158,7 +158,7 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
         state = State.UNCOMPARED if finding.decision is Decision.INCONCLUSIVE else State.COMPARED
         return state, [replace(finding, reason=finding.reason + but)]
     if evidence.same:
-        reason = "the same machine code, calls and counters, and one pair agrees"
+        reason = "the same kernels, machine code and calls; one pair is as fast"
         return State.SAME, [Finding(check=check, decision=Decision.GO, reason=reason)]
     if evidence.comparison is not None:
         decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason + but

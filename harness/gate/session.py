@@ -11,7 +11,7 @@ from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
-from harness.gate.sources import same_step
+from harness.gate.sources import PROSE, same_step
 from harness.records import Comparison, Decision, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
@@ -117,7 +117,8 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
         failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
         why = "not measured: the self-test failed"
         return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
-    ask = plan.here.gpu is not None and not request.measure
+    python = all(name.endswith((".py", *PROSE)) for name in plan.trees.changed)
+    ask = plan.here.gpu is not None and python and not request.measure
     answers = _interleaved(plan, bench, ask) if timed else _Answers(counted=_counted(plan, bench))
     bench.finish()
     return answers
@@ -164,8 +165,8 @@ class _Sampling:
         if self.failed or not (all(sides) and found):
             return False
         apart = abs(float(comparison.time_logs(found)[0]))
-        near = apart <= math.log(self.thresholds.screen_ratio)
-        return near and same_step(*sides[0], *sides[1])
+        ratio = self.thresholds.screen_ratio
+        return apart <= math.log(ratio) and same_step(sides[0][0], sides[1][0], ratio)
 
     def missing(self) -> range:
         """The processes that the next look lacks."""
@@ -198,10 +199,9 @@ def _interleaved(plan: Plan, bench: Bench, ask_code: bool) -> _Answers:
     for cases whose first pair runs the same machine code."""
     first = plan.policy.thresholds()
     cases = [_Sampling(task, plan, first, 1) for task in plan.tasks]
-    if ask_code:
-        old = [case for case in cases if case.task.key not in plan.sides[0].cannot]
-        _take(bench, old, "machine code")
-    same = frozenset(case.task.key for case in cases if ask_code and case.same)
+    old = [case for case in cases if ask_code and case.task.key not in plan.sides[0].cannot]
+    _take(bench, old, "machine code")
+    same = frozenset(case.task.key for case in old if case.same)
     cases = [case for case in cases if case.task.key not in same]
     for case in cases:
         case.wanted = first.screen_pairs

@@ -2,12 +2,16 @@
 measure."""
 
 import ast
+import re
 from pathlib import Path
 
-from harness.records import Measurement
+from harness.analysis.recorded import works
+from harness.records import MAX_USES, Measurement
 
 PROSE = (".md", ".rst")
 """Ends of the names of files that no program runs."""
+_LIBRARY = re.compile(r"::|<|\(|^(nvjet|sm\d+_|cudnn|cutlass|ampere|hopper|splitK|gemv|nccl)")
+"""Names of kernels that come with torch, cuDNN, cuBLAS or NCCL, not with the code under test."""
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -35,18 +39,17 @@ def _program(path: Path) -> str:
     return ast.dump(tree)
 
 
-def same_step(before: Measurement, after: Measurement) -> bool:
-    """Whether a step runs the same machine code by the same calls: its compiled kernels, all its
-    kernels and operators with their calls, and its counters are equal, exact and known."""
+def same_step(before: Measurement, after: Measurement, ratio: float) -> bool:
+    """Whether a step that the GPU sets runs the same machine code by the same calls: its compiled
+    kernels, all kernels and operators with their calls, and exact counters are equal, and the times
+    of its kernels up to `ratio`. A kernel must be compiled here or a library's to be known."""
     a, b = before.profile, after.profile
-    if not a or not b or a.no_kernels or not a.fingerprint or before.counters is None:
+    if not (a and b and before.counters and a.fingerprint and works([before]) and works([after])):
         return False
-    known = before.counters.exact and not before.counters.unknown
+    known = before.counters.exact and not before.counters.unknown and len(a.kernels) < MAX_USES
     named = {kernel.name for kernel in a.compiled}
-    generated = {use.name for use in a.kernels if use.name.startswith("triton_")}  # by Inductor
-    alike = (a.fingerprint, a.compiled, before.counters) == (
-        b.fingerprint,
-        b.compiled,
-        after.counters,
-    )
-    return known and alike and generated <= named
+    known &= all(use.name in named or _LIBRARY.search(use.name) for use in a.kernels)
+    ran = [(p.fingerprint, p.compiled, m.counters) for p, m in ((a, before), (b, after))]
+    busy = [p.breakdown.device_busy_s or 0.0 for p in (a, b) if p.breakdown and not p.no_kernels]
+    near = len(busy) == 2 and 0 < max(busy) <= ratio * min(busy)
+    return known and near and ran[0] == ran[1]

@@ -278,7 +278,7 @@ def finding_sentence(f: Finding) -> str:
             still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
             return f"{value}{_expected(f)}{_host_set(f)}{still}"
         case Fact.NO_PARTNER:
-            absent = f.detail or f"no {units.title(f.metric)}"
+            absent = f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:
                 absent = units.ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {absent}"

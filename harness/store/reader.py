@@ -119,10 +119,8 @@ def parse(data: bytes, folder: Path, path: Path) -> Run:
                 ended = line
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
-    if cards and not all(m.card for m in measurements.values()):  # it was resumed on another
-        first = started.environment
-        cards.insert(0, first)
-        measurements = {k: replace(m, card=m.card or first.card) for k, m in measurements.items()}
+    if (first := started.environment.card) in [e.card for e in cards]:  # it went on elsewhere
+        measurements = {k: replace(m, card=m.card or first) for k, m in measurements.items()}
     here = joined(cards) if cards else started.environment
     kind, where = ("GPUs", f"{here.card}, on ") if here.gpu else ("hosts", "")
     several = (

@@ -48,12 +48,12 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 925,  # the modules beside the rooms
-    "harness/analysis": 4_255,
+    "harness": 916,  # the modules beside the rooms
+    "harness/analysis": 4_259,
     "harness/bisect": 1_543,
     "harness/cli": 1_812,
     "harness/executor": 300,
-    "harness/gate": 1_876,
+    "harness/gate": 1_879,
     "harness/git": 446,
     "harness/integrations": 705,
     "harness/machine": 1_183,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/records": 1_809,
     "harness/report": 4_577,
     "harness/runner": 2_142,
-    "harness/store": 698,
+    "harness/store": 697,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_289,

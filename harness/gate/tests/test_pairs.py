@@ -12,7 +12,16 @@ from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
 from harness.gate.policy import by_scatter
-from harness.records import Change, Counters, Measurement, Outcome, Profile, Thresholds, Use
+from harness.records import (
+    Breakdown,
+    Change,
+    Counters,
+    Measurement,
+    Outcome,
+    Profile,
+    Thresholds,
+    Use,
+)
 from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
@@ -136,7 +145,8 @@ def compared_in_turns(
     ]
     for i, timed in enumerate(made if code else ()):
         kernel = replace(KERNEL, code=code[i])
-        ran = Profile(fingerprint="f", compiled=(kernel,), kernels=(USE,))
+        work = Breakdown(step_s=0.1, device_busy_s=0.099)
+        ran = Profile(fingerprint="f", compiled=(kernel,), kernels=(USE,), breakdown=work)
         made[i] = [replace(m, profile=ran, counters=COUNTS) for m in timed]
     calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)
 

@@ -31,8 +31,8 @@ def test_what_is_compared_is_of_one_gpu() -> None:
     one, two = on("GPU-0", "GPU-0", rules=[rule]), on("GPU-0", "GPU-1", rules=[rule])
     assert [len(effects(summarise(made))) for made in (one, two)] == [1, 0]
     found = [next(r for r in of_run(made)[1].rules if r.stated) for made in (one, two)]
-    assert [r.decision for r in found] == [Decision.GO, Decision.CONDITIONAL]
-    assert found[1].findings[0].detail == "on another GPU"
+    assert [r.decision for r in found] == [Decision.GO, Decision.INCONCLUSIVE]
+    assert found[1].findings[0].detail == "train/nsa/gc=on was measured on another GPU"
 
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:

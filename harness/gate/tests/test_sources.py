@@ -6,13 +6,25 @@ from typing import Any
 import pytest
 
 from harness.gate.sources import same_step
-from harness.records import Counters, Measurement, Profile, Use, kernel_changes
+from harness.records import (
+    MAX_USES,
+    Breakdown,
+    Counters,
+    Measurement,
+    Profile,
+    Use,
+    kernel_changes,
+)
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
-RAN = Profile(fingerprint="f", compiled=(KERNEL,), kernels=(Use(name="_f", calls=1.0, time_s=0.1),))
+OURS, INDUCTOR, LIBRARY = (
+    Use(name=name, calls=1.0, time_s=0.1)
+    for name in ("_forward", "triton_poi_fused_add_0", "void at::native::fill<4>()")
+)
+WORKS = Breakdown(step_s=0.1, device_busy_s=0.098)
+RAN = Profile(fingerprint="f", compiled=(KERNEL,), kernels=(OURS, LIBRARY), breakdown=WORKS)
 COUNTED = Counters(dispatched_ops=9, steps=2)
-INDUCTOR = Use(name="triton_poi_fused_add_0", calls=1.0, time_s=0.1)
 
 
 def process(ran: Profile | None = RAN, counted: Counters = COUNTED) -> Measurement:
@@ -24,8 +36,11 @@ def process(ran: Profile | None = RAN, counted: Counters = COUNTED) -> Measureme
     ("ran", "counted", "same"),
     [
         ({}, {}, True),
-        ({"compiled": ()}, {}, True),  # all kernels are a library's
-        ({"kernels": (INDUCTOR,)}, {}, False),  # its code is not known
+        ({"compiled": (), "kernels": (LIBRARY,)}, {}, True),
+        ({"compiled": ()}, {}, False),  # one of ours, in a place that is not looked at
+        ({"kernels": (OURS, INDUCTOR)}, {}, False),
+        ({"kernels": (OURS,) * MAX_USES}, {}, False),  # there may be more
+        ({"breakdown": replace(WORKS, device_busy_s=0.02)}, {}, False),  # host-bound
         ({"no_kernels": "no GPU"}, {}, False),
         ({"fingerprint": ""}, {}, False),
         ({}, {"series": {"allocations": (1, 2)}}, False),
@@ -37,7 +52,7 @@ def test_only_what_is_known_of_a_step_is_the_same(
 ) -> None:
     one = process(replace(RAN, **ran), replace(COUNTED, **counted))
 
-    assert same_step(one, one) is same
+    assert same_step(one, one, 1.01) is same
 
 
 @pytest.mark.parametrize(
@@ -46,11 +61,12 @@ def test_only_what_is_known_of_a_step_is_the_same(
         process(replace(RAN, fingerprint="g")),  # other calls
         process(replace(RAN, compiled=(replace(KERNEL, code="b"),))),
         process(counted=replace(COUNTED, dispatched_ops=10)),
+        process(replace(RAN, breakdown=replace(WORKS, device_busy_s=0.1))),  # another grid
         process(None),
     ],
 )
 def test_a_step_that_differs_in_anything_is_another(other: Measurement) -> None:
-    assert not same_step(process(), other)
+    assert not same_step(process(), other, 1.01)
 
 
 def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none() -> None:
