@@ -213,7 +213,8 @@ def _on_one_gpu(
         if before is None:
             writer = store_writer.create(store, chosen, here)
         else:
-            notes = [str(d) for d in drift.differences(before.environment, here)]
+            was = next((e for e in before.environments if e.card == here.card), before.environment)
+            notes = [str(d) for d in drift.differences(was, here)]
             writer, before = store_writer.resume(store, before.folder, notes=notes, here=here)
         agenda = Agenda(
             chosen,

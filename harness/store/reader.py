@@ -123,10 +123,11 @@ def parse(data: bytes, folder: Path, path: Path) -> Run:
         measurements = {k: replace(m, card=m.card or first) for k, m in measurements.items()}
     here = joined(cards) if cards else started.environment
     kind, where = ("GPUs", f"{here.card}, on ") if here.gpu else ("hosts", "")
+    used = len({m.card for m in measurements.values() if m.card})
     several = (
-        f"{len(cards)} {kind} measured this run: {where}{here.hostname}. Cases of different {kind} "
+        f"{used} {kind} measured this run: {where}{here.hostname}. Cases of different {kind} "
         "are not compared with each other.",
-    )[: len(cards) > 1]
+    )[: used > 1]
     return Run(
         run_id=started.run_id,
         folder=str(folder),

@@ -51,7 +51,7 @@ MOST_LINES = {
     "harness": 916,  # the modules beside the rooms
     "harness/analysis": 4_259,
     "harness/bisect": 1_543,
-    "harness/cli": 1_812,
+    "harness/cli": 1_813,
     "harness/executor": 300,
     "harness/gate": 1_879,
     "harness/git": 446,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/records": 1_809,
     "harness/report": 4_577,
     "harness/runner": 2_142,
-    "harness/store": 697,
+    "harness/store": 698,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_289,

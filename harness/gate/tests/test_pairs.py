@@ -26,7 +26,7 @@ from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
-COUNTS = Counters(dispatched_ops=9, steps=2)
+COUNTS, WORKS = Counters(steps=2), Breakdown(step_s=0.1, device_busy_s=0.099)
 USE = Use(name="_forward", calls=1.0, time_s=0.01)
 DISTURBED = "{} of {} pairs were not steady, or disturbed"
 
@@ -144,9 +144,8 @@ def compared_in_turns(
         for seed, step_s in ((1, 0.1), (2, 0.1 * ratio))
     ]
     for i, timed in enumerate(made if code else ()):
-        kernel = replace(KERNEL, code=code[i])
-        work = Breakdown(step_s=0.1, device_busy_s=0.099)
-        ran = Profile(fingerprint="f", compiled=(kernel,), kernels=(USE,), breakdown=work)
+        own = (replace(KERNEL, code=code[i]),)
+        ran = Profile(fingerprint="f", compiled=own, kernels=(USE,), breakdown=WORKS)
         made[i] = [replace(m, profile=ran, counters=COUNTS) for m in timed]
     calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)
 

@@ -30,6 +30,8 @@ def test_what_is_compared_is_of_one_gpu() -> None:
     rule = Rule(name="r", metric="step_s", go=0.5, match=to(gc="off"), against=to(gc="on"))
     one, two = on("GPU-0", "GPU-0", rules=[rule]), on("GPU-0", "GPU-1", rules=[rule])
     assert [len(effects(summarise(made))) for made in (one, two)] == [1, 0]
+    moved = [replace(m, card=f"GPU-{m.process % 2}") for m in one.measurements]
+    assert "its processes ran on 2 GPUs" in summarise(replace(one, measurements=(*moved,)))[0].notes
     found = [next(r for r in of_run(made)[1].rules if r.stated) for made in (one, two)]
     assert [r.decision for r in found] == [Decision.GO, Decision.INCONCLUSIVE]
     assert found[1].findings[0].detail == "train/nsa/gc=on was measured on another GPU"

@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 
 from harness.gate.sources import same_step
-from harness.records import (
-    MAX_USES,
-    Breakdown,
-    Counters,
-    Measurement,
-    Profile,
-    Use,
-    kernel_changes,
-)
+from harness.records import MAX_USES, Breakdown, Counters, Measurement, Profile, Use, kernel_changes
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 

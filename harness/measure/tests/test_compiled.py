@@ -21,22 +21,16 @@ ret;
 """
 
 
-class Kernel:
-    """As Triton's KernelInterface."""
+class Decorated:
+    """As Triton's KernelInterface: below a decorator, or a function under triton.jit."""
 
-
-class JITFunction(Kernel):
-    """As Triton's: kernels by their keys for each device, and more."""
-
-    def __init__(self, **ptx: str) -> None:
+    def __init__(self, fn: object = None, **ptx: str) -> None:
+        self.fn = fn
         self.device_caches = {0: ({key: kernel(text) for key, text in ptx.items()}, "more")}
 
 
-class Tuned(Kernel):
-    """A decorator around it."""
-
-    def __init__(self, fn: object) -> None:
-        self.fn = fn
+class JITFunction(Decorated):
+    """Its kernels are by their keys for each device."""
 
 
 def kernel(ptx: str) -> Any:
@@ -48,17 +42,19 @@ def kernels(monkeypatch: pytest.MonkeyPatch, *functions: object) -> list[Any]:
     module = ModuleType("kernels_of_a_user")
     module.__dict__.update({f"f{i}": f for i, f in enumerate(functions)})
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    jit: Any = SimpleNamespace(JITFunction=JITFunction, KernelInterface=Kernel)
+    jit: Any = SimpleNamespace(JITFunction=JITFunction, KernelInterface=Decorated)
     monkeypatch.setitem(sys.modules, compiled.JIT, jit)
     return [*compiled.kernels()]
 
 
 def test_a_kernel_has_its_resources_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     twice = JITFunction(a=PTX.format(line=7, tile=64))
-    (found,) = kernels(monkeypatch, twice, Tuned(twice), "no function")
+    (found,) = kernels(monkeypatch, twice, Decorated(twice), "no function")
 
     assert (found.registers, found.local_bytes, found.shared_bytes, found.warps) == (40, 12, 512, 4)
     assert (found.name, found.mma, found.loads, found.barriers) == ("_f", 1, 1, 1)
+    monkeypatch.delitem(sys.modules, compiled.JIT)
+    assert compiled.kernels() == (), "there is no Triton"
 
 
 def test_lines_and_names_of_files_do_not_change_its_hash_and_an_instruction_does(
@@ -67,11 +63,5 @@ def test_lines_and_names_of_files_do_not_change_its_hash_and_an_instruction_does
     moved = JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=8, tile=64))
     assert len(kernels(monkeypatch, moved)) == 1
 
-    wider = Tuned(JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=7, tile=128)))
+    wider = Decorated(JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=7, tile=128)))
     assert len(kernels(monkeypatch, wider)) == 2
-
-
-def test_without_triton_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, compiled.JIT, raising=False)
-
-    assert compiled.kernels() == ()
