@@ -108,7 +108,7 @@ def _summarise(
     priors: Mapping[str, statistics.VariancePrior | None],
 ) -> CaseSummary:
     measurements, environment = run.of(case.case_id), run.environment
-    card = ", ".join(cards := sorted({m.card for m in measurements}))
+    card = ", ".join(cards := sorted({m.card for m in measurements if m.card}))
     proof = run.self_test_of(card)
     bad = next((m for m in measurements if m.outcome is not Outcome.OK), None)
     ok = [m for m in measurements if m.outcome is Outcome.OK]
