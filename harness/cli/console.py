@@ -35,12 +35,7 @@ from harness.records import (
 from harness.report import endings
 from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
-from harness.report.series.gate_text import (
-    case_reason,
-    change_text,
-    undecided_text,
-    worst_first,
-)
+from harness.report.series.gate_text import case_reason, change_text, undecided_text, worst_first
 from harness.report.tables import NONE
 from harness.report.text import command_text
 from harness.report.verdict_text import rule_sentence

@@ -13,25 +13,10 @@ from harness.errors import HarnessError
 from harness.gate import counters as counting
 from harness.gate import decide
 from harness.gate.policy import Policy, PolicyForm
-from harness.gate.records import (
-    GateCase,
-    GateVerdict,
-    Mode,
-    State,
-    VerdictSubject,
-    side_of,
-)
+from harness.gate.records import GateCase, GateVerdict, Mode, State, VerdictSubject, side_of
 from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, too_few
 from harness.machine import drift, facts
-from harness.records import (
-    Case,
-    Comparison,
-    Decision,
-    Finding,
-    Measurement,
-    Outcome,
-    Run,
-)
+from harness.records import Case, Comparison, Decision, Finding, Measurement, Outcome, Run
 from harness.runner.interleave import usable
 from harness.suite.choice import passing
 

@@ -16,11 +16,7 @@ from harness.analysis.effects import Effect, effects, longest, versus
 from harness.analysis.expectation import assessed
 from harness.analysis.roofline import stacks
 from harness.analysis.summary import summarise
-from harness.analysis.suspects import (
-    diagnose,
-    fingerprint,
-    reproduction,
-)
+from harness.analysis.suspects import diagnose, fingerprint, reproduction
 from harness.records import (
     VARIABLE_PREFIXES,
     CaseSummary,

@@ -26,13 +26,7 @@ from harness.records import (
 from harness.report.answer import named
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
-from harness.report.text import (
-    alone_command,
-    case_names,
-    command_text,
-    listed,
-    together_sentences,
-)
+from harness.report.text import alone_command, case_names, command_text, listed, together_sentences
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3

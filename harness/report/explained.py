@@ -4,13 +4,7 @@ import math
 from collections.abc import Sequence
 
 from harness import units
-from harness.analysis.suspects import (
-    Candidate,
-    Conclusion,
-    Diagnosis,
-    Fingerprint,
-    Reproduction,
-)
+from harness.analysis.suspects import Candidate, Conclusion, Diagnosis, Fingerprint, Reproduction
 from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
 from harness.report.text import case_names, listed

@@ -23,12 +23,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table
-from harness.report.text import (
-    alone_command,
-    case_names,
-    listed,
-    rest_command,
-)
+from harness.report.text import alone_command, case_names, listed, rest_command
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5

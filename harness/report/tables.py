@@ -27,13 +27,7 @@ from harness.records import (
     Verdict,
     gpu_matches,
 )
-from harness.report.text import (
-    Word,
-    case_names,
-    listed,
-    own_name,
-    shared_name,
-)
+from harness.report.text import Word, case_names, listed, own_name, shared_name
 from harness.report.verdict_text import (
     NOTED,
     distance,

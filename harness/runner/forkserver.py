@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.errors import HarnessError
-from harness.messages import (
-    Garbled,
-    MeasureOrder,
-    Message,
-    MessageReader,
-    Order,
-    encode,
-)
+from harness.messages import Garbled, MeasureOrder, Message, MessageReader, Order, encode
 from harness.records import bounded
 
 START_S = 120.0

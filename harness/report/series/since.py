@@ -13,14 +13,7 @@ from harness.analysis import roofline
 from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
-from harness.records import (
-    CaseSummary,
-    Change,
-    Decision,
-    Estimate,
-    Outcome,
-    Run,
-)
+from harness.records import CaseSummary, Change, Decision, Estimate, Outcome, Run
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
 from harness.report.text import listed

@@ -18,13 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.config import Positions
-from nsa.kernels.common.device import (
-    LOG2_E,
-    Architecture,
-    architecture,
-    ceil_div,
-    last_contiguous,
-)
+from nsa.kernels.common.device import LOG2_E, Architecture, architecture, ceil_div, last_contiguous
 from nsa.kernels.common.launch import KINDS, KernelLaunch
 from nsa.kernels.common.streams import SideStream
 from nsa.kernels.selected.hopper_backward import hopper_launch, hopper_serves, tiles_of
