@@ -164,11 +164,11 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     ]
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
-    found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     gpus = len({s.card for s in members if s.card})
     note = f"its cases were measured on {gpus} GPUs" * (gpus > 1)
-    found = replace(found, gpus=gpus, note=note, last=_slope(*points[-2:]))
-    found = replace(found, slope=_any_slope(axis, members))
+    found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
+    octave, every = _slope(*points[-2:]), _any_slope(axis, members)
+    found = replace(found, gpus=gpus, note=note, last=octave, slope=every)
     if any(s.waits for s in members):
         found = replace(found, kernels=_any_slope(axis, members, "kernel_s"))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]

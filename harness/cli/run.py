@@ -60,11 +60,7 @@ ReportOption = Annotated[
     bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
 ]
 TraceOption = Annotated[
-    bool,
-    typer.Option(
-        "--trace",
-        help="Keep the Chrome trace of one profile per case.",
-    ),
+    bool, typer.Option("--trace", help="Keep the Chrome trace of one profile per case.")
 ]
 ExecutorOption = Annotated[
     Literal["ray"] | None,
@@ -122,12 +118,7 @@ def run(
             words = tuple(f"--set={value}" for value in overrides or ())
             how = UnitCommand(suite=suite, folder=str(Path.cwd()), options=words)
     else:
-        before = reader.load(store_root, resume or "")
-        if before.stopped and before.stopped.rule and abort:
-            raise HarnessError(
-                f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
-                f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
-            )
+        before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
         out.print(console.plan(chosen, _expected(chosen, store_root)))
@@ -159,6 +150,17 @@ def run(
         say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
     recorded = reader.load(store_root, folder)
     pages.conclude(recorded, pages.written(recorded, reports) if report else None)
+
+
+def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
+    """The run to go on with."""
+    before = reader.load(store_root, name)
+    if before.stopped and before.stopped.rule and abort:
+        raise HarnessError(
+            f"run {before.run_id} ended early: {units.stop_text(before.stopped)}",
+            f"To measure the rest: {text.rest_command(before.stopped, before.folder)}",
+        )
+    return before
 
 
 def _words(*, trace: bool, self_test: bool, wait_s: float) -> tuple[str, ...]:

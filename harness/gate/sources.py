@@ -10,8 +10,11 @@ from harness.records import MAX_USES, Measurement
 
 PROSE = (".md", ".rst")
 """Ends of the names of files that no program runs."""
-_LIBRARY = re.compile(r"::|<|\(|^(nvjet|sm\d+_|cudnn|cutlass|ampere|hopper|splitK|gemv|nccl)")
-"""Names of kernels that come with torch, cuDNN, cuBLAS or NCCL, not with the code under test."""
+_LIBRARY = re.compile(
+    r"^(void )?((at|at_cuda_detail|c10|cub|cublasLt|cudnn|cutlass|pytorch_flash|thrust)::"
+    r"|gem[mv][A-Z0-9]|cudnn_generated_|nvjet_|nccl|sm\d+_xmma_|Mem(cpy|set) |memcpy\d)"
+)
+"""Names of kernels of torch, cuDNN, cuBLAS and NCCL, which the code under test does not change."""
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

@@ -117,10 +117,10 @@ def resume(
         notes = (*cut_notes(writer.cut()), *notes)
         writer.add(lines.encode(lines.Resumed(at=now(), notes=notes)))
         if here and (run.environments or here.card != run.environment.card):
-            writer.card, known = here.card, run.environments or [run.environment]
-            new = [here] * (here.card not in [e.card for e in known])
-            first = [] if run.environments else known
-            writer.append(*(lines.MeasuredIn(environment=e) for e in (*first, *new)))
+            writer.card, known = here.card, [e.card for e in run.environments]
+            places = (here,) if known else (run.environment, here)
+            new = (lines.MeasuredIn(environment=e) for e in places if e.card not in known)
+            writer.append(*new)
         return writer, read(folder)
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         writer.close()

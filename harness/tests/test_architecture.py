@@ -51,9 +51,9 @@ MOST_LINES = {
     "harness": 916,  # the modules beside the rooms
     "harness/analysis": 4_259,
     "harness/bisect": 1_543,
-    "harness/cli": 1_802,
+    "harness/cli": 1_804,
     "harness/executor": 300,
-    "harness/gate": 1_864,
+    "harness/gate": 1_867,
     "harness/git": 446,
     "harness/integrations": 705,
     "harness/machine": 1_183,

@@ -20,7 +20,7 @@ def fitted(steps: Mapping[int, float], *, cv: float = 0.005, **late: Any) -> Sca
 
     def measure(c: Any) -> list[Measurement]:
         step = steps[c.axes["seq_len"]]
-        return timed(c, step, cv=cv) if math.isfinite(step) else ended(c, **late)
+        return timed(c, step, cv=cv, card="G") if math.isfinite(step) else ended(c, **late)
 
     cases = sweep(workload="forward", seq_len=list(steps))
     (fit,) = scaling.fit(summarise(run(cases, measure)))
@@ -67,7 +67,7 @@ def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(
 
     assert (fit.exponent and fit.exponent.value) == (pytest.approx(1, abs=0.03) if fits else None)
     assert fit.reason == ("" if fits else "steeper than a power law: 1,024 timed out")
-    assert fit.censored == (outcome is Outcome.TIMEOUT)
+    assert (fit.censored, fit.gpus) == (outcome is Outcome.TIMEOUT, 1)  # it has no GPU
 
 
 @pytest.mark.parametrize(("third", "reason"), [(0.042, ""), (0.08, "not known from 3 points")])

@@ -10,9 +10,9 @@ from harness.records import MAX_USES, Breakdown, Counters, Measurement, Profile,
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
-OURS, INDUCTOR, LIBRARY = (
+OURS, INDUCTOR, EXTENSION, LIBRARY = (
     Use(name=name, calls=1.0, time_s=0.1)
-    for name in ("_forward", "triton_poi_fused_add_0", "void at::native::fill<4>()")
+    for name in ("_forward", "triton_poi_0", "void mine::f()", "void at::native::fill()")
 )
 WORKS = Breakdown(step_s=0.1, device_busy_s=0.098)
 RAN = Profile(fingerprint="f", compiled=(KERNEL,), kernels=(OURS, LIBRARY), breakdown=WORKS)
@@ -31,6 +31,7 @@ def process(ran: Profile | None = RAN, counted: Counters = COUNTED) -> Measureme
         ({"compiled": (), "kernels": (LIBRARY,)}, {}, True),
         ({"compiled": ()}, {}, False),  # one of ours, in a place that is not looked at
         ({"kernels": (OURS, INDUCTOR)}, {}, False),
+        ({"kernels": (OURS, EXTENSION)}, {}, False),
         ({"kernels": (OURS,) * MAX_USES}, {}, False),  # there may be more
         ({"breakdown": replace(WORKS, device_busy_s=0.02)}, {}, False),  # host-bound
         ({"no_kernels": "no GPU"}, {}, False),
@@ -66,6 +67,5 @@ def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none() -> Non
     sides = [replace(RAN, compiled=of) for of in ((KERNEL,), (wide, new))]
 
     found = [(c.name, c.before, c.after) for c in kernel_changes(*sides)]
-
     assert found == [("_forward", KERNEL, wide), ("_new", None, new)]
     assert not [*kernel_changes(sides[0], None)]
