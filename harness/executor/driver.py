@@ -75,8 +75,7 @@ def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]
     left, tasks = Agenda(run.suite, recorded=run.measurements), dict[Any, Sequence[Case]]()
     open_ = [unit for unit in units(run.suite) if any(map(left.left_of, unit))]
     slots = int(sum(n.get("GPU" if on_gpus else "CPU", 0) for n in nodes)) or 1
-    early = any(rule.abort_early for rule in run.suite.rules)
-    for unit in open_ if early else joined(open_, slots):
+    for unit in joined(open_, slots):
         gpus = max(map(gpus_of, unit)) if on_gpus else 0
         if gpus > largest:
             raise HarnessError(

@@ -130,7 +130,9 @@ def settled(suite: str, case_id: str, state: State, found: Sequence[Finding]) ->
 
 def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Whether it ran correctly, and with the required kernels and operators."""
-    found = _with_sentence(verdict.ran(evidence.case, summary), "ran")
+    pairs = 1 if evidence.same else evidence.case.settings.processes
+    asked = replace(evidence.case, settings=replace(evidence.case.settings, processes=pairs))
+    found = _with_sentence(verdict.ran(asked, summary), "ran")
     ended, base = summary.outcome, {m.outcome for m in evidence.baseline}
     lost = ended not in (None, Outcome.OK, *NOT_OF_THE_CODE)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
