@@ -19,8 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
-from scipy.stats import entropy
+from scipy.special import entr, ndtr
 
 from harness.analysis.statistics import Floats, hodges_lehmann
 
@@ -138,7 +137,7 @@ def mistaken(step: float, scale: float) -> float:
 def most_informative(
     probabilities: Floats, skipped: Collection[int], error: float
 ) -> tuple[int, float] | None:
-    """The commit of which one process reduces the entropy most, and by how many bits it is expected
+    """The commit of which one process reduces the entropy most, and by how many nats it is expected
     to; None if none does.
 
     A process is treated as a yes or no that is wrong with probability `error`. The posterior uses
@@ -147,10 +146,10 @@ def most_informative(
     last = len(probabilities) - 1
     bad = np.cumsum(probabilities).clip(0, 1)
     seen_bad = bad * (1 - error) + (1 - bad) * error
-    bits = entropy([seen_bad, 1 - seen_bad], base=2) - entropy([error, 1 - error], base=2)
-    open_ = [p for p in range(1, last) if p not in skipped and bits[p] > 1e-9]
-    best = max(open_, key=lambda p: (round(float(bits[p]), 9), -abs(p - last / 2)), default=None)
-    return None if best is None else (best, float(bits[best]))
+    nats = entr(seen_bad) + entr(1 - seen_bad) - entr(error) - entr(1 - error)
+    open_ = [p for p in range(1, last) if p not in skipped and nats[p] > 1e-9]
+    best = max(open_, key=lambda p: (round(float(nats[p]), 9), -abs(p - last / 2)), default=None)
+    return None if best is None else (best, float(nats[best]))
 
 
 @dataclass(frozen=True, slots=True)

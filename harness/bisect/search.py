@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy.stats import entropy
+from scipy.special import entr
 
 from harness import units
 from harness.analysis import comparison as compare
@@ -163,8 +163,8 @@ class NoisySearch:
             likely = units.percent(best.probability)
             reason = f"after {searched} blocks no commit is more than {likely} likely"
             return CommitsConclusion(reason=reason)
-        position, bits = chosen
-        left = min(MAX_BLOCKS - searched, math.ceil(float(entropy(chances, base=2)) / bits))
+        position, nats = chosen
+        left = min(MAX_BLOCKS - searched, math.ceil(float(entr(chances).sum()) / nats))
         positions = (0, position, self.last)
         return in_turns(BisectStage.SEARCH, positions, searched, searched + left)
 
