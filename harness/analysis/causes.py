@@ -303,7 +303,8 @@ def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tupl
     gpu = f"the GPU works {units.percent(busy)} of it"
     if 1 / NEAR <= predicted_s / step_s <= NEAR:
         text = f"{sum_}, the step takes {units.duration(step_s)}"
-        return CauseKind.DISPATCH, f"{text}: dispatch in Python is the step; {gpu}"
+        most = "" if predicted_s >= step_s else "most of "
+        return CauseKind.DISPATCH, f"{text}: dispatch in Python is {most}the step; {gpu}"
     text = f"{sum_} do not explain the step of {units.duration(step_s)}"
     return CauseKind.HOST, f"{text}; {gpu}"
 

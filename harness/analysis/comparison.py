@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+import scipy
 
 from harness import units
 from harness.analysis.statistics import (
@@ -100,7 +100,7 @@ def student_bounds(logs: Floats, order: Flags, thresholds: Thresholds) -> tuple[
     mean = (sides[0].mean(axis=-1) + sides[1].mean(axis=-1)) / 2
     se = pair_sd(logs, order) * math.sqrt(sum(1 / n for n in counts)) / 2
     error = thresholds.alpha
-    half = _widened(stdtrit(len(order) - 2, 1 - error) * se, thresholds, error)
+    half = _widened(scipy.special.stdtrit(len(order) - 2, 1 - error) * se, thresholds, error)
     return mean - half, mean + half
 
 
@@ -186,9 +186,9 @@ def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: in
     """One-sided p-values with the standard error `whole` in place of `se`. By the exact test, whose
     smallest p-value is not small enough for a far larger error, or by Student's, which is wider for
     an equal one."""
-    by_rank = ndtr(ndtri(p) * se / whole)
+    by_rank = scipy.special.ndtr(scipy.special.ndtri(p) * se / whole)
     freedom = (pairs - 2) * (whole / se) ** 4  # Satterthwaite, with the luck of builds known
-    by_t = stdtr(freedom, -centre / whole)
+    by_t = scipy.special.stdtr(freedom, -centre / whole)
     return np.asarray(np.maximum(p, np.minimum(by_rank, by_t)))
 
 

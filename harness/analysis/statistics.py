@@ -20,8 +20,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import digamma, polygamma, stdtrit
 
 from harness.records import Estimate
 
@@ -57,7 +57,7 @@ LEAST_VARIANCE = 1e-5
 @lru_cache(maxsize=1024)
 def t_factor(freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
     """A quantile of Student's t; as default, half a 95 % interval in standard errors."""
-    return float(stdtrit(freedom, probability))
+    return float(scipy.special.stdtrit(freedom, probability))
 
 
 def factor_of(estimate: Estimate) -> float:
@@ -97,12 +97,13 @@ def variance_prior(cases: Iterable[Sequence[float]]) -> VariancePrior | None:
     if (usual := float(np.median(variances))) == 0:
         return None
     own = np.array([len(logs) - 1 for logs in several])
-    z = np.log(np.maximum(variances, LEAST_VARIANCE * usual)) - digamma(own / 2) + np.log(own / 2)
-    excess = float(z.var(ddof=1) - polygamma(1, own / 2).mean())
+    seen = np.maximum(variances, LEAST_VARIANCE * usual) * own / 2
+    z = np.log(seen) - scipy.special.digamma(own / 2)
+    excess = float(z.var(ddof=1) - scipy.special.polygamma(1, own / 2).mean())
     if excess <= 0:
         return VariancePrior(variance=math.exp(z.mean()), freedom=math.inf, pooled=int(own.sum()))
     freedom = 2 * _inverse_trigamma(excess)
-    shift = float(digamma(freedom / 2)) - math.log(freedom / 2)
+    shift = float(scipy.special.digamma(freedom / 2)) - math.log(freedom / 2)
     return VariancePrior(
         variance=math.exp(z.mean() + shift), freedom=freedom, pooled=int(own.sum())
     )
@@ -112,8 +113,8 @@ def _inverse_trigamma(y: float) -> float:
     """x with trigamma(x) = y > 0, by Newton's method on 1 / trigamma (Smyth, appendix)."""
     x = 0.5 + 1 / y
     for _ in range(50):
-        value = float(polygamma(1, x))
-        step = value * (1 - value / y) / float(polygamma(2, x))
+        value = float(scipy.special.polygamma(1, x))
+        step = value * (1 - value / y) / float(scipy.special.polygamma(2, x))
         x += step
         if abs(step) < 1e-8 * x:
             break
@@ -263,10 +264,9 @@ def order_free_p(differences: Floats, swapped: Flags) -> Floats:
 
     Ties get their mean rank, and the distribution is taken over these ranks.
     """
-    from scipy.stats import rankdata  # slower to import than the rest of the command line
-
     flat = differences.reshape(-1, differences.shape[-1])
-    doubled = np.rint(2 * rankdata(np.where(swapped, -flat, flat), axis=-1)).astype(np.int64)
+    order = scipy.stats.rankdata(np.where(swapped, -flat, flat), axis=-1)
+    doubled = np.rint(2 * order).astype(np.int64)
     statistic = doubled[:, ~swapped].sum(axis=-1)
     first = int((~swapped).sum())
     ranks = np.sort(doubled, axis=-1)

@@ -286,25 +286,23 @@ def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | Non
 
 
 def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:
-    """The number, or for a ratio that in `at` over that in `over`."""
-    top = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.at.criteria.items()})
+    """The number, or for a ratio that in `at` over that in `over`, on one GPU."""
+    a, b = _like(ok, case, o.at), _like(ok, case, o.over)
+    top = _value(run, a, o.metric) if a else None
+    below = _value(run, b, o.metric) if a and b and a.card == b.card else None
     if not o.over.criteria or top is None:
         return top
-    below = _value(run, ok, case, o.metric, {k: v[0] for k, v in o.over.criteria.items()})
     return top / below if below else None
 
 
-def _value(
-    run: Run, ok: Mapping[str, CaseSummary], case: Case, metric: str, axes: Mapping[str, object]
-) -> float | None:
-    """Of the case that differs from this one only in these axes."""
-    if not axes.keys() <= case.axes.keys():
-        return None
-    wanted = {**case.axes, **axes}
+def _like(ok: Mapping[str, CaseSummary], case: Case, axes: Match) -> CaseSummary | None:
+    """The case that differs from this one only in these axes."""
+    wanted = {**case.axes, **{k: v[0] for k, v in axes.criteria.items()}}
     same = (s for s in ok.values() if s.case.axes == wanted and s.case.provider == case.provider)
-    s = next((s for s in same if s.case.workload == case.workload), None)
-    if s is None:
-        return None
+    return next((s for s in same if s.case.workload == case.workload), None)
+
+
+def _value(run: Run, s: CaseSummary, metric: str) -> float | None:
     if metric == "gpu_memory_bytes":  # by NVML, as nvidia-smi prints it
         each = [r for m in run.of(s.case.case_id) if (r := readings(m, metric, TIMED))]
         return fmean(map(max, each)) if each else None

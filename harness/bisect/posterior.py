@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import entr, ndtr
+import scipy
 
 from harness.analysis.statistics import Floats, hodges_lehmann
 
@@ -131,7 +131,7 @@ def _log_likelihood(logs: Floats, bad: Floats, grid: Grid) -> Floats:
 
 def mistaken(step: float, scale: float) -> float:
     """How often a process, compared with the two anchors of its block, is on the wrong side."""
-    return float(ndtr(-abs(step) / 2 / (scale * math.sqrt(1.5))))
+    return float(scipy.special.ndtr(-abs(step) / 2 / (scale * math.sqrt(1.5))))
 
 
 def most_informative(
@@ -146,7 +146,8 @@ def most_informative(
     last = len(probabilities) - 1
     bad = np.cumsum(probabilities).clip(0, 1)
     seen_bad = bad * (1 - error) + (1 - bad) * error
-    nats = entr(seen_bad) + entr(1 - seen_bad) - entr(error) - entr(1 - error)
+    entropy = scipy.special.entr
+    nats = entropy(seen_bad) + entropy(1 - seen_bad) - entropy(error) - entropy(1 - error)
     open_ = [p for p in range(1, last) if p not in skipped and nats[p] > 1e-9]
     best = max(open_, key=lambda p: (round(float(nats[p]), 9), -abs(p - last / 2)), default=None)
     return None if best is None else (best, float(nats[best]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy.special import entr
+import scipy
 
 from harness import units
 from harness.analysis import comparison as compare
@@ -164,9 +164,9 @@ class NoisySearch:
             reason = f"after {searched} blocks no commit is more than {likely} likely"
             return CommitsConclusion(reason=reason)
         position, nats = chosen
-        left = min(MAX_BLOCKS - searched, math.ceil(float(entr(chances).sum()) / nats))
-        positions = (0, position, self.last)
-        return in_turns(BisectStage.SEARCH, positions, searched, searched + left)
+        left = math.ceil(float(scipy.special.entr(chances).sum()) / nats)
+        left = min(MAX_BLOCKS - searched, left)
+        return in_turns(BisectStage.SEARCH, (0, position, self.last), searched, searched + left)
 
     def probabilities(self) -> Floats:
         if posterior := self.posterior():

@@ -99,7 +99,10 @@ class _Table(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for column in self.columns:
             column.overflow = "fold"
-        cells = [[*map(_text, (c.header, *c.cells))] for c in self.columns]
+        cells = [
+            [t if isinstance(t, Text) else Text.from_markup(str(t)) for t in (c.header, *c.cells)]
+            for c in self.columns
+        ]
         widths = [max(Measurement.get(console, options, t).maximum for t in c) for c in cells]
         least = [
             width if column.no_wrap else min(width, HEADING)
@@ -117,10 +120,6 @@ class _Table(Table):
             )
             yield name
             yield Padding(facts, (0, 0, 0, 2))
-
-
-def _text(cell: RenderableType) -> Text:
-    return cell if isinstance(cell, Text) else Text.from_markup(str(cell))
 
 
 def table(*columns: str, right: Collection[str] = ()) -> Table:

@@ -160,8 +160,8 @@ class _Sampling:
 
     @property
     def same(self) -> bool:
-        """Whether the first pair runs the same machine code, and its kernels take the same time. Its
-        steps repeat less well (pairs of one build scatter by 2 %): they are within the tolerance."""
+        """Whether the first pair runs the same machine code, its kernels take the same time, and
+        its steps, which repeat less well (pairs of one build scatter by 2 %), about the same."""
         sides, found = [side.of(self.task)[:1] for side in self.plan.sides], self.pairs()[0]
         if self.failed or not (all(sides) and found):
             return False

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from scipy.special import ndtri, stdtr, stdtrit
+import scipy
 
 from harness import units
 from harness.analysis.comparison import Statistics, judge, pairs_needed
@@ -61,7 +61,7 @@ def compare_stored(
 
 def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
     """Say how much of the interval two cards make by themselves."""
-    share = math.expm1(-float(ndtri(thresholds.alpha)) * math.sqrt(2) * CARD_CV)
+    share = math.expm1(-float(scipy.special.ndtri(thresholds.alpha)) * math.sqrt(2) * CARD_CV)
     reason = f"{answer.reason}; of its interval the other card is ±{units.percent(share)}"
     return replace(answer, card=share, reason=reason)
 
@@ -84,14 +84,14 @@ def _statistics(
     freedom = (sum(parts) + known) ** 2 / unsure if unsure else math.inf
     se = math.sqrt(sum(parts) + known)
     centre = float(sides[1].mean() - sides[0].mean())
-    half = float(stdtrit(freedom, 1 - thresholds.alpha)) * se
+    half = float(scipy.special.stdtrit(freedom, 1 - thresholds.alpha)) * se
     return Statistics(
         centre=centre,
         low=centre - half,
         high=centre + half,
         error=thresholds.alpha,
-        p_slower=float(stdtr(freedom, -centre / se)),
-        p_faster=float(stdtr(freedom, centre / se)),
+        p_slower=float(scipy.special.stdtr(freedom, -centre / se)),
+        p_faster=float(scipy.special.stdtr(freedom, centre / se)),
         cycles=_cycles(baseline, candidate),
         pairs=min(len(baseline), len(candidate)),
         freedom=freedom,

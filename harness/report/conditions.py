@@ -11,7 +11,7 @@ from harness.report.text import quoted
 
 _OPERATOR = ("version", "licence", "definition", "differs", "install")
 """What an operator of another project says of itself."""
-SHORT_NAME = 60
+SHORT_NAME = 40
 """Letters of a name that fits into the first lines."""
 
 
@@ -19,7 +19,8 @@ def environment_line(e: Environment) -> str:
     """`NVIDIA H200 (GPU-9ba9c8ba), driver 580.1, CUDA 13.0; torch 2.11, flash-attn absent; ...`."""
     parts = [f"CPU only: {e.cpu} ({e.gpu_unavailable})"]
     if e.gpu:
-        parts = [f"{e.gpu.name} ({e.gpu.uuid[:12]}), driver {e.gpu.driver}"]
+        cards = ", ".join(card[:12] for card in e.gpu.uuid.split(", "))
+        parts = [f"{e.gpu.name} ({cards}), driver {e.gpu.driver}"]
     named = [n for n in ("torch", "cuda", "triton", "flash-attn", "python") if n in e.versions]
     parts.append(", ".join(f"{n} {e.versions[n] or 'absent'}" for n in named))
     return "; ".join([*filter(None, parts), f"{e.cpu_count} cores"])
@@ -188,7 +189,7 @@ def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -
 
 
 def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
-    """` 50,000 steps need 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
+    """` Here 50,000 steps need 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
     plan = run.suite.cost
     steps = [
         (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", names[s.case.case_id])
@@ -198,8 +199,8 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, size, name = min(steps)
-    whose = f" by {name}" if len(name) < SHORT_NAME else ""
-    return f" {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)}{whose}."
+    whose = name if len(name) < SHORT_NAME else "the fastest case"
+    return f" Here {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)} by {whose}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

@@ -28,13 +28,14 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        return f"not reproduced: {_again(again, suite)}"
+        return f"not reproduced: what comes nearest {_again(again, suite)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
     elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not confirmed on an {gap.gpu}"
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
-        nearest = min(enough, key=lambda d: (d.then != "on", _distance(d, gap.seen)))
+        far = {d.name: abs(math.log((d.reached or math.inf) / gap.seen)) for d in enough}
+        nearest = min(enough, key=lambda d: (d.then != "on", far[d.name]))
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
             here = f", {units.quantity(gap.metric, nearest.reached)} here"
@@ -53,24 +54,21 @@ def line(
     return f"not explained: no suspect costs enough here{rest}"
 
 
-def _distance(d: Diagnosis, seen: float) -> float:
-    return abs(math.log((d.reached or math.inf) / seen))
-
-
 def _again(again: Reproduction, suite: Suite) -> str:
-    """`the settings of that day give 4,030 tokens/s here, 149x as much`."""
+    """`makes 4,030 tokens/s here, 149x as much`."""
     assert suite.suspects
     here = units.quantity(suite.suspects.gap.metric, again.here)
-    return f"the settings of that day give {here} here, {units.factor(again.times)} as much"
+    return f"makes {here} here, {units.factor(again.times)} as much"
 
 
 def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
     """Whether the settings of that day reproduce the gap; empty without a case of them."""
     if again is None:
         return ""
-    said, case = _again(again, suite), case_names(suite)[again.case_id]
-    does = "reproduce it" if again.reproduced else "do not reproduce it, whatever they cost here"
-    return f"{said[0].upper()}{said[1:]} ({case}): they {does}."
+    does = "reproduces it" if again.reproduced else "does not reproduce it, whatever it costs here"
+    case = case_names(suite)[again.case_id]
+    said = f"{case}, nearest to the settings of that day, {_again(again, suite)}: that {does}."
+    return f"{said[0].upper()}{said[1:]}"
 
 
 def suspects_table(
@@ -143,7 +141,7 @@ def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
         return f"None agrees with any of {units.plural('observation', len(found.seen))}."
     names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
-    of = units.plural("observation", len(found.seen))
+    of = units.plural("observation", max(len(c.here) - c.here.count(None) for c in best))
     all_ = "with all that was measured there, " if not least else "with most, " if only else "with "
     said = f"{only}{names} {agree} {all_}{counts} of {of}"
     if not any(c.agrees[0] for c in found.candidates):

@@ -180,8 +180,8 @@ def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     spared = (Conclusion.RULED_OUT, Conclusion.WAS_OFF)
     slow = [d for d in slow if d.conclusion not in spared]
     for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
-        gain = units.factor(d.effect.value) if d.effect else ""
-        yield f"Keep `{d.remedy}`: with {d.name} a step takes {gain} as long"
+        slower = units.slowdown(d.effect.value) if d.effect else ""
+        yield f"Keep `{d.remedy}`: with {d.name} a step is {slower}"
 
 
 def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:

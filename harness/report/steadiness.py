@@ -127,7 +127,7 @@ def trust(
         none = done and behind and not any(m.case_id in behind for m in done)
         right = ", all right" if done else ""  # a wrong one is a failure
         counted = f"{len(done):,} of {units.plural('output', len(run.measurements))} checked"
-        yield f"{counted}{right}{', none deciding' if none else ''}"
+        yield f"{counted}{right}{', no deciding one' if none else ''}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
@@ -138,19 +138,18 @@ def trust(
     gpu = run.environment.gpu
     most_hz = gpu.max_sm_clock_hz if gpu else None
     limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
-    loose = {s.case.case_id for s in ok if "step_s" not in s.apart and s.spread > LOOSE}
-    for what, ids in (
-        (
-            "not repeatable, so without a speed",
-            {s.case.case_id for s in summaries if "step_s" in s.apart},
-        ),
-        (f"processes ≥ {LOOSE:g}x apart", loose),
-        ("no steady state", {s.case.case_id for s in ok if _unsteady(run, s.case)}),
-        ("clock limited", limited),
-    ):
-        if counting := ids & judged if judged else ids:
-            of = f"{len(judged)} judged" if judged else units.plural("case", len(summaries))
-            yield f"{what}: {len(counting)} of {of}"
+    apart = {s.case.case_id for s in summaries if "step_s" in s.apart}
+    loose = {s.case.case_id for s in ok if s.spread > LOOSE} - apart
+    disturbed = {
+        "not repeatable, so without a speed": apart,
+        f"with processes ≥ {LOOSE:g}x apart": loose,
+        "without steady state": {s.case.case_id for s in ok if _unsteady(run, s.case)},
+        "clock limited": limited,
+    }
+    touched = {what: len(ids & judged if judged else ids) for what, ids in disturbed.items()}
+    if seen := [f"{n} {what}" for what, n in touched.items() if n]:
+        of = f"{len(judged)} judged" if judged else units.plural("case", len(summaries))
+        yield f"of {of}: {', '.join(seen)}"
     if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 

@@ -275,7 +275,7 @@ def finding_sentence(f: Finding) -> str:
             return _bounded(f)
         case Fact.DECIDED | Fact.OPEN:
             after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
-            still = f", {'near' if f.likely else 'open'} after {after} processes" * (after > 2)
+            still = f",{' near' * bool(f.likely)} after {after} processes" * (after > 2)
             return f"{value}{_expected(f)}{_host_set(f)}{still}"
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"

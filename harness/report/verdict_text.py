@@ -89,7 +89,7 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     if stated is None and result.decision is Decision.GO:
         return _built_in_met(result)
     if not result.findings:
-        matched = "its cases have no number: they ended as the suite allows"
+        matched = "it has no number: a case that it needs ended as the suite allows"
         return matched if result.matched else "the rule matches no case of this run"
     if stated and not result.applies:
         device = f"for {stated.gpu} only; " if result.findings[0].fact is Fact.OTHER_DEVICE else ""
@@ -114,15 +114,17 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
 
 
 def number(result: RuleResult) -> str:
-    """The number of the finding that decides, without its case, but of a ratio that is no speed."""
+    """The number of the finding that decides; its case only of a missed expectation, of several,
+    and of a ratio that is no speed."""
     if not result.findings:
         return ""
-    worst = result.stated and _worst(result, result.stated)
+    worst = (result.stated and _worst(result, result.stated)) or result.findings[0]
+    named = bool(worst.partner) and not is_speed(worst.metric)
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
-        worst = _missed_most(result)[1]
-    missed, found = _missed(result), worst or result.findings[0]
-    whose = f"{found.subject}: " if found.partner and not is_speed(found.metric) else ""
-    return f"{missed}{', worst: ' * bool(missed)}{whose}{finding_sentence(found)}"
+        far, worst = _missed_most(result)
+        named |= bool(far) and result.judged > 1
+    missed, whose = _missed(result), f"{worst.subject}: " * named
+    return f"{missed}{', worst: ' * bool(missed)}{whose}{finding_sentence(worst)}"
 
 
 def _missed(result: RuleResult) -> str:

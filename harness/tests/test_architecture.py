@@ -49,18 +49,18 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 916,  # the modules beside the rooms
-    "harness/analysis": 4_259,
+    "harness/analysis": 4_258,
     "harness/bisect": 1_543,
-    "harness/cli": 1_804,
+    "harness/cli": 1_803,
     "harness/executor": 300,
-    "harness/gate": 1_867,
+    "harness/gate": 1_870,
     "harness/git": 446,
     "harness/integrations": 705,
     "harness/machine": 1_183,
     "harness/measure": 2_096,
     "harness/program": 1_599,
     "harness/records": 1_809,
-    "harness/report": 4_543,
+    "harness/report": 4_542,
     "harness/runner": 2_135,
     "harness/store": 698,
     "harness/suite": 1_909,

@@ -124,7 +124,7 @@ def test_the_settings_that_slow_a_run_down_are_named_and_the_innocent_are_not() 
     assert found["the eager packed route (no Triton, no compile, no graph)"] is Conclusion.ENOUGH
     assert found["the model without NSA (dense)"] is Conclusion.RULED_OUT
     off = [name for name, conclusion in found.items() if conclusion is Conclusion.WAS_OFF]
-    assert off == ["gradient checkpointing"]
+    assert set(off) == {"gradient checkpointing", "gather instead of Triton"}
     assert (cost := diagnoses["gradient checkpointing"].effect)
     assert cost.value == pytest.approx(SLOW / CHECKPOINTED, rel=0.05)
 

@@ -4,6 +4,8 @@ To accept a change: python -m harness.cli.tests.test_help
 """
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,13 @@ def test_help_is_the_reviewed_text() -> None:
 def test_every_command_shows_a_real_invocation() -> None:
     for name, command in commands(get_command(app), "harness"):
         assert hasattr(command, "commands") or f"\n{name}" in command.help
+
+
+def test_the_command_imports_nothing_slow() -> None:
+    """Each would delay a newcomer's first command by a sixth of a second or more."""
+    slow = {"torch", "pandas", "matplotlib", "scipy.special", "scipy.stats"}
+    code = f"import sys, harness.cli.main; sys.exit(len({slow} & {{*sys.modules}}))"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 if __name__ == "__main__":

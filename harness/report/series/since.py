@@ -3,6 +3,7 @@
 import datetime
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,8 +84,9 @@ def since(
     moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
     host, pace = _pace(before, now, both, earlier, summaries) if node else ({}, {})
-    then = _kernels(earlier)
-    alike = {i: s for i, s in _kernels(summaries).items() if _as_before(s, then.get(i, 0.0))}
+    then, kernels = _kernels(earlier), _kernels(summaries)
+    both_s = {i: (s, then[i]) for i, s in kernels.items() if i in then}
+    alike = {i: s[0] for i, s in both_s.items() if max(s) < ALIKE_KERNELS * min(s)}
 
     def by_host(g: GateCase) -> bool:
         same = bool(host) and g.case_id in alike
@@ -129,6 +131,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     """How many cases changed, and what is excluded for the others."""
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
+    unknown = Counter(g.reason.partition(":")[0] for g in both if g.change is None)
     near = sum(end < math.log1p(NEAR) for end in ends)
     counts = {
         "slower": len(slower),
@@ -136,7 +139,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
         "faster": sum(g.change is Change.FASTER for g in both),
         f"moved by less than {units.percent(NEAR)}": near,
         f"not known within {units.percent(NEAR)}": len(still) - near,
-        "not compared": sum(g.change is None for g in both),
+        f"not compared{f' ({listed([*unknown], 1)})' if unknown else ''}": sum(unknown.values()),
     }
     said = [f"{units.plural('case', len(both))} in both runs"]
     said += [f"{count} {what}" for what, count in counts.items() if count]
@@ -207,10 +210,6 @@ def _slowed(g: GateCase, name: str, alike: Mapping[str, float]) -> str:
     if g.case_id in alike:
         why = f", though its kernels still take {units.duration(alike[g.case_id])}: the host"
     return f"{name}: {units.times(e)} slower{why}"
-
-
-def _as_before(now_s: float, then_s: float) -> bool:
-    return max(now_s, then_s) < ALIKE_KERNELS * min(now_s, then_s)
 
 
 def _kernels(summaries: Sequence[CaseSummary]) -> Mapping[str, float]:

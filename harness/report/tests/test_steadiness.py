@@ -78,7 +78,7 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
 
     trust = values(replace(recorded, ended_at=""))["trust"]
 
-    assert "no steady state: 1 of 4 cases" in trust
+    assert "of 4 cases: 1 without steady state" in trust
     assert "unfinished" in values(replace(recorded, ended_at=""))["answer"]
 
 
@@ -88,5 +88,5 @@ def test_a_doubt_is_named_if_a_rule_depends_on_it(provider: str) -> None:
     rule = replace(FLOOR, asks="")
     made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted), rules=(rule,))
 
-    doubt = "; no steady state: 1 of 2 judged."
+    doubt = "; of 2 judged: 1 without steady state."
     assert values(made)["trust"].endswith(doubt) == (provider == "nsa")
