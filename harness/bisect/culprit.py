@@ -1,18 +1,11 @@
-"""What a culprit changed, beside the value of the criterion. Pure."""
+"""What a culprit changed, beside the value of the criterion."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.records import (
-    COUNTERS,
-    MAX_USES,
-    Counters,
-    KernelChange,
-    Measurement,
-    Use,
-    kernel_changes,
-)
+from harness.records import COUNTERS, MAX_USES, Counters, KernelChange, Measurement, Use
+from harness.store.ir import changed_kernels
 
 KERNEL = "kernel"
 SHOWN = 5
@@ -58,7 +51,7 @@ def profile_change(before: Measurement, after: Measurement) -> ProfileChange:
     ]
     uses.sort(key=lambda found: -found[0])
     calls = (*counters, *(found for _, found in uses[:SHOWN]))
-    return ProfileChange(calls=calls, kernels=tuple(kernel_changes(one, other)))
+    return ProfileChange(calls=calls, kernels=tuple(changed_kernels(one, other)))
 
 
 def _counters(before: Measurement, after: Measurement) -> Iterator[CallsChange]:

@@ -1,4 +1,4 @@
-"""From measurements to a verdict. Pure: records in, records out.
+"""From measurements to a verdict. Records in, records out.
 
 Each case gets one finding per check, in this order: it ran correctly; the comparison. The worst
 finding that counts decides the case, and the worst case decides the gate.
@@ -29,8 +29,8 @@ from harness.records import (
     Finding,
     Measurement,
     Outcome,
-    kernel_changes,
 )
+from harness.store.ir import changed_kernels
 from harness.suite.choice import fits
 
 AGAINST = {
@@ -90,7 +90,7 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         exemption=excuse,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
-        kernels=tuple(kernel_changes(*(m[0].profile for m in sides))) if all(sides) else (),
+        kernels=tuple(changed_kernels(*(m[0].profile for m in sides))) if all(sides) else (),
         # A counted case runs once, which does not measure its time.
         baseline_s=None if evidence.counted else _median(evidence.baseline, evidence.case),
         candidate_s=None if evidence.counted else _median(evidence.candidate, evidence.case),

@@ -17,7 +17,7 @@ from harness.report.series.gate_text import (
     undecided_text,
     worst_first,
 )
-from harness.report.series.machine_code import kernel_table
+from harness.report.series.machine_code import ir_table, kernel_table
 from harness.report.series.render import rendered
 
 MOST_CASES = 60
@@ -46,6 +46,7 @@ def page(verdict: GateVerdict) -> str:
         "verdict": verdict,
         "rows": [_row(case) for case in cases[:MOST_CASES]],
         "kernels": kernel_table((k for c in cases for k in c.kernels), cases=True),
+        "ir": ir_table(k for c in cases for k in c.kernels),
         "omitted": [(d, omitted[d]) for d in WORST_FIRST if omitted[d]],
         "effect": _effect(verdict),
         "counts": case_counts(verdict),

@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from harness.records import CompiledKernel
@@ -46,6 +47,7 @@ def _described(kernel: Any) -> CompiledKernel:
         local_bytes=4 * kernel.n_spills,
         shared_bytes=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
+        ir=Path(next(iter(kernel.metadata_group.values()))).parent.name,
         **{name: len(pattern.findall(text)) for name, pattern in _CLASSES.items()},
     )
 

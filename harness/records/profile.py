@@ -131,6 +131,8 @@ class CompiledKernel:
     loads: int
     """From global memory."""
     barriers: int
+    ir: str = field(default="", compare=False)
+    """Folder of its IR in Triton's cache."""
 
 
 MAX_USES = 24
@@ -167,6 +169,8 @@ class KernelChange:
     name: str
     before: CompiledKernel | None
     after: CompiledKernel | None
+    ir: tuple[str, ...] = ()
+    """The lines of TTGIR that differ first; empty if not known."""
 
 
 def kernel_changes(before: Profile | None, after: Profile | None) -> Iterator[KernelChange]:

@@ -6,8 +6,8 @@ from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, S
 from harness.records import WORST_FIRST, Change, CompiledKernel, Decision, Finding
 from harness.tests import fake_runs
 
-_SIZES = {"registers": 127, "local_bytes": 0, "shared_bytes": 98_304, "warps": 4}
-_INSTRUCTIONS = {"mma": 64, "loads": 12, "barriers": 8}
+_SIZES: dict[str, Any] = {"registers": 127, "local_bytes": 0, "shared_bytes": 98_304, "warps": 4}
+_INSTRUCTIONS: dict[str, Any] = {"mma": 64, "loads": 12, "barriers": 8}
 KERNEL = CompiledKernel(name="_forward", code="a", **_SIZES, **_INSTRUCTIONS)
 
 

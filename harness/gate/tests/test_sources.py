@@ -1,12 +1,14 @@
 """Whether two processes run the same machine code, and which kernels differ."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.gate.sources import same_step
-from harness.records import MAX_USES, Breakdown, Counters, Measurement, Profile, Use, kernel_changes
+from harness.records import MAX_USES, Breakdown, Counters, Measurement, Profile, Use
+from harness.store.ir import changed_kernels
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
@@ -62,10 +64,21 @@ def test_a_step_that_differs_in_anything_is_another(other: Measurement) -> None:
     assert not same_step(process(), other, 1.01)
 
 
-def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none() -> None:
-    wide, new = replace(KERNEL, code="b", registers=255), replace(KERNEL, name="_new")
-    sides = [replace(RAN, compiled=of) for of in ((KERNEL,), (wide, new))]
+def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for key, tile in (("A", 64), ("B", 128)):
+        (tmp_path / key).mkdir()
+        text = (
+            f"#loc1 = {key}\n  %{tile} = tt.dot %a : {tile} loc(#loc1)\n  tt.return loc(#{key})\n"
+        )
+        (tmp_path / key / "_forward.ttgir").write_text(text)
+    old, new = replace(KERNEL, ir="A"), replace(KERNEL, name="_new")
+    wide = replace(KERNEL, code="b", registers=255, ir="B")
+    sides = [replace(RAN, compiled=of) for of in ((old,), (wide, new))]
 
-    found = [(c.name, c.before, c.after) for c in kernel_changes(*sides)]
-    assert found == [("_forward", KERNEL, wide), ("_new", None, new)]
-    assert not [*kernel_changes(sides[0], None)]
+    found = [(c.name, c.before, c.after, c.ir) for c in changed_kernels(*sides)]
+    differ = ("- % = tt.dot % : 64", "+ % = tt.dot % : 128")
+    assert found == [("_forward", KERNEL, wide, differ), ("_new", None, new, ())]
+    assert not [*changed_kernels(sides[0], None)]

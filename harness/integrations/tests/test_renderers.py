@@ -94,7 +94,7 @@ def test_no_text_breaks_the_xml() -> None:
 
 
 SPILLING = dataclasses.replace(KERNEL, registers=255, local_bytes=120)
-WIDER = KernelChange(name="_forward", before=KERNEL, after=SPILLING)
+WIDER = KernelChange(name="_forward", before=KERNEL, after=SPILLING, ir=("- 64", "+ 128"))
 NEW = KernelChange(name="_merge", before=None, after=KERNEL)
 
 

@@ -35,7 +35,9 @@ class JITFunction(Decorated):
 
 def kernel(ptx: str) -> Any:
     of = SimpleNamespace(shared=512, num_warps=4)
-    return SimpleNamespace(name="_f", asm={"ptx": ptx}, n_regs=40, n_spills=3, metadata=of)
+    files, resources = {"_f.ptx": "/cache/KEY/_f.ptx"}, {"n_regs": 40, "n_spills": 3}
+    asm = {"ptx": ptx}
+    return SimpleNamespace(name="_f", asm=asm, metadata=of, metadata_group=files, **resources)
 
 
 def kernels(monkeypatch: pytest.MonkeyPatch, *functions: object) -> list[Any]:
@@ -52,7 +54,7 @@ def test_a_kernel_has_its_resources_and_instructions(monkeypatch: pytest.MonkeyP
     (found,) = kernels(monkeypatch, twice, Decorated(twice), "no function")
 
     assert (found.registers, found.local_bytes, found.shared_bytes, found.warps) == (40, 12, 512, 4)
-    assert (found.name, found.mma, found.loads, found.barriers) == ("_f", 1, 1, 1)
+    assert (found.name, found.ir, found.mma, found.loads, found.barriers) == ("_f", "KEY", 1, 1, 1)
     monkeypatch.delitem(sys.modules, compiled.JIT)
     assert compiled.kernels() == (), "there is no Triton"
 

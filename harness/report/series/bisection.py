@@ -14,7 +14,7 @@ from harness.bisect.session import BisectResult
 from harness.records import METRICS
 from harness.report.markdown import cell, clipped, code, fenced, plain
 from harness.report.series import render
-from harness.report.series.machine_code import kernel_table
+from harness.report.series.machine_code import ir_table, kernel_table
 
 
 def sentence(result: BisectResult) -> str:
@@ -51,6 +51,7 @@ def markdown(result: BisectResult, date: datetime.date) -> str:
         "change": units.change,
         "zip": zip,
         "kernels": kernel_table(result.profile.kernels if result.profile else (), cases=False),
+        "ir": ir_table(result.profile.kernels if result.profile else ()),
         "text": cell,
         "code": code,
         "block": lambda text: fenced(clipped(text, 4000)).strip("\n"),

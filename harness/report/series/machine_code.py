@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from harness.records import KernelChange
 from harness.report.markdown import code
 from harness.report.tables import Table
+from harness.store.ir import MAX_LINES
 
 MAX_KERNELS = 18
 _FACTS = {
@@ -33,6 +34,13 @@ def kernel_table(changes: Iterable[KernelChange], *, cases: bool) -> Table:
         rows=tuple(rows[:MAX_KERNELS]),
         remarks=(remark,) * bool(rows),
     )
+
+
+def ir_table(changes: Iterable[KernelChange]) -> Table:
+    """The lines of TTGIR that differ first, of each kernel once."""
+    found = {c.name: c.ir for c in changes if c.ir}
+    rows = tuple((code(name), code(line)) for name, lines in found.items() for line in lines)
+    return Table(columns=("kernel", "first lines of TTGIR that differ"), rows=rows[:MAX_LINES])
 
 
 def _moved(change: KernelChange, fact: str) -> str:

@@ -1,0 +1,29 @@
+"""What changed in the IR of a kernel, from Triton's cache on this machine."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import unified_diff
+from pathlib import Path
+
+from harness.records import KernelChange, Profile, kernel_changes
+
+MAX_LINES = 20
+_PLACES = re.compile(r"\s*loc\(.*\)$|^#loc.*$", re.M)
+_VALUES = re.compile(r"%[\w#:]+")
+
+
+def changed_kernels(before: Profile | None, after: Profile | None) -> Iterator[KernelChange]:
+    """The kernels whose machine code differs, with the lines of TTGIR that differ first, MAX_LINES
+    in all and without the names of values, if Triton's cache still has both sides."""
+    cache, left = Path(os.environ.get("TRITON_CACHE_DIR") or "~/.triton/cache"), MAX_LINES
+    for change in kernel_changes(before, after):
+        keys = [k.ir for k in (change.before, change.after) if k and k.ir]
+        files = [f for key in keys for f in cache.expanduser().glob(f"{key}/*.ttgir")]
+        texts = [_VALUES.sub("%", _PLACES.sub("", f.read_text())).splitlines() for f in files]
+        found = unified_diff(texts[0], texts[-1], n=0, lineterm="") if len(texts) == 2 else ()
+        kept = (line for line in [*found][2:] if line.strip("+- ") and not line.startswith("@@"))
+        lines = [f"{line[0]} {line[1:].strip()}" for line in kept][:left]
+        left -= len(lines)
+        yield replace(change, ir=tuple(lines))
