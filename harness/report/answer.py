@@ -69,7 +69,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
             steps = fit.exponent or fit.slope
             of = f"{round(steps.value, 2) + 0.0:.2f}" if steps else "not known"
             ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
-            by = f"by kernels; by steps, some host-bound, {of}"
+            by = f"by kernels, which decide; by steps, some of which wait for the host, {of}"
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends} {by}")
         elif fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))

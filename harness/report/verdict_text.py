@@ -98,12 +98,11 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
         return _farthest(result)
     if stated and (worst := _worst(result, stated)):
-        side = "lowest" if _is_least(stated) else "highest"
         if stated.quantifier == "any":
             return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
-        of = f"{side} of {result.judged} {noun}"
+        of = f"worst of {result.judged} {noun}"
         if missed := _missed(result):
-            of = f"{missed} {noun}, {side}"
+            of = f"{missed} {noun}, worst"
         return f"{of}: {finding_sentence(worst)} ({worst.subject})"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""

@@ -93,7 +93,7 @@ def test_each_part_of_the_question_has_its_answer(changes: dict[str, Any], said:
     assert (row(recorded, "fast")[0], row(recorded, "faster")[0]) == ("yes", said)
 
 
-YES = "**Yes** (Is it fast enough?): lowest of 2 cases: "
+YES = "**Yes** (Is it fast enough?): worst of 2 cases: "
 NO = "**No** (Is it twice as fast as dense?): "
 
 
