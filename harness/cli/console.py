@@ -26,6 +26,7 @@ from harness.records import (
     Check,
     Decision,
     Environment,
+    Estimate,
     Grade,
     Outcome,
     Run,
@@ -213,11 +214,14 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite, expected: Mapping[str, float]) -> RenderableType:
+def plan(
+    suite: Suite, expected: Mapping[str, float], last: Sequence[CaseSummary]
+) -> RenderableType:
     """What a run would do, and how long it will take. `expected`: case id -> seconds of a process
-    in a stored run."""
-    right = ("processes", "limit each", "expected")
+    in a stored run; `last`: cases of the newest such run, with their steps and bounds."""
+    right = ("processes", "limit each", "expected", "step (bound)")
     rows = table("case", *right, "variables and command", right=right)
+    steps = {s.case.case_id: (s.known("step_s"), s.known("roofline_share")) for s in last}
     low_s = high_s = 0.0
     for c in suite.cases:
         least_s = min(c.settings.sample_s, c.settings.timeout_s)
@@ -229,6 +233,7 @@ def plan(suite: Suite, expected: Mapping[str, float]) -> RenderableType:
             c.settings.processes_text,
             units.duration(c.settings.timeout_s),
             _span(*case_s),
+            _step(*steps.get(c.case_id, (None, None))),
             escape(" ".join((*(f"{k}={v}" for k, v in c.env.items()), command_text(c)))),
         )
     fewest = sum(c.settings.processes for c in suite.cases)
@@ -243,10 +248,16 @@ def plan(suite: Suite, expected: Mapping[str, float]) -> RenderableType:
         ),
         Text(
             f"Expected times: {units.plural('case', len(expected))} as in stored runs; "
-            "others between sample_s and timeout_s a process"
+            "others between sample_s and timeout_s a process; steps as in the newest of them"
         ),
         Text("No workload was started; it may still decline a case when it runs."),
     )
+
+
+def _step(step_s: Estimate | None, share: Estimate | None) -> str:
+    """`2.60 ms (1.02 ms)`: the time that the last run took, and its lower bound by the roofline."""
+    bound = f" ({units.duration(step_s.value * share.value)})" if step_s and share else ""
+    return f"{units.duration(step_s.value)}{bound}" if step_s else NONE
 
 
 def _span(low_s: float, high_s: float) -> str:

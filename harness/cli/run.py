@@ -10,6 +10,7 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
+from harness.analysis.summary import summarise
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, err, out, say
@@ -121,7 +122,9 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        out.print(console.plan(chosen, _expected(chosen, store_root)))
+        alike = _alike(chosen, store_root)
+        last = summarise(alike[-1]) if alike else ()
+        out.print(console.plan(chosen, sampling.expected_times(chosen, alike), last))
         return
     if report:
         render.check_writable(reports)
@@ -276,13 +279,12 @@ def _interrupted(folder: object) -> typer.Exit:
     return typer.Exit(EXIT_UNDECIDED)
 
 
-def _expected(suite: Suite, store_root: Path) -> dict[str, float]:
-    """The expected time of each case, by the newest stored runs of the suite on the model of the
-    GPU that workers will use or the CPU; on any, if the machine has several models."""
+def _alike(suite: Suite, store_root: Path) -> list[Run]:
+    """The stored runs of the suite, newest last, on the model of the GPU that workers will use or
+    the CPU; on any, if the machine has several models."""
     try:
         models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
     except ProbeError:
         models = {"cpu"}
     found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)
-    alike = (r for r in found if len(models) > 1 or r.environment.device_name in models)
-    return sampling.expected_times(suite, alike)
+    return [r for r in found if len(models) > 1 or r.environment.device_name in models]

@@ -51,7 +51,7 @@ MOST_LINES = {
     "harness": 916,  # the modules beside the rooms
     "harness/analysis": 4_258,
     "harness/bisect": 1_536,
-    "harness/cli": 1_803,
+    "harness/cli": 1_816,
     "harness/executor": 300,
     "harness/gate": 1_870,
     "harness/git": 446,

@@ -35,7 +35,6 @@ PRINTED = [
     (units.bound_text("tokens_per_s", 1024.0), "under 1,030"),
     (units.bound_text("tokens_per_s", 10.72), "under 10.8"),
     (units.bound_text("step_s", 51.26), "over 51.2 s"),
-    (units.percent(0.0021), "0.21 %"),
     (units.factor(785 / 27), "29x"),
     (units.factor(1.074), "1.07x"),
     (units.utc("2026-11-21T09:30:12.5+02:00"), "2026-11-21 07:30:12 UTC"),

@@ -211,6 +211,7 @@ def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
 
     assert f"expected in all: {units.duration(sum(took_s))}\n" in shown.stdout
     assert "Expected times: 2 cases as in stored runs" in shown.stdout
+    assert " ms (" in shown.stdout, "a step and its bound"
 
 
 def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(

@@ -61,7 +61,7 @@ DENSE = to(provider="dense")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"metric": "scaling_exponent", "axis": "seq_len"}, "1–4 by kernels, which decide; by steps, some "),
+        ({"metric": "scaling_exponent", "axis": "seq_len"}, "1–4 by kernels, which decide; by "),
         ({"match": OURS}, "200 ms (2 processes); host-bound: kernels 5 % of the step"),
         ({"match": LONG}, "200 ms (2 processes)"),  # the GPU works all the time
         ({"match": DENSE, "against": OURS, "go": 1.0}, "2.00x as fast as nsa by kernels (2 pro"),
