@@ -36,19 +36,18 @@ def time_use(run: Run) -> tuple[float, float | None, float | None] | None:
     return wall_s, work_s, (lives_s - work_s) / len(run.measurements)
 
 
-def expected_times(suite: Suite, runs: Iterable[Run]) -> dict[str, float]:
-    """Case id -> mean seconds of a process in the last of the runs that measured it with its
-    settings. The runs are of the same suite on the same GPU model, newest last."""
-    asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, float]()
+def last_runs(suite: Suite, runs: Iterable[Run]) -> dict[str, Run]:
+    """Case id -> the last of the runs that measured it with its settings. The runs are of the same
+    suite on the same GPU model, newest last."""
+    asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, Run]()
     for run in runs:
         for case in run.suite.cases:
-            lives_s = [m.wall_s for m in run.of(case.case_id)]
             now = asked.get(case.case_id)
             of = now and replace(
                 case.settings, processes=now.processes, most_processes=now.most_processes
             )
-            if now and lives_s and of == now:
-                found[case.case_id] = sum(lives_s) / len(lives_s)
+            if now and run.of(case.case_id) and of == now:
+                found[case.case_id] = run
     return found
 
 

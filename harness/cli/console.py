@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.expectation import timeout_bound
+from harness.analysis.summary import summarise
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
@@ -26,7 +28,6 @@ from harness.records import (
     Check,
     Decision,
     Environment,
-    Estimate,
     Grade,
     Outcome,
     Run,
@@ -214,14 +215,13 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(
-    suite: Suite, expected: Mapping[str, float], last: Sequence[CaseSummary]
-) -> RenderableType:
-    """What a run would do, and how long it will take. `expected`: case id -> seconds of a process
-    in a stored run; `last`: cases of the newest such run, with their steps and bounds."""
+def plan(suite: Suite, last: Mapping[str, Run]) -> RenderableType:
+    """What a run would do, and how long it will take: a case as in the stored run of its id."""
     right = ("processes", "limit each", "expected", "step (bound)")
     rows = table("case", *right, "variables and command", right=right)
-    steps = {s.case.case_id: (s.known("step_s"), s.known("roofline_share")) for s in last}
+    expected = {i: fmean(m.wall_s for m in run.of(i)) for i, run in last.items()}
+    runs = {run.run_id: run for run in last.values()}
+    steps = {(i, s.case.case_id): _step(s) for i, run in runs.items() for s in summarise(run)}
     low_s = high_s = 0.0
     for c in suite.cases:
         least_s = min(c.settings.sample_s, c.settings.timeout_s)
@@ -233,7 +233,7 @@ def plan(
             c.settings.processes_text,
             units.duration(c.settings.timeout_s),
             _span(*case_s),
-            _step(*steps.get(c.case_id, (None, None))),
+            steps[last[c.case_id].run_id, c.case_id] if c.case_id in last else NONE,
             escape(" ".join((*(f"{k}={v}" for k, v in c.env.items()), command_text(c)))),
         )
     fewest = sum(c.settings.processes for c in suite.cases)
@@ -248,14 +248,15 @@ def plan(
         ),
         Text(
             f"Expected times: {units.plural('case', len(expected))} as in stored runs; "
-            "others between sample_s and timeout_s a process; steps as in the newest of them"
+            "others between sample_s and timeout_s a process; steps as there"
         ),
         Text("No workload was started; it may still decline a case when it runs."),
     )
 
 
-def _step(step_s: Estimate | None, share: Estimate | None) -> str:
-    """`2.60 ms (1.02 ms)`: the time that the last run took, and its lower bound by the roofline."""
+def _step(before: CaseSummary) -> str:
+    """`2.60 ms (1.02 ms)`: the step of an earlier run, and its lower bound by the roofline."""
+    step_s, share = before.known("step_s"), before.known("roofline_share")
     bound = f" ({units.duration(step_s.value * share.value)})" if step_s and share else ""
     return f"{units.duration(step_s.value)}{bound}" if step_s else NONE
 

@@ -10,7 +10,6 @@ import typer
 
 from harness import units
 from harness.analysis import overhead as sampling
-from harness.analysis.summary import summarise
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, err, out, say
@@ -38,7 +37,7 @@ ResumeOption = Annotated[
 DryRunOption = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Show the plan with its expected minutes, and stop; starts no workload."
+        "--dry-run", help="Show the plan with its expected times, and stop; starts no workload."
     ),
 ]
 BudgetOption = Annotated[
@@ -122,9 +121,7 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        alike = _alike(chosen, store_root)
-        last = summarise(alike[-1]) if alike else ()
-        out.print(console.plan(chosen, sampling.expected_times(chosen, alike), last))
+        out.print(console.plan(chosen, sampling.last_runs(chosen, _alike(chosen, store_root))))
         return
     if report:
         render.check_writable(reports)

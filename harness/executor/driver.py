@@ -73,9 +73,8 @@ def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]
     on_gpus = run.suite.device == "cuda" or (run.suite.device != "cpu" and largest)
     remote = ray.remote(max_retries=RETRIES, retry_exceptions=[ChildProcessError])(task.measure)
     left, tasks = Agenda(run.suite, recorded=run.measurements), dict[Any, Sequence[Case]]()
-    open_ = [unit for unit in units(run.suite) if any(map(left.left_of, unit))]
     slots = int(sum(n.get("GPU" if on_gpus else "CPU", 0) for n in nodes)) or 1
-    for unit in joined(open_, slots):
+    for unit in joined([u for u in units(run.suite) if any(map(left.left_of, u))], slots):
         gpus = max(map(gpus_of, unit)) if on_gpus else 0
         if gpus > largest:
             raise HarnessError(

@@ -4,14 +4,13 @@ or since they are the providers of one case."""
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.analysis.suspects import sides
-from harness.records import Case, Suite
+from harness.records import Case, Suite, equal_pairs
 
 TASKS, LEAST = 8, 12  # of a GPU or core; processes of a task, which begins with a self-test
 
 
 def units(suite: Suite) -> list[tuple[Case, ...]]:
-    """The cases in groups that one GPU must measure: first those of rules with `abort_early`, else
-    in the order of the suite."""
+    """The cases that one GPU must measure together, those of rules with `abort_early` first."""
     group = {c.case_id: [c] for c in suite.cases}
     for linked in _links(suite):
         for case in linked[1:]:
@@ -48,6 +47,9 @@ def _links(suite: Suite) -> Iterator[Sequence[Case]]:
     if suite.suspects:
         for suspect in suite.suspects.tested:
             yield from sides(suspect, suite.suspects.gap.where, suite.cases)
+        for seen in [o for o in suite.suspects.observed if o.over.criteria]:
+            ours, theirs = (filter(m.accepts, suite.cases) for m in (seen.over, seen.at))
+            yield from equal_pairs(ours, theirs, *seen.over.criteria, *seen.at.criteria)
 
 
 def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:

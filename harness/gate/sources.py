@@ -4,10 +4,13 @@ measure."""
 import ast
 import re
 from pathlib import Path
+from statistics import median
 
 from harness.analysis.recorded import works
 from harness.records import MAX_USES, Measurement
 
+FULL = 0.975
+"""Share of a step in kernels from which what is between them does not matter."""
 PROSE = (".md", ".rst")
 """Ends of the names of files that no program runs."""
 _LIBRARY = re.compile(
@@ -44,8 +47,9 @@ def _program(path: Path) -> str:
 
 def same_step(before: Measurement, after: Measurement, ratio: float) -> bool:
     """Whether a step that the GPU sets runs the same machine code by the same calls: its compiled
-    kernels, all kernels and operators with their calls, and exact counters are equal, and the times
-    of its kernels up to `ratio`. A kernel must be compiled here or a library's to be known."""
+    kernels, all kernels and operators with their calls, and exact counters are equal, the times of
+    its kernels up to `ratio`, and those of its steps too, which repeat less well, unless they leave
+    no room for more than kernels. A kernel must be compiled here or a library's to be known."""
     a, b = before.profile, after.profile
     if not (a and b and before.counters and a.fingerprint and works([before]) and works([after])):
         return False
@@ -54,5 +58,8 @@ def same_step(before: Measurement, after: Measurement, ratio: float) -> bool:
     known &= all(use.name in named or _LIBRARY.search(use.name) for use in a.kernels)
     ran = [(p.fingerprint, p.compiled, m.counters) for p, m in ((a, before), (b, after))]
     busy = [p.breakdown.device_busy_s or 0.0 for p in (a, b) if p.breakdown and not p.no_kernels]
+    steps = [median(m.kept_s) for m in (before, after)]
     near = len(busy) == 2 and 0 < max(busy) <= ratio * min(busy)
+    full = all(b >= FULL * s for b, s in zip(busy, steps, strict=True)) if near else False
+    near &= full or max(steps) <= ratio * min(steps)
     return known and near and ran[0] == ran[1]

@@ -169,7 +169,7 @@ class KernelChange:
     name: str
     before: CompiledKernel | None
     after: CompiledKernel | None
-    ir: tuple[str, ...] = ()
+    ir: tuple[str, ...] = field(default=(), compare=False)
     """The lines of TTGIR that differ first; empty if not known."""
 
 

@@ -67,8 +67,8 @@ def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
         return ""
     does = "reproduces it" if again.reproduced else "does not reproduce it, whatever it costs here"
     case = case_names(suite)[again.case_id]
-    said = f"{case}, nearest to the settings of that day, {_again(again, suite)}: that {does}."
-    return f"{said[0].upper()}{said[1:]}"
+    settings = "With that day's settings, as far as the suite has them,"
+    return f"{settings} {case} {_again(again, suite)}: that {does}."
 
 
 def suspects_table(

@@ -4,12 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
-from harness.analysis.over_steps import LEAKS_BYTES, Course, course
+from harness.analysis.over_steps import LEAKS_BYTES, course
 from harness.analysis.recorded import clock_limit, largest_error
 from harness.analysis.scaling import by_workload
 from harness.machine import requirements
 from harness.records import (
-    Case,
     CaseSummary,
     Grade,
     Measurement,
@@ -43,9 +42,10 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
             flat = abs(went.growth.value) * went.steps < LEAKS_BYTES
             growth = "flat" if flat else f"{units.size(went.growth.value)} a step"
         slow = [*went.slow.items()][:MAX_STEPS]
+        ends = {name: f"{went.first[name]:.3f} → {last:.3f}" for name, last in went.last.items()}
         cells = (
             f"{went.steps:,}",
-            *(_from_to(went, name) for name in ("loss", "bits_per_byte")),
+            *(ends.get(name, NONE) for name in ("loss", "bits_per_byte")),
             f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
             f"leak: {growth}" if went.leaked else growth,
             ", ".join(f"{n} ({units.factor(x)})" for n, x in slow) or NONE,
@@ -56,12 +56,6 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
     columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
     shown = [(listed(of, 1), *cells) for cells, of in rows.items()]
     return Table(columns=columns, rows=tuple(shown))
-
-
-def _from_to(went: Course, name: str) -> str:
-    if name not in went.last:
-        return NONE
-    return f"{went.first[name]:.3f} → {went.last[name]:.3f}"
 
 
 def self_test_sentence(run: Run) -> str:
@@ -140,10 +134,13 @@ def trust(
     limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
     apart = {s.case.case_id for s in summaries if "step_s" in s.apart}
     loose = {s.case.case_id for s in ok if s.spread > LOOSE} - apart
+    few = {s.case.case_id: s.case.settings.min_samples for s in ok}
+    moved = [m for m in run.measurements if m.steady is False and m.case_id in few]
+    unsteady = {m.case_id for m in moved if m.is_evidence(few[m.case_id])}
     disturbed = {
         "not repeatable, so without a speed": apart,
         f"with processes ≥ {LOOSE:g}x apart": loose,
-        "without steady state": {s.case.case_id for s in ok if _unsteady(run, s.case)},
+        "without steady state": unsteady,
         "clock limited": limited,
     }
     touched = {what: len(ids & judged if judged else ids) for what, ids in disturbed.items()}
@@ -152,12 +149,6 @@ def trust(
         yield f"of {of}: {', '.join(seen)}"
     if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
-
-
-def _unsteady(run: Run, case: Case) -> bool:
-    """Whether a process that counts reached no steady state."""
-    few = case.settings.min_samples
-    return any(m.steady is False and m.is_evidence(few) for m in run.of(case.case_id))
 
 
 def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:

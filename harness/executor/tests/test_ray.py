@@ -158,8 +158,7 @@ def test_a_node_that_refuses_or_differs_ends_the_run_with_all_before_kept(
 
 
 def test_a_case_that_fits_on_no_node_is_refused(cluster: Any, begun: Any) -> None:
-    program = Program(argv=("x",), gpus=4)
-    large = replace(fake_harness.suite("a").cases[0], program=program)
+    large = replace(fake_harness.suite("a").cases[0], program=Program(argv=("x",), gpus=4))
     with pytest.raises(HarnessError, match="the largest node has 2"):
         go_on(begun("a", cases=(large,)), cluster)
 

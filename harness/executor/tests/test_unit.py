@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from harness.executor.unit import joined, units
-from harness.records import Case, Gap, Match, Rule, Suite, Suspect, Suspects
+from harness.records import Case, Gap, Match, Observation, Rule, Suite, Suspect, Suspects
 from harness.tests import fake_runs
 
 ON, OFF = (Match(criteria={"gc": (value,)}) for value in ("on", "off"))
@@ -28,7 +28,6 @@ def sizes(of: Suite) -> list[int]:
     ("rules", "expected"),
     [
         ([], [1] * 8),  # nothing is compared
-        ([PAIRS], [2] * 4),
         ([CURVE], [1] * 4 + [4]),
         ([PAIRS, replace(CURVE, match=OFF)], [8]),  # links join
     ],
@@ -42,7 +41,9 @@ def test_a_suspect_or_a_provider_makes_a_unit_early_rules_are_first_and_small_on
     tested = Suspect(name="gc", without=OFF, with_=ON)
     more = fake_runs.sweep(provider="dense", gc=("off",), seq_len=(1, 2, 3, 4))
     many = fake_runs.sweep(gc=("off", "on"), seq_len=range(1, 33))
-    assert sizes(suite(suspects=Suspects(gap=gap, tested=(tested,)))) == [2] * 4
+    ratio = Observation(metric="step_s", seen=1.0, at=ON, over=OFF)
+    for asked in ({"tested": (tested,)}, {"tested": (), "observed": (ratio,)}):
+        assert sizes(suite(suspects=Suspects(gap=gap, **asked))) == [2] * 4
     assert sizes(suite(*CASES, *more)) == [2] * 4 + [1] * 4
     assert units(suite(rules=(replace(RULE, match=ON, abort_early=True),)))[0][0].axes["gc"] == "on"
     assert [len(joined(units(suite(*many, rules=(PAIRS,))), n)) for n in (1, 8)] == [8, 16]

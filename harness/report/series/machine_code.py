@@ -37,8 +37,10 @@ def kernel_table(changes: Iterable[KernelChange], *, cases: bool) -> Table:
 
 
 def ir_table(changes: Iterable[KernelChange]) -> Table:
-    """The lines of TTGIR that differ first, of each kernel once."""
-    found = {c.name: c.ir for c in changes if c.ir}
+    """The lines of TTGIR that differ first, of each kernel where it has most."""
+    found: dict[str, tuple[str, ...]] = {}
+    for c in changes:
+        found[c.name] = max(found.get(c.name, ()), c.ir, key=len)
     rows = tuple((code(name), code(line)) for name, lines in found.items() for line in lines)
     return Table(columns=("kernel", "first lines of TTGIR that differ"), rows=rows[:MAX_LINES])
 

@@ -132,6 +132,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
     unknown = Counter(g.reason.partition(":")[0] for g in both if g.change is None)
+    why = f"{'mostly ' * (len(unknown) > 1)}{unknown.most_common(1)[0][0]}" if unknown else ""
     near = sum(end < math.log1p(NEAR) for end in ends)
     counts = {
         "slower": len(slower),
@@ -139,7 +140,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
         "faster": sum(g.change is Change.FASTER for g in both),
         f"moved by less than {units.percent(NEAR)}": near,
         f"not known within {units.percent(NEAR)}": len(still) - near,
-        f"not compared{f' ({listed([*unknown], 1)})' if unknown else ''}": sum(unknown.values()),
+        f"not compared ({why})": sum(unknown.values()),
     }
     said = [f"{units.plural('case', len(both))} in both runs"]
     said += [f"{count} {what}" for what, count in counts.items() if count]
