@@ -70,9 +70,7 @@ def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for key, tile in (("A", 64), ("B", 128)):
         (tmp_path / key).mkdir()
-        text = (
-            f"#loc1 = {key}\n  %{tile} = tt.dot %a : {tile} loc(#loc1)\n  tt.return loc(#{key})\n"
-        )
+        text = f"#loc = {key}\n  %{tile} = tt.dot %a : {tile} loc(#loc)\n  tt.return loc(#{key})\n"
         (tmp_path / key / "_forward.ttgir").write_text(text)
     old, new = replace(KERNEL, ir="A"), replace(KERNEL, name="_new")
     wide = replace(KERNEL, code="b", registers=255, ir="B")
@@ -82,3 +80,5 @@ def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none(
     differ = ("- % = tt.dot % : 64", "+ % = tt.dot % : 128")
     assert found == [("_forward", KERNEL, wide, differ), ("_new", None, new, ())]
     assert not [*changed_kernels(sides[0], None)]
+    (tmp_path / "B" / "_forward.ttgir").write_bytes(b"\xff")
+    assert next(changed_kernels(*sides)).ir == (), "Triton has not written all of it"
