@@ -247,8 +247,8 @@ def plan(suite: Suite, last: Mapping[str, Run]) -> RenderableType:
             f"expected in all: {_span(low_s, high_s)}"
         ),
         Text(
-            f"Expected times: {units.plural('case', len(expected))} as in stored runs; "
-            "others between sample_s and timeout_s a process; steps as there"
+            f"Expected times and steps: {units.plural('case', len(expected))} as in stored runs; "
+            "other times between sample_s and timeout_s a process"
         ),
         Text("No workload was started; it may still decline a case when it runs."),
     )

@@ -210,7 +210,7 @@ def test_a_dry_run_expects_the_times_of_the_newest_run(recorded: Path) -> None:
     shown = harness("run", "fakes.yaml", "--dry-run", cwd=recorded)
 
     assert f"expected in all: {units.duration(sum(took_s))}\n" in shown.stdout
-    assert "Expected times: 2 cases as in stored runs" in shown.stdout
+    assert "Expected times and steps: 2 cases as in stored runs" in shown.stdout
     assert " ms (" in shown.stdout, "a step and its bound"
 
 
