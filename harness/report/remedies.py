@@ -180,7 +180,7 @@ def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     spared = (Conclusion.RULED_OUT, Conclusion.WAS_OFF)
     slow = [d for d in slow if d.conclusion not in spared]
     for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
-        slower = units.slowdown(d.effect.value) if d.effect else ""
+        slower = units.slowdown(e.value, e.low, e.high) if (e := d.effect) else ""
         yield f"Keep `{d.remedy}`: with {d.name} a step is {slower}"
 
 
