@@ -1,4 +1,4 @@
-"""What a culprit changed, beside the value of the criterion."""
+"""What a culprit changed, beside the value of the criterion: by records, and the IR of kernels."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""From measurements to a verdict. Records in, records out.
+"""From measurements to a verdict. Records in, records out; for a changed kernel also its IR.
 
 Each case gets one finding per check, in this order: it ran correctly; the comparison. The worst
 finding that counts decides the case, and the worst case decides the gate.

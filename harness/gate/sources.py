@@ -60,6 +60,6 @@ def same_step(before: Measurement, after: Measurement, ratio: float) -> bool:
     busy = [p.breakdown.device_busy_s or 0.0 for p in (a, b) if p.breakdown and not p.no_kernels]
     steps = [median(m.kept_s) for m in (before, after)]
     near = len(busy) == 2 and 0 < max(busy) <= ratio * min(busy)
-    full = all(b >= FULL * s for b, s in zip(busy, steps, strict=True)) if near else False
+    full = near and all(b >= FULL * s for b, s in zip(busy, steps, strict=True))
     near &= full or max(steps) <= ratio * min(steps)
     return known and near and ran[0] == ran[1]

@@ -142,7 +142,7 @@ def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
     names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
     of = units.plural("observation", max(len(c.here) - c.here.count(None) for c in best))
-    all_ = "with all that was measured there, " if not least else "with most, " if only else "with "
+    all_ = "with all that was measured here, " if not least else "with most, " if only else "with "
     said = f"{only}{names} {agree} {all_}{counts} of {of}"
     if not any(c.agrees[0] for c in found.candidates):
         said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"

@@ -23,9 +23,11 @@ def both(first: float, second: float) -> Estimate:
 
 PRINTED = [
     (units.duration(0.0), "0 ns"),
+    (units.duration(4.2e-7), "420 ns"),
     (units.duration(1.5e-5), "15.0 µs"),
     (units.duration(1.234e-3), "1.23 ms"),
     (units.duration(0.9996), "1,000 ms"),
+    (units.duration(45), "45.0 s"),
     (units.duration(119.94), "120 s"),
     (units.duration(125), "2 min 05 s"),
     (units.duration(3599.7), "1 h 00 min"),
@@ -34,18 +36,24 @@ PRINTED = [
     # The bound of a timeout stays true.
     (units.bound_text("tokens_per_s", 1024.0), "under 1,030"),
     (units.bound_text("tokens_per_s", 10.72), "under 10.8"),
+    (units.bound_text("tokens_per_s", 500.0), "under 500"),
     (units.bound_text("step_s", 51.26), "over 51.2 s"),
+    (units.bound_text("step_s", 0.5), "over 500 ms"),
+    (units.percent(0.0021), "0.21 %"),
     (units.factor(785 / 27), "29x"),
     (units.factor(1.074), "1.07x"),
     (units.utc("2026-11-21T09:30:12.5+02:00"), "2026-11-21 07:30:12 UTC"),
+    (units.utc("2026-11-21T07:30:12Z"), "2026-11-21 07:30:12 UTC"),
     (units.utc(""), ""),
     (units.scalar(True), "true"),
+    (units.scalar(0.5), "0.5"),
     # The interval sets the digits: plain, narrow, wide, beyond 2x, down to 0, none, millions.
     (units.cell("tokens_per_s", estimate(10_512, 10_301, 10_728)), "10,500 [10,300 … 10,700]"),
     (units.cell("tokens_per_s", estimate(10_512, 10_507, 10_517)), "10,512 [10,507 … 10,517]"),
     (units.cell("tokens_per_s", estimate(24.2, 13.1, 44.8)), "24 [13 … 45]"),
     (units.cell("tokens_per_s", estimate(24.2, 3.1, 310)), "24.2 (not bounded by 3 processes)"),
     (units.cell("tokens_per_s", estimate(24.2, 0.0, 40)), "24.2 (not bounded by 3 processes)"),
+    (units.cell("tokens_per_s", estimate(11.3, None, None)), "11.3"),
     (units.cell("tokens_per_s", estimate(0.9996, None, None)), "1.00"),
     (units.cell("tokens_per_s", estimate(1_512_000, 1_501_000, 1_523_000)), "1.51 M [1.50 … 1.52]"),
     # An end that would be rounded to 0 has digits of its own.
@@ -63,7 +71,9 @@ PRINTED = [
     (units.change(0.1, 0.02, 0.5), "10x less, not bounded"),
     (units.change(1.00003, 0.996, 1.004), "+0.0 % [-0.4 … +0.4]"),
     (units.slowdown(1.24, 1.20, 1.28), "24 % [20 … 28] slower"),
+    (units.slowdown(0.8, 0.78, 0.82), "25.0 % [22.0 … 28.2] faster"),
     (units.slowdown(0.01, 0.008, 0.0125), "100x [80 … 125] faster"),
+    (units.slowdown(52.0, 17.0, 155.0), "52x [17 … 155] slower"),
     (units.slowdown(1.017, 0.998, 1.033), "+1.7 % [-0.2 … +3.3]"),
     (units.slowdown(1.24), "24 % slower"),
 ]

@@ -33,7 +33,7 @@ def suite(workloads: str = "abcdef") -> Suite:
 
 def main() -> None:
     store = Path(sys.argv[sys.argv.index("--store") + 1])
-    cases = [c for c in suite().cases if f"--filter={c.case_id}" in sys.argv]
+    cases = tuple(c for c in suite().cases if f"--filter={c.case_id}" in sys.argv)
     name = cases[0].workload
     with Path("started").open("a") as started:
         started.write(name)
@@ -52,8 +52,7 @@ def main() -> None:
         gpu = replace(gpu, driver="1")
         while '"measurement"' not in next(Path("runs").glob("*/run.jsonl")).read_text():
             time.sleep(0.05)  # the other GPU enters first
-    here = fake_runs.environment(gpu=gpu)
-    writing = writer.create(store, replace(suite(), cases=tuple(cases)), here)
+    writing = writer.create(store, replace(suite(), cases=cases), fake_runs.environment(gpu=gpu))
     for case in cases:
         for m in fake_runs.timed(case, 0.01, processes=PROCESSES):
             log = writing.log_path(case.case_id, m.process)

@@ -28,6 +28,7 @@ def sizes(of: Suite) -> list[int]:
     ("rules", "expected"),
     [
         ([], [1] * 8),  # nothing is compared
+        ([PAIRS], [2] * 4),
         ([CURVE], [1] * 4 + [4]),
         ([PAIRS, replace(CURVE, match=OFF)], [8]),  # links join
     ],
