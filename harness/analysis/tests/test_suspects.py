@@ -174,7 +174,7 @@ def test_only_what_does_as_was_seen_agrees() -> None:
 
     assert (loop.suspects, loop.agrees) == (("loop",), (True, True, True))
     assert (batch.against, batch.agrees) == (3, (False, False, False))
-    assert said == "Only loop agrees with all that was measured there, 3 of 3 observations."
+    assert said == "Only loop agrees with all that was measured here, 3 of 3 observations."
     assert candidates(BUSY, seen=52.0)[1].endswith("; none makes 52 tokens/s.")
 
 
