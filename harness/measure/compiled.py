@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from harness.records import CompiledKernel
+from harness.records import PLACES, CompiledKernel
 
 JIT = "triton.runtime.jit"
 
@@ -39,16 +39,18 @@ def _functions(jit: Any) -> Iterator[Any]:
 
 
 def _described(kernel: Any) -> CompiledKernel:
-    text = instructions(kernel.asm["ptx"])
+    texts = instructions(kernel.asm["ptx"]), PLACES.sub("", kernel.asm["ttgir"])
+    code, ttgir = (sha256(text.encode()).hexdigest()[:16] for text in texts)
     return CompiledKernel(
         name=kernel.name,
-        code=sha256(text.encode()).hexdigest()[:16],
+        code=code,
+        ttgir=ttgir,
         registers=kernel.n_regs,
         local_bytes=4 * kernel.n_spills,
         shared_bytes=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
         ir=Path(next(iter(kernel.metadata_group.values()))).parent.name,
-        **{name: len(pattern.findall(text)) for name, pattern in _CLASSES.items()},
+        **{name: len(pattern.findall(texts[0])) for name, pattern in _CLASSES.items()},
     )
 
 

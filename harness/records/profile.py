@@ -1,9 +1,13 @@
 """What ran: kernels, operators and counters of one step, taken after the last sample."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import zip_longest
+
+PLACES = re.compile(r"^#loc.*$|\s*loc\(.*\)$|#loc\d*", re.M)
+"""What TTGIR says of places in the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,8 @@ class CompiledKernel:
     barriers: int
     ir: str = field(default="", compare=False)
     """Folder of its IR in Triton's cache."""
+    ttgir: str = field(default="", compare=False)
+    """Hash of its TTGIR without places: the same with other PTX is another version of Triton."""
 
 
 MAX_USES = 24

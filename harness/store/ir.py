@@ -8,10 +8,9 @@ from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
 
-from harness.records import KernelChange, Profile, kernel_changes
+from harness.records import PLACES, KernelChange, Profile, kernel_changes
 
 MAX_LINES = 20
-_PLACES = re.compile(r"^#loc.*$|\s*loc\(.*\)$|#loc\d*", re.M)
 _VALUES = re.compile(r"%[\w#]+(:\d+)?")
 
 
@@ -25,7 +24,7 @@ def changed_kernels(before: Profile | None, after: Profile | None) -> Iterator[K
         with suppress(OSError, ValueError):  # removed since, or not whole
             for key in (k.ir for k in (change.before, change.after) if k and k.ir):
                 found = [f.read_text() for f in cache.glob(f"{key}/*.ttgir")]
-                texts += [_VALUES.sub("%", _PLACES.sub("", text)).splitlines() for text in found]
+                texts += [_VALUES.sub("%", PLACES.sub("", text)).splitlines() for text in found]
         diff = unified_diff(texts[0], texts[-1], n=0, lineterm="") if len(texts) == 2 else ()
         kept = (line for line in [*diff][2:] if line.strip("+- ") and not line.startswith("@@"))
         lines = [f"{line[0]} {line[1:].strip()}" for line in kept][:left]

@@ -57,19 +57,19 @@ MOST_LINES = {
     "harness/git": 446,
     "harness/integrations": 706,
     "harness/machine": 1_183,
-    "harness/measure": 2_098,
+    "harness/measure": 2_100,
     "harness/program": 1_599,
-    "harness/records": 1_813,
+    "harness/records": 1_819,
     "harness/report": 4_544,
     "harness/runner": 2_135,
-    "harness/store": 731,
+    "harness/store": 730,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_283,
     "suites": 2_983,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_962, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_963, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

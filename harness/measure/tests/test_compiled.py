@@ -36,7 +36,7 @@ class JITFunction(Decorated):
 def kernel(ptx: str) -> Any:
     of = SimpleNamespace(shared=512, num_warps=4)
     files, resources = {"_f.ptx": "/cache/KEY/_f.ptx"}, {"n_regs": 40, "n_spills": 3}
-    asm = {"ptx": ptx}
+    asm = {"ptx": ptx, "ttgir": f"tt.load %0 loc(#loc{len(ptx)})\n#loc{len(ptx)} = loc(unknown)"}
     return SimpleNamespace(name="_f", asm=asm, metadata=of, metadata_group=files, **resources)
 
 
@@ -66,4 +66,5 @@ def test_lines_and_names_of_files_do_not_change_its_hash_and_an_instruction_does
     assert len(kernels(monkeypatch, moved)) == 1
 
     wider = Decorated(JITFunction(a=PTX.format(line=7, tile=64), b=PTX.format(line=7, tile=128)))
-    assert len(kernels(monkeypatch, wider)) == 2
+    both = kernels(monkeypatch, wider)
+    assert (len(both), len({kernel.ttgir for kernel in both})) == (2, 1), "its places differ"
