@@ -190,6 +190,11 @@ def plural(noun: str, count: int) -> str:
     return f"{count:,} {noun}{ending}"
 
 
+def repeats(processes: int) -> str:
+    """` (measured twice)`: how few processes a number is from; empty from three on."""
+    return {1: " (measured once)", 2: " (measured twice)"}.get(processes, "")
+
+
 def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
     """A ratio of times: `+24 % [+20 … +28]`, `2.4x [2.2 … 2.6]`, `91x [90 … 92] less`, or, with a
     bound beyond twice or half of it, `+24 %, not bounded`."""

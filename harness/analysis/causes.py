@@ -299,13 +299,13 @@ def _limits(run: Run, sound: Sequence[CaseSummary], judged: set[str]) -> Iterato
 def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, str]:
     """Whether the operators of a step explain it, at the time that one takes in other cases."""
     predicted_s = operators * each_s
+    share = predicted_s / step_s
     sum_ = f"{operators:,} operators x {units.duration(each_s)} = {units.duration(predicted_s)}"
+    text = f"{sum_}, {units.percent(share)} of the step of {units.duration(step_s)}"
     gpu = f"the GPU works {units.percent(busy)} of it"
-    if 1 / NEAR <= predicted_s / step_s <= NEAR:
-        text = f"{sum_}, the step takes {units.duration(step_s)}"
-        most = "" if predicted_s >= step_s else "most of "
-        return CauseKind.DISPATCH, f"{text}: dispatch in Python is {most}the step; {gpu}"
-    text = f"{sum_} do not explain the step of {units.duration(step_s)}"
+    if 1 / NEAR <= share <= NEAR:
+        is_ = "alone fills" if share >= 1 else "is most of"
+        return CauseKind.DISPATCH, f"{text}: dispatch in Python {is_} the step; {gpu}"
     return CauseKind.HOST, f"{text}; {gpu}"
 
 

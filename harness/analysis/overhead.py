@@ -13,27 +13,15 @@ compare again."""
 ENERGY_S = 2.0
 
 
-def by_phase(run: Run) -> dict[str, float]:
-    """Seconds of each phase over all processes, in order of first appearance."""
-    spent: dict[str, float] = {}
-    for m in run.measurements:
-        for p in m.phases:
-            spent[p.name] = spent.get(p.name, 0.0) + p.end_s - p.start_s
-    return spent
-
-
-def time_use(run: Run) -> tuple[float, float | None, float | None] | None:
-    """Seconds of a run, or else of all its processes; of its work; and of the rest of a process on
-    average, which builds the workload, with all that it imports and compiles. The last two are None
-    if no process recorded phases, as in an imported run. None without a process or a time."""
+def time_use(run: Run) -> tuple[float, float, float] | None:
+    """Seconds of a run (or of all its processes), of its work, and of what else a process does on
+    average: it builds the workload, imports and compiles. None without a process or a time."""
     lives_s = sum(m.wall_s for m in run.measurements)
-    wall_s = run.wall_s or lives_s
-    if wall_s <= 0:
+    phases = (p for m in run.measurements for p in m.phases if p.name in WORK)
+    work_s = sum(p.end_s - p.start_s for p in phases)
+    if lives_s <= 0:
         return None
-    if not (spent := by_phase(run)):
-        return wall_s, None, None
-    work_s = sum(spent.get(name, 0.0) for name in WORK)
-    return wall_s, work_s, (lives_s - work_s) / len(run.measurements)
+    return run.wall_s or lives_s, work_s, (lives_s - work_s) / len(run.measurements)
 
 
 def last_runs(suite: Suite, runs: Iterable[Run]) -> dict[str, Run]:

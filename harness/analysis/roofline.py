@@ -98,6 +98,7 @@ class Limit(StrEnum):
     SYNCS = "host syncs"
     LAUNCHES = "launches"
     HOST = "host"
+    GRAPH = "gaps between the kernels of a CUDA graph"
     BOTH = "host and GPU"
     COMPUTE = "compute"
     BANDWIDTH = "memory bandwidth"
@@ -141,8 +142,8 @@ def bottleneck(
     """What limits a case on a GPU; None for one without a time.
 
     A GPU that works for less than HOST_BELOW of the step waits: for whatever explains half of the
-    wait, or for the rest of the host. One that works for BUSY_FROM or more is limited by the term
-    of its roofline bound, if it reaches NEAR of that.
+    wait, or for the rest of the host, or of a CUDA graph. One that works for BUSY_FROM or more is
+    limited by the term of its roofline bound, if it reaches NEAR of that.
     """
     ok = [m for m in measured if m.outcome is Outcome.OK and m.kept_s]
     if not ok:
@@ -164,7 +165,9 @@ def bottleneck(
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
     if busy < HOST_BELOW:
-        limit = next((kind for kind, part in waits.items() if part >= HALF), Limit.HOST)
+        graph = timed and timed.counters and "CUDA graph" in timed.counters.hidden
+        rest = Limit.GRAPH if graph else Limit.HOST
+        limit = next((kind for kind, part in waits.items() if part >= HALF), rest)
     elif busy < BUSY_FROM:
         limit = Limit.BOTH
     elif share is None:

@@ -261,8 +261,11 @@ class Fingerprint:
     """Those that contradict least come first, then those that agree with most."""
 
 
-def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | None:
-    """None without observations, or without a candidate that was measured."""
+def fingerprint(
+    run: Run, summaries: Sequence[CaseSummary], pace: Mapping[str, float]
+) -> Fingerprint | None:
+    """None without observations, or without a candidate that was measured. By `pace`, how many
+    times as long a step takes on this host, tokens/s are compared as on one that is not slow."""
     suspects = run.suite.suspects
     if suspects is None or not suspects.observed:
         return None
@@ -279,7 +282,8 @@ def fingerprint(run: Run, summaries: Sequence[CaseSummary]) -> Fingerprint | Non
     found = []
     for i, of in names.items():
         here = tuple(_here(run, ok, ok[i].case, o) for o in seen)
-        agrees = tuple(x is not None and _agrees(x, o) for x, o in zip(here, seen, strict=True))
+        by, both = pace.get(i, 1.0), zip(here, seen, strict=True)
+        agrees = tuple(x is not None and _agrees(x, o, by) for x, o in both)
         found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees))
     found.sort(key=lambda c: (c.against, -sum(c.agrees)))
     return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
@@ -310,9 +314,10 @@ def _value(run: Run, s: CaseSummary, metric: str) -> float | None:
     return estimate.value if estimate else None
 
 
-def _agrees(here: float, o: Observation) -> bool:
+def _agrees(here: float, o: Observation, pace: float) -> bool:
     if o.over.criteria:
         return here / ALIKE <= o.seen <= here * ALIKE
+    here *= pace if o.metric == "tokens_per_s" else 1.0
     least = FASTER_GPU if o.metric in _SLOWER else AGREES
     most = FASTER_GPU if o.metric in _LONGER else AGREES
     return here / least <= o.seen <= here * most

@@ -146,7 +146,7 @@ class Repository:
                 variables[f"GIT_{who}_NAME"] = "harness gate"
                 variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
             self.ask("read-tree", "HEAD", variables=variables)
-            self.ask("add", "--all", "--", ".", *_RECORDS, variables=variables)
+            self.ask("add", "--all", "--sparse", "--", ".", *_RECORDS, variables=variables)
             tree = self.ask("write-tree", variables=variables)
             message = "Working tree measured by a gate"
             return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)

@@ -1,10 +1,9 @@
 """What ran: kernels, operators and counters of one step, taken after the last sample."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import zip_longest
 
 PLACES = re.compile(r"^#loc.*$|\s*loc\(.*\)$|#loc\d*", re.M)
 """What TTGIR says of places in the source."""
@@ -177,21 +176,6 @@ class KernelChange:
     after: CompiledKernel | None
     ir: tuple[str, ...] = field(default=(), compare=False)
     """The lines of TTGIR that differ first; empty if not known."""
-
-
-def kernel_changes(before: Profile | None, after: Profile | None) -> Iterator[KernelChange]:
-    """The kernels whose machine code differs; those of one name in the order of their size."""
-    sides = [{*p.compiled} for p in (before, after) if p and p.compiled]
-    if len(sides) < 2:
-        return
-    lost, new = (
-        sorted(a - b, key=lambda k: (k.registers, k.shared_bytes, k.code))
-        for a, b in (sides, sides[::-1])
-    )
-    for name in sorted({kernel.name for kernel in (*lost, *new)}):
-        of = ([kernel for kernel in side if kernel.name == name] for side in (lost, new))
-        for old, now in zip_longest(*of):
-            yield KernelChange(name=name, before=old, after=now)
 
 
 LINES = "progress lines"

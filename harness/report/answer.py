@@ -25,8 +25,9 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import HOST_BOUND, case_names, listed, shared_name
+from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
+    BESIDE,
     NO,
     NOT_MEASURED,
     NOTED,
@@ -178,7 +179,7 @@ def first_lines(
     `v` has the names to show; `why` is a label and a text; `missed` counts expectations that are
     for information; `node` says how slow the host is.
     """
-    said = f"{_answer(found, v, bool(node))}{cost}"
+    said = f"{_answer(found, v)}{cost}"
     deciding_parts = [q for n, q in run.suite.parts.items() if n in run.suite.deciding]
     asked = " ".join(deciding_parts) or run.suite.question
     lines = {"Asked": asked, "Answer": said, why[0]: why[1]}
@@ -209,22 +210,30 @@ def _main(found: Sequence[Part]) -> Part | None:
     return next((p for p in found if p.word != NOT_MEASURED), next(iter(found), None))
 
 
-def _answer(found: Sequence[Part], v: Verdict, slow_host: bool) -> str:
-    """The main part and each that is no or open with its number; of the others, the word."""
+def _answer(found: Sequence[Part], v: Verdict) -> str:
+    """The main part, and each that is no, or that decides and is open, with its number; of the
+    others, the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
-    shown = [main, *(p for p in found if p is not main and p.word in (NO, "likely not", OPEN))]
-    said = [_with_number(p, p.said if p is main else p.number, slow_host) for p in shown]
+    shown = [p for p in found if p.word in (NO, "likely not") or (p.word == OPEN and p.asked)]
+    shown = [main, *(p for p in shown if p is not main)]
+    said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
         if part not in shown and part.word != SEE_WHY:
             why = f": {part.said}" if part.word == NOT_MEASURED and not part.asked else ""
-            rest.setdefault((part.word, why), []).append(part.question)
-    also = {main.word: f"also {main.word}"}
-    for (name, why), of in rest.items():
-        said.append(f"{_bold(also.get(name, name))} ({' '.join(of)}){why}.")
+            rest.setdefault((_kind(part), why), []).append(part.question)
+    if also := rest.pop((main.word, ""), []):
+        said.insert(1, f"{_bold(f'also {main.word}')} ({' '.join(also)}).")
+    said += [f"{_bold(name)} ({' '.join(of)}){why}." for (name, why), of in rest.items()]
     return " ".join(said)
+
+
+def _kind(part: Part) -> str:
+    """The answer, and whether it is one that changes nothing though it is no yes."""
+    beside = not part.asked and part.word in (NO, "likely not", OPEN)
+    return f"{part.word}, {BESIDE}" if beside else part.word
 
 
 def _bold(word: str) -> str:
@@ -232,12 +241,10 @@ def _bold(word: str) -> str:
     return f"**{word.replace(NOTED, f', {NOTED[2:-1]}').capitalize()}**"
 
 
-def _with_number(part: Part, said: str, slow_host: bool) -> str:
+def _with_number(part: Part, said: str) -> str:
     """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
-    limit = needed(part.limit) if said else ""
-    doubted = slow_host and part.word == OPEN and HOST_BOUND not in said
-    doubt = "; slow host: see Trust" if doubted else ""
-    return f"{_bold(part.word)} ({part.question}){f': {said}' if said else ''}{limit}{doubt}."
+    number = f": {said}{needed(part.limit)}" if said else ""
+    return f"{_bold(_kind(part))} ({part.question}){number}."
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:

@@ -11,8 +11,6 @@ from harness.report.text import quoted
 
 _OPERATOR = ("version", "licence", "definition", "differs", "install")
 """What an operator of another project says of itself."""
-SHORT_NAME = 40
-"""Letters of a name that fits into the first lines."""
 
 
 def environment_line(e: Environment) -> str:
@@ -119,11 +117,10 @@ def flag_sentences(run: Run) -> Iterable[str]:
 
 def time_use_sentence(run: Run) -> str:
     """How the wall time of a run was spent."""
-    wall_s, work_s, overhead_s = time_use(run) or (None, None, None)
-    if wall_s is None:
+    used = time_use(run)
+    if used is None:
         return "not available"
-    if work_s is None or overhead_s is None:
-        return f"{units.duration(wall_s)}; phases unknown"
+    wall_s, work_s, overhead_s = used
     work = units.percent(work_s / wall_s)
     return (
         f"{units.duration(wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
@@ -199,8 +196,7 @@ def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str
     if plan is None or not steps:
         return ""
     step_s, size, name = min(steps)
-    whose = name if len(name) < SHORT_NAME else "the fastest case"
-    return f" Here {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)} by {whose}."
+    return f" Here {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)} by {name}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

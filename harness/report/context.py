@@ -84,7 +84,7 @@ class Study:
         self.diagnoses = diagnose(run.suite, self.summaries)
         self.earlier = diagnose(run.suite, earlier)
         self.again = reproduction(run.suite, self.summaries)
-        self.marks = fingerprint(run, self.summaries)
+        self.marks = fingerprint(run, self.summaries, pace)
         self.why = explained.line(self.diagnoses, run.suite, device, self.again, self.marks)
         # With the names to show, without what other sections say.
         self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
@@ -336,7 +336,8 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     options = {"--rules": run.judged_by, "--against": before.run_id if before else NO_RUN}
     again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
     lines = [f"harness report {again}  # this page again, from the stored run"]
-    lines += [f"git checkout {env.git.commit}  # the code of the run"] if env.git else []
+    changed = ", but for what was not committed" * env.uncommitted
+    lines += [f"git checkout {env.git.commit}  # the code of the run{changed}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:
         program = PurePath(env.command[0]).name

@@ -28,7 +28,7 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        return f"not reproduced: what comes nearest {_again(again, suite)}"
+        return f"not reproduced: with that day's settings it {_again(again, suite)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
@@ -38,7 +38,7 @@ def line(
         nearest = min(enough, key=lambda d: (d.then != "on", far[d.name]))
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
-            here = f", {units.quantity(gap.metric, nearest.reached)} here"
+            here = f": {units.quantity(gap.metric, nearest.reached)} here"
         on = ", which was on," if nearest.then == "on" else ""
         others = {d.name: d.then for d in enough if d is not nearest}
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
@@ -104,12 +104,10 @@ def suspects_table(
 
 
 def _effect(d: Diagnosis | None, metric: str) -> str:
-    """`76 % [48 … 111] slower (2 processes)`, or the number of a control."""
+    """`76 % [48 … 111] slower (measured twice)`, or the number of a control."""
     if d is None or d.effect is None:
         return NONE
-    e, few = d.effect, ""
-    if e.processes < 3:
-        few = f" ({units.plural('process', e.processes)})"
+    e, few = d.effect, units.repeats(d.effect.processes)
     if d.is_control:
         return f"control: {units.measured(metric, e)}{few}"
     return f"{units.slowdown(e.value, e.low, e.high)}{few}"

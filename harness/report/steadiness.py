@@ -106,9 +106,9 @@ def trust(
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
-    yield f"{len(ok)} of {units.plural('case', len(summaries))} ran"
-    if (cards := len({t.device for t in run.self_tests})) > 1:
-        yield f"on {cards} cards"
+    cards = len({t.device for t in run.self_tests})
+    over = f", over {cards} cards" if cards > 1 else ""
+    yield f"{len(ok)} of {units.plural('case', len(summaries))} ran{over}"
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
         yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
@@ -118,10 +118,13 @@ def trust(
     if all(c.program for c in run.suite.cases):
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
-        none = done and behind and not any(m.case_id in behind for m in done)
+        there = sum(m.outcome is Outcome.OK or m in done for m in run.measurements)
+        known = {m.case_id for m in done}
         right = ", all right" if done else ""  # a wrong one is a failure
-        counted = f"{len(done):,} of {units.plural('output', len(run.measurements))} checked"
-        yield f"{counted}{right}{', no deciding one' if none else ''}"
+        which = ", the deciding ones too" if behind <= known else ""
+        which = which if behind & known else ", no deciding one"
+        some = bool(done and behind) and len(done) < there
+        yield f"{len(done):,} of {units.plural('output', there)} checked{right}{which * some}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
@@ -145,7 +148,7 @@ def trust(
     }
     touched = {what: len(ids & judged if judged else ids) for what, ids in disturbed.items()}
     if seen := [f"{n} {what}" for what, n in touched.items() if n]:
-        of = f"{len(judged)} judged" if judged else units.plural("case", len(summaries))
+        of = units.plural("case", len(judged or summaries)) + " judged" * bool(judged)
         yield f"of {of}: {', '.join(seen)}"
     if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"

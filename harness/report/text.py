@@ -26,7 +26,7 @@ from harness.records import (
     Suite,
 )
 
-BY_KERNELS, HOST_BOUND = " by kernels", "host-bound"
+BY_KERNELS = " by kernels"
 _NAMED = {"scaling_exponent": "exponent", "tokens_per_s_drift": "tokens/s changed by"}
 """What a number without a unit is."""
 Word = Callable[[str], str]
@@ -255,7 +255,7 @@ def _host_set(f: Finding) -> str:
         by = " by time, which leaves it open" if f.metric == "kernel_s" else BY_KERNELS
         return f"; {_speed(f.beside)}{by}"
     low = f.busy and f.decision is not Decision.GO
-    return f"; {HOST_BOUND}: kernels {units.percent(f.busy)} of the step" if low else ""
+    return f"; host-bound: kernels are {units.percent(f.busy)} of the step" if low else ""
 
 
 def finding_sentence(f: Finding) -> str:
@@ -291,8 +291,7 @@ def _value(f: Finding) -> str:
     """The measured number of a finding; empty without one."""
     if f.estimate is None:
         return ""
-    few = f" ({units.plural('process', f.estimate.processes)})" * (f.estimate.processes < 3)
-    few = few if f.estimate.each else ""
+    few = units.repeats(f.estimate.processes) if f.estimate.each else ""
     if f.partner:
         return f"{_against(f.estimate, f.metric, f.partner)}{few}"
     value = units.measured(f.metric, f.estimate)

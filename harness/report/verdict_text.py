@@ -99,11 +99,11 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         return _farthest(result)
     if stated and (worst := _worst(result, stated)):
         if stated.quantifier == "any":
-            return f"best of {result.judged} {noun}: {finding_sentence(worst)} ({worst.subject})"
+            return f"best of {result.judged} {noun} ({worst.subject}): {finding_sentence(worst)}"
         of = f"worst of {result.judged} {noun}"
         if missed := _missed(result):
             of = f"{missed} {noun}, worst"
-        return f"{of}: {finding_sentence(worst)} ({worst.subject})"
+        return f"{of} ({worst.subject}): {finding_sentence(worst)}"
     some = len(result.findings) < result.judged
     text = f"{len(result.findings)} of {result.judged} {noun}: " if some else ""
     text += _joined(result.findings, most)

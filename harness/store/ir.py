@@ -1,32 +1,50 @@
-"""What changed in the IR of a kernel, from Triton's cache on this machine."""
+"""What changed in the machine code of kernels, and in their IR in Triton's cache."""
 
 import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from difflib import unified_diff
+from itertools import zip_longest
 from pathlib import Path
 
-from harness.records import PLACES, KernelChange, Profile, kernel_changes
+from harness.records import PLACES, CompiledKernel, KernelChange, Profile
 
 MAX_LINES = 20
 _VALUES = re.compile(r"%[\w#]+(:\d+)?")
+_LAYOUTS = re.compile(r"(#(?:blocked|linear|mma|shared))\d+")
 
 
 def changed_kernels(before: Profile | None, after: Profile | None) -> Iterator[KernelChange]:
-    """The kernels whose machine code differs, with the lines of TTGIR that differ first, MAX_LINES
-    in all and without the names of values, if Triton's cache still has both sides."""
+    """The kernels whose machine code differs, those of one name in the order of their size; with
+    the lines of TTGIR that differ first, MAX_LINES in all."""
+    sides = [{*p.compiled} for p in (before, after) if p and p.compiled]
+    if len(sides) < 2:
+        return
+    lost, new = (
+        sorted(a - b, key=lambda k: (k.registers, k.shared_bytes, k.code))
+        for a, b in (sides, sides[::-1])
+    )
+    left = MAX_LINES
+    for name in sorted({kernel.name for kernel in (*lost, *new)}):
+        of = ([kernel for kernel in side if kernel.name == name] for side in (lost, new))
+        for old, now in zip_longest(*of):
+            lines = _differing(old, now)[:left]
+            left -= len(lines)
+            yield KernelChange(name=name, before=old, after=now, ir=tuple(lines))
+
+
+def _differing(*kernels: CompiledKernel | None) -> list[str]:
+    """The lines that differ, definitions of layouts last; none unless the cache has both sides."""
     home = Path(os.environ.get("TRITON_HOME") or "~") / ".triton" / "cache"
-    cache, left = Path(os.environ.get("TRITON_CACHE_DIR") or home).expanduser(), MAX_LINES
-    for change in kernel_changes(before, after):
-        texts: list[list[str]] = []
-        with suppress(OSError, ValueError):  # removed since, or not whole
-            for key in (k.ir for k in (change.before, change.after) if k and k.ir):
-                found = [f.read_text() for f in cache.glob(f"{key}/*.ttgir")]
-                texts += [_VALUES.sub("%", PLACES.sub("", text)).splitlines() for text in found]
-        diff = unified_diff(texts[0], texts[-1], n=0, lineterm="") if len(texts) == 2 else ()
-        kept = (line for line in [*diff][2:] if line.strip("+- ") and not line.startswith("@@"))
-        lines = [f"{line[0]} {line[1:].strip()}" for line in kept][:left]
-        left -= len(lines)
-        yield replace(change, ir=tuple(lines))
+    cache = Path(os.environ.get("TRITON_CACHE_DIR") or home).expanduser()
+    texts: list[list[str]] = []
+    with suppress(OSError, ValueError):  # removed since, or not whole
+        for key in (k.ir for k in kernels if k and k.ir):
+            found = [f.read_text() for f in cache.glob(f"{key}/*.ttgir")]
+            bare = (_VALUES.sub("%", PLACES.sub("", text)) for text in found)
+            texts += [_LAYOUTS.sub(r"\1", text).splitlines() for text in bare]
+    diff = unified_diff(texts[0], texts[-1], n=0, lineterm="") if len(texts) == 2 else ()
+    kept = (line for line in [*diff][2:] if line.strip("+- ") and not line.startswith("@@"))
+    lines = [f"{line[0]} {line[1:].strip()}" for line in kept]
+    return sorted(lines, key=lambda line: line[2:].startswith("#"))

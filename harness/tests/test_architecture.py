@@ -48,8 +48,8 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 916,  # the modules beside the rooms
-    "harness/analysis": 4_257,
+    "harness": 921,  # the modules beside the rooms
+    "harness/analysis": 4_253,
     "harness/bisect": 1_536,
     "harness/cli": 1_814,
     "harness/executor": 300,
@@ -59,17 +59,17 @@ MOST_LINES = {
     "harness/machine": 1_183,
     "harness/measure": 2_100,
     "harness/program": 1_599,
-    "harness/records": 1_819,
-    "harness/report": 4_544,
+    "harness/records": 1_803,
+    "harness/report": 4_548,
     "harness/runner": 2_135,
-    "harness/store": 730,
+    "harness/store": 748,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_283,
     "suites": 2_983,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_963, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_989, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

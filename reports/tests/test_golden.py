@@ -25,7 +25,7 @@ from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
 from harness.analysis.expectation import assessed
-from harness.analysis.overhead import by_phase, time_use
+from harness.analysis.overhead import time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
 from harness.analysis.verdict import judge
@@ -119,9 +119,11 @@ def of_one(run: Run) -> dict[str, Values]:
 
 def _run(run: Run) -> list[Values]:
     peaks = run.self_test.peaks if run.self_test else None
+    phases = [p for m in run.measurements for p in m.phases]
+    names = dict.fromkeys(p.name for p in phases)
     return [
         [len(run.suite.cases), len(run.measurements), run.elapsed_s, run.wall_s],
-        list(by_phase(run).values()),
+        [sum(p.end_s - p.start_s for p in phases if p.name == name) for name in names],
         time_use(run),
         [check.holds for proof in run.self_tests for check in proof.checks],
         peaks and [peaks.flops_per_s, peaks.bytes_per_s, peaks.launch_s],

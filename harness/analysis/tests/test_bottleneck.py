@@ -43,6 +43,7 @@ def found(
     share: float | None = None,
     by: str = "compute",
     nvml: float | None = None,
+    hidden: tuple[str, ...] = (),
     **changes: Any,
 ) -> Bottleneck | None:
     """The limit of a step in which the GPU works for this share, by its profile."""
@@ -54,7 +55,7 @@ def found(
         replace(
             m,
             profile=None if busy is None else Profile(kernels=kernels, breakdown=work, steps=2),
-            counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2),
+            counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2, hidden=hidden),
             samples_s=(STEP_S,) * 20,
             **changes,
         )
@@ -77,6 +78,7 @@ def limit(**known: Any) -> Limit | None:
         ({}, Limit.NOT_MEASURED),
         ({"busy": 0.3}, Limit.HOST),
         ({"busy": 0.3, "launches": 1000}, Limit.LAUNCHES),
+        ({"busy": 0.3, "hidden": ("CUDA graph",)}, Limit.GRAPH),
         ({"busy": 0.3, "syncs": 200}, Limit.SYNCS),
         ({"busy": 0.3, "syncs": 100}, Limit.HOST),
         ({"busy": 0.3, "where": {"gap_by_range": {"train.data": 0.6}}}, Limit.DATA),

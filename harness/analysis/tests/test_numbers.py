@@ -234,10 +234,11 @@ def test_energy_is_the_mean_power_of_two_seconds_of_sampling(
     assert ("energy_j" in found.metrics) == known
 
 
-def test_without_wall_time_and_phases_only_the_lifetimes_are_known() -> None:
-    made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=(), wall_s=0.179))
+def test_without_wall_time_a_run_takes_as_long_as_its_processes() -> None:
+    work = (Phase(name="sampling", start_s=0.25, end_s=0.75), Phase(name="x", start_s=0, end_s=9))
+    made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=work, wall_s=2.0))
 
-    assert overhead.time_use(made) == (0.179, None, None)
+    assert overhead.time_use(made) == (2.0, 0.5, 1.5)
     assert overhead.time_use(run([CASE], lambda _: [])) is None
 
 

@@ -151,7 +151,9 @@ LOOP, BATCH = (replace(OFF, name=n, then="on", with_=to(loop=i)) for n, i in (("
 SEEN_CASES = [*sweep(seq_len=[512, 2048], loop=[0, 1]), case({"other": 1})]
 
 
-def candidates(*observed: Observation, seen: float = 11.0) -> tuple[tuple[Candidate, ...], str]:
+def candidates(
+    *observed: Observation, seen: float = 11.0, pace: float = 1.0
+) -> tuple[tuple[Candidate, ...], str]:
     """A loop makes 25.6 tokens/s at any length, 20 % busy; a batch takes 0.1 s, 90 % busy."""
 
     def measure(c: Case) -> list[Measurement]:
@@ -164,7 +166,7 @@ def candidates(*observed: Observation, seen: float = 11.0) -> tuple[tuple[Candid
     gap = Gap(metric="tokens_per_s", expected=500, seen=seen, where=to(seq_len=512), source="s")
     suspects = Suspects(gap=gap, tested=(OFF, BATCH, LOOP), observed=observed)
     made = run(SEEN_CASES, measure, suspects=suspects)
-    found = fingerprint(made, summarise(made))
+    found = fingerprint(made, summarise(made), {c.case_id: pace for c in SEEN_CASES})
     assert found is not None
     return found.candidates, explained.fingerprint_sentence(found, made.suite)
 
@@ -176,6 +178,8 @@ def test_only_what_does_as_was_seen_agrees() -> None:
     assert (batch.against, batch.agrees) == (3, (False, False, False))
     assert said == "Only loop agrees with all that was measured here, 3 of 3 observations."
     assert candidates(BUSY, seen=52.0)[1].endswith("; none makes 52 tokens/s.")
+    (loop, _), _ = candidates(OVER_T, BUSY, pace=2.0)
+    assert loop.agrees == (False, True, True), "only a slow host makes it as slow as then"
 
 
 @pytest.mark.parametrize(

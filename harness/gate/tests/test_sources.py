@@ -85,14 +85,20 @@ def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for key, tile in (("A", 64), ("B", 128)):
         (tmp_path / key).mkdir()
-        text = f"#loc = {key}\n  %{tile} = tt.dot %a : {tile} loc(#loc)\n  tt.return loc(#{key})\n"
+        text = f"#loc = {key}\n#mma{tile} = {tile}\n"
+        text += f"  %{tile} = tt.dot %a : {tile}, #mma{tile} loc(#loc)\n"
         (tmp_path / key / "_forward.ttgir").write_text(text)
     old, new = replace(KERNEL, ir="A"), replace(KERNEL, name="_new")
     wide = replace(KERNEL, code="b", registers=255, ir="B")
     sides = [replace(RAN, compiled=of) for of in ((old,), (wide, new))]
 
     found = [(c.name, c.before, c.after, c.ir) for c in changed_kernels(*sides)]
-    differ = ("- % = tt.dot % : 64", "+ % = tt.dot % : 128")
+    differ = (
+        "- % = tt.dot % : 64, #mma",
+        "+ % = tt.dot % : 128, #mma",
+        "- #mma = 64",
+        "+ #mma = 128",
+    )
     assert found == [("_forward", KERNEL, wide, differ), ("_new", None, new, ())]
     assert not [*changed_kernels(sides[0], None)]
     (tmp_path / "B" / "_forward.ttgir").write_bytes(b"\xff")

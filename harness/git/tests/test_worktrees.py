@@ -50,6 +50,9 @@ def test_a_snapshot_contains_uncommitted_files_but_not_ignored_ones(toys: Path) 
 
     assert fingerprint(toys) == before
 
+    git(toys, "sparse-checkout", "set", "--no-cone", "/*", "!/toy/more.py")
+    assert git(toys, "show", f"{repo.snapshot()}:toy/more.py") == "untracked", "left out of it"
+
 
 @pytest.mark.parametrize("ref", ["nowhere", "--upload-pack=touch x", ""])
 def test_a_ref_that_is_not_a_commit_is_refused(ref: str, toys: Path) -> None:
