@@ -27,7 +27,6 @@ from harness.records import (
 from harness.report.tables import NONE, Table, bends
 from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
-    BESIDE,
     NO,
     NOT_MEASURED,
     NOTED,
@@ -70,7 +69,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
             steps = fit.exponent or fit.slope
             of = f"{round(steps.value, 2) + 0.0:.2f}" if steps else "not known"
             ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
-            by = f"by kernels, which decide; by steps, some of which wait for the host, {of}"
+            by = f"by GPU time, which decides; by step time, in part that of the host, {of}"
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends} {by}")
         elif fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))
@@ -186,7 +185,8 @@ def first_lines(
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
     quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
-    noted = f"; {units.plural('expectation', missed)} for information missed" if missed else ""
+    which = "for information missed (see Expected against actual)"
+    noted = f"; {units.plural('expectation', missed)} {which}" if missed else ""
     doubted = node and any(p.word == OPEN for p in found)
     nothing = quiet if doubted else f"Nothing: every limit that decides is met{noted}."
     step, *more = steps or [nothing]
@@ -211,8 +211,7 @@ def _main(found: Sequence[Part]) -> Part | None:
 
 
 def _answer(found: Sequence[Part], v: Verdict) -> str:
-    """The main part, and each that is no, or that decides and is open, with its number; of the
-    others, the word."""
+    """The main part and each that is no, or decides and is open, with its number; else the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
@@ -233,7 +232,7 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
 def _kind(part: Part) -> str:
     """The answer, and whether it is one that changes nothing though it is no yes."""
     beside = not part.asked and part.word in (NO, "likely not", OPEN)
-    return f"{part.word}, {BESIDE}" if beside else part.word
+    return f"{part.word}{NOTED}" if beside else part.word
 
 
 def _bold(word: str) -> str:
@@ -260,7 +259,7 @@ def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
 
 def parts_table(found: Sequence[Part]) -> Table | None:
     """One row a part of the question."""
-    rows = tuple((p.question, p.word, p.said, p.limit or NONE) for p in found)
+    rows = tuple((p.question, _kind(p), p.said, p.limit or NONE) for p in found)
     return Table(columns=("question", "answer", "number", "limit"), rows=rows) if rows else None
 
 

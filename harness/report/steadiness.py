@@ -121,10 +121,10 @@ def trust(
         there = sum(m.outcome is Outcome.OK or m in done for m in run.measurements)
         known = {m.case_id for m in done}
         right = ", all right" if done else ""  # a wrong one is a failure
-        which = ", the deciding ones too" if behind <= known else ""
-        which = which if behind & known else ", no deciding one"
-        some = bool(done and behind) and len(done) < there
-        yield f"{len(done):,} of {units.plural('output', there)} checked{right}{which * some}"
+        if done and behind and len(done) < there:
+            some = ", those behind the answers too" if behind <= known else ""
+            right += some if behind & known else ", none behind the answers"
+        yield f"{len(done):,} of {units.plural('output', there)} checked{right}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
     judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
@@ -148,7 +148,8 @@ def trust(
     }
     touched = {what: len(ids & judged if judged else ids) for what, ids in disturbed.items()}
     if seen := [f"{n} {what}" for what, n in touched.items() if n]:
-        of = units.plural("case", len(judged or summaries)) + " judged" * bool(judged)
+        answers = " behind the answers" if judged else ""
+        of = units.plural("case", len(judged or summaries)) + answers
         yield f"of {of}: {', '.join(seen)}"
     if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"

@@ -25,9 +25,9 @@ MAX_SUBJECTS = 2
 LOOSE = 20.0
 """Factor by which a speed passes its limit from which the limit does not test this GPU."""
 NO, OPEN, NOT_MEASURED, YES = "no", "open", "not measured", "yes"
-NOTED = " (for information)"
+BESIDE = "for information"
+NOTED = f" ({BESIDE})"
 """Behind the answer of what does not change the verdict."""
-BESIDE = "not deciding"
 WORDS = (NO, "likely not", OPEN, NOT_MEASURED, "likely", YES)
 """The answers to a question, worst first."""
 _NUMBERS = (Fact.DECIDED, Fact.OPEN)

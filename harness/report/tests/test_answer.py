@@ -103,8 +103,8 @@ NO = "**No** (Is it twice as fast as dense?): "
         ({}, YES, "Nothing: every limit that decides is met."),
         ({"left_out": 4}, YES, "Run all of the suite"),
         ({"dense_s": 1.5}, NO, "Speed up nsa, seq_len=2048 by "),
-        ({"dense_s": 1.5, "deciding": ("fast",)}, "**No, not deciding** (Is it twice", "Speed up"),
-        ({"dense_s": 2.0, "deciding": ("fast",)}, "**Open, not deciding** (Is it twice", ""),
+        ({"dense_s": 1.5, "deciding": ("fast",)}, "**No, for information** (Is it", "Speed up"),
+        ({"dense_s": 2.0, "deciding": ("fast",)}, "**Open, for information** (Is it", ""),
         ({"processes": 1}, "**Likely** (Is it twice as fast as dense?)", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
     ],
@@ -208,7 +208,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
         vouched = c.provider == compared
         return [replace(m, accuracy=error if vouched else None) for m in timed(c, 1.0)]
 
-    for compared, which in (("nsa", "the deciding ones too"), ("dense", "no deciding one")):
+    for compared, which in (("nsa", "those behind the answers too"), ("dense", "none behind")):
         recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
         said = values(recorded)["trust"]
         assert f"6 of 12 outputs checked, all right, {which}" in said, compared

@@ -116,7 +116,9 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     judged = 2 if "pair" in asked else 1
     limited = judged if their_clock < 1 else 1
     cases = "case" if judged == 1 else "cases"
-    assert f"of {judged} {cases} judged: {limited} clock limited" in values(made)["trust"]
+    assert (
+        f"of {judged} {cases} behind the answers: {limited} clock limited" in values(made)["trust"]
+    )
     limits = [c for c in found if c.kind is CauseKind.POWER]
     assert bool(limits) == named
     for cause in limits:

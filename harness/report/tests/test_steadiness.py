@@ -88,5 +88,5 @@ def test_a_doubt_is_named_if_a_rule_depends_on_it(provider: str) -> None:
     rule = replace(FLOOR, asks="")
     made = run(CASES, lambda c: timed(c, 0.05, steady=c is not doubted), rules=(rule,))
 
-    doubt = "; of 2 cases judged: 1 without steady state."
+    doubt = "; of 2 cases behind the answers: 1 without steady state."
     assert values(made)["trust"].endswith(doubt) == (provider == "nsa")
