@@ -258,7 +258,7 @@ class Fingerprint:
 
     seen: tuple[Observation, ...]
     candidates: tuple[Candidate, ...]
-    """Those that contradict least come first, then those that agree with most."""
+    """Those that contradict least come first, of them those nearest to the gap."""
 
 
 def fingerprint(
@@ -285,7 +285,7 @@ def fingerprint(
         by, both = pace.get(i, 1.0), zip(here, seen, strict=True)
         agrees = tuple(x is not None and _agrees(x, o, by) for x, o in both)
         found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees))
-    found.sort(key=lambda c: (c.against, -sum(c.agrees)))
+    found.sort(key=lambda c: (c.against, abs(math.log((c.here[0] or math.inf) / gap.seen))))
     return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
 
 

@@ -7,7 +7,7 @@ from harness import units
 from harness.analysis.suspects import Candidate, Conclusion, Diagnosis, Fingerprint, Reproduction
 from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, listed
+from harness.report.text import case_names, gap_place, listed
 
 
 def line(
@@ -97,7 +97,7 @@ def suspects_table(
     of_gap, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if higher else "above"
     title = f"what could explain {of_gap} ({units.factor(gap.factor)} {side} {expected})"
-    where = ", ".join(f"{suite.axis(k)}={v[0]}" for k, v in gap.where.criteria.items())
+    where = gap_place(suite)
     columns = [title, "in that run", f">effect on the step here{f', {where}' if where else ''}"]
     columns += [f">on {day}"] if then else []
     return Table(columns=(*columns, "conclusion"), rows=tuple(rows))

@@ -23,7 +23,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, case_names, listed, rest_command
+from harness.report.text import alone_command, case_names, gap_place, listed, rest_command
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
@@ -166,7 +166,7 @@ def next_steps(
     beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}
     yield from _speed_up([r for r in left if not beside & {*r.evidence}], run, parts)
     yield from _steps([f for r in left for f in r.findings], run, slow_host)
-    yield from _keep_out(diagnoses)
+    yield from _keep_out(diagnoses, gap_place(run.suite))
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
@@ -174,14 +174,15 @@ def next_steps(
         yield f"Run {'the rest' if run.stopped else 'all'} of the suite: `{rest}`"
 
 
-def _keep_out(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     """What each suspect that slows a step down costs, the most first, and how to avoid it."""
     slow = [d for d in diagnoses if d.remedy and d.effect and (d.effect.low or 0) > 1]
     spared = (Conclusion.RULED_OUT, Conclusion.WAS_OFF)
     slow = [d for d in slow if d.conclusion not in spared]
+    step = f"a step at {where}" if where else "a step"
     for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
         slower = units.slowdown(e.value, e.low, e.high) if (e := d.effect) else ""
-        yield f"Keep `{d.remedy}`: with {d.name} a step is {slower}"
+        yield f"Keep `{d.remedy}`: with {d.name} {step} is {slower}"
 
 
 def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:

@@ -83,10 +83,7 @@ def self_test_checks(run: Run) -> Table | None:
 def _peaks(peaks: Peaks) -> str:
     rates = [(f / 1e9, f"GFLOP/s {precision}") for precision, f in peaks.flops_per_s.items()]
     rates += [(peaks.bytes_per_s / 1e9, "GB/s")] if peaks.bytes_per_s is not None else []
-    times = (
-        (peaks.launch_s, "a launch"),
-        (peaks.sync_s, "a host sync"),
-    )
+    times = ((peaks.launch_s, "a launch"), (peaks.sync_s, "a host sync"))
     parts = [f"{units.number(rate)} {unit}" for rate, unit in rates]
     parts += [f"{units.duration(s)} {what}" for s, what in times if s is not None]
     return ", ".join(parts)
@@ -95,11 +92,7 @@ def _peaks(peaks: Peaks) -> str:
 # --- one line for the first screen, and what was compared ---
 
 
-def trust(
-    run: Run,
-    summaries: Sequence[CaseSummary],
-    v: Verdict,
-) -> Iterator[str]:
+def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})

@@ -101,6 +101,12 @@ def alone_command(run: Run, case_id: str) -> str:
     return f"harness run {suite} --filter {case} --set measure.processes=1"
 
 
+def gap_place(suite: Suite) -> str:
+    """`T=512`: where the gap that the suspects explain was seen; may be empty."""
+    place = suite.suspects.gap.where.criteria if suite.suspects else {}
+    return ", ".join(f"{suite.axis(name)}={values[0]}" for name, values in place.items())
+
+
 def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
