@@ -15,11 +15,11 @@ ENERGY_S = 2.0
 
 def time_use(run: Run) -> tuple[float, float, float] | None:
     """Seconds of a run (or of all its processes), of its work, and of what else a process does on
-    average: it builds the workload, imports and compiles. None without a process or a time."""
+    average: it builds the workload, imports and compiles. None without a time or phases."""
     lives_s = sum(m.wall_s for m in run.measurements)
     phases = (p for m in run.measurements for p in m.phases if p.name in WORK)
     work_s = sum(p.end_s - p.start_s for p in phases)
-    if lives_s <= 0:
+    if min(lives_s, work_s) <= 0:
         return None
     return run.wall_s or lives_s, work_s, (lives_s - work_s) / len(run.measurements)
 

@@ -98,7 +98,6 @@ class Limit(StrEnum):
     SYNCS = "host syncs"
     LAUNCHES = "launches"
     HOST = "host"
-    GRAPH = "gaps between the kernels of a CUDA graph"
     BOTH = "host and GPU"
     COMPUTE = "compute"
     BANDWIDTH = "memory bandwidth"
@@ -142,8 +141,8 @@ def bottleneck(
     """What limits a case on a GPU; None for one without a time.
 
     A GPU that works for less than HOST_BELOW of the step waits: for whatever explains half of the
-    wait, or for the rest of the host, or of a CUDA graph. One that works for BUSY_FROM or more is
-    limited by the term of its roofline bound, if it reaches NEAR of that.
+    wait, or for the rest of the host. One that works for BUSY_FROM or more is limited by the term
+    of its roofline bound, if it reaches NEAR of that.
     """
     ok = [m for m in measured if m.outcome is Outcome.OK and m.kept_s]
     if not ok:
@@ -165,9 +164,7 @@ def bottleneck(
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
     if busy < HOST_BELOW:
-        graph = timed and timed.counters and "CUDA graph" in timed.counters.hidden
-        rest = Limit.GRAPH if graph else Limit.HOST
-        limit = next((kind for kind, part in waits.items() if part >= HALF), rest)
+        limit = next((kind for kind, part in waits.items() if part >= HALF), Limit.HOST)
     elif busy < BUSY_FROM:
         limit = Limit.BOTH
     elif share is None:
@@ -191,10 +188,12 @@ def bottleneck(
 
 
 def waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
-    """The cases in which the GPU waits for the host."""
+    """The cases in which the GPU waits for the host; a step that is one CUDA graph does not."""
     found = {s.case.case_id: bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries}
     by_host = (Limit.HOST, Limit.LAUNCHES)
-    return {case_id for case_id, b in found.items() if b and b.limit in by_host}
+    one = [m for m in run.measurements if m.counters and m.counters.kernel_launches == 1]
+    graphs = {m.case_id for m in one if m.counters and "CUDA graph" in m.counters.hidden}
+    return {i for i, b in found.items() if b and b.limit in by_host and i not in graphs}
 
 
 def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:

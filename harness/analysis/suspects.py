@@ -6,9 +6,7 @@ another GPU is assumed to explain, it is undecided. "Enough" is no proof: that n
 removing it closes the gap on the machine of the gap.
 
 Below: what else was seen that day. A candidate is a case with a suspect that was not off in that
-run, or one with that day's settings. It agrees with a number within a factor of AGREES. Where a
-slower GPU explains more, such as fewer tokens/s or a GPU that is busy for longer, it agrees within
-FASTER_GPU; with a ratio within ALIKE.
+run, or one with that day's settings. It agrees within AGREES, ALIKE, or what _agrees allows.
 """
 
 import math
@@ -265,7 +263,7 @@ def fingerprint(
     run: Run, summaries: Sequence[CaseSummary], pace: Mapping[str, float]
 ) -> Fingerprint | None:
     """None without observations, or without a candidate that was measured. By `pace`, how many
-    times as long a step takes on this host, tokens/s are compared as on one that is not slow."""
+    times as long a step takes on this host, speeds are compared as on one that is not slow."""
     suspects = run.suite.suspects
     if suspects is None or not suspects.observed:
         return None
@@ -315,9 +313,10 @@ def _value(run: Run, s: CaseSummary, metric: str) -> float | None:
 
 
 def _agrees(here: float, o: Observation, pace: float) -> bool:
+    """Where a slower GPU explains more, as of fewer tokens/s or a busier GPU, within FASTER_GPU."""
     if o.over.criteria:
         return here / ALIKE <= o.seen <= here * ALIKE
-    here *= pace if o.metric == "tokens_per_s" else 1.0
+    here *= {"tokens_per_s": pace, "step_s": 1 / pace}.get(o.metric, 1.0)
     least = FASTER_GPU if o.metric in _SLOWER else AGREES
     most = FASTER_GPU if o.metric in _LONGER else AGREES
     return here / least <= o.seen <= here * most

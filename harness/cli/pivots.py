@@ -15,11 +15,7 @@ _OF_RUN = ("gpu", "commit", "run")
 
 
 def pivot(
-    runs: Sequence[Run],
-    row_axes: str,
-    column_axes: str,
-    metric: str,
-    filters: Sequence[str] = (),
+    runs: Sequence[Run], row_axes: str, column_axes: str, metric: str, filters: Sequence[str] = ()
 ) -> str:
     """A metric of the cases that pass the filters; a HarnessError without such a case, axis or
     metric. Every axis that varies and is not a column is a row, so a cell is of one configuration;

@@ -141,12 +141,17 @@ class Repository:
         """A commit, on no branch, of the working tree with its untracked files, by an index of its
         own; git collects the objects that it leaves."""
         with tempfile.TemporaryDirectory() as folder:
-            variables = {"GIT_INDEX_FILE": str(Path(folder, "index"))}
+            index, beyond = Path(folder, "index"), tuple[str, ...]()
+            variables = {"GIT_INDEX_FILE": str(index)}
             for who in ("AUTHOR", "COMMITTER"):
                 variables[f"GIT_{who}_NAME"] = "harness gate"
                 variables[f"GIT_{who}_EMAIL"] = "harness@localhost"
             self.ask("read-tree", "HEAD", variables=variables)
-            self.ask("add", "--all", "--sparse", "--", ".", *_RECORDS, variables=variables)
+            if try_git(self.root, "config", "core.sparseCheckout") == "true":
+                # Only the index of the user knows which files the working tree leaves out.
+                shutil.copy(self.root / self.ask("rev-parse", "--git-path", "index"), index)
+                beyond = ("--sparse",)
+            self.ask("add", "--all", *beyond, "--", ".", *_RECORDS, variables=variables)
             tree = self.ask("write-tree", variables=variables)
             message = "Working tree measured by a gate"
             return self.ask("commit-tree", tree, "-p", "HEAD", "-m", message, variables=variables)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-PLACES = re.compile(r"^#loc.*$|\s*loc\(.*\)$|#loc\d*", re.M)
+PLACES = re.compile(r"^#loc.*\n?|\s*loc\(.*\)$|#loc\d*", re.M)
 """What TTGIR says of places in the source."""
 
 

@@ -27,6 +27,7 @@ from harness.records import (
 from harness.report.tables import NONE, Table, bends
 from harness.report.text import case_names, listed, shared_name
 from harness.report.verdict_text import (
+    BESIDE,
     NO,
     NOT_MEASURED,
     NOTED,
@@ -43,6 +44,7 @@ from harness.report.verdict_text import (
     word,
 )
 
+_NO_YES = (NO, "likely not", OPEN)
 MET = "met"
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
@@ -69,7 +71,7 @@ def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
             steps = fit.exponent or fit.slope
             of = f"{round(steps.value, 2) + 0.0:.2f}" if steps else "not known"
             ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
-            by = f"by GPU time, which decides; by step time, in part that of the host, {of}"
+            by = f"by kernels, which decide; by steps, in part host-bound, {of}"
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends} {by}")
         elif fit and f.estimate == fit.exponent and len(fit.segments) > 1:
             last, before = fit.segments[-1], ", ".join(bends(fit))
@@ -207,16 +209,17 @@ def outcome(found: Sequence[Part], v: Verdict) -> str:
 
 def _main(found: Sequence[Part]) -> Part | None:
     """The first part that this run answers; without one the first of all."""
-    return next((p for p in found if p.word != NOT_MEASURED), next(iter(found), None))
+    answered = [p for p in found if p.word != NOT_MEASURED] or found
+    return next((p for p in answered if p.asked), next(iter(answered), None))
 
 
 def _answer(found: Sequence[Part], v: Verdict) -> str:
-    """The main part and each that is no, or decides and is open, with its number; else the word."""
+    """The main part and each that decides and is no or open with its number; else the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
-    shown = [p for p in found if p.word in (NO, "likely not") or (p.word == OPEN and p.asked)]
-    shown = [main, *(p for p in shown if p is not main)]
+    asked = [p for p in found if p.asked and p is not main]
+    shown = [main, *(p for p in asked if p.word in _NO_YES)]
     said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
@@ -230,14 +233,13 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
 
 
 def _kind(part: Part) -> str:
-    """The answer, and whether it is one that changes nothing though it is no yes."""
-    beside = not part.asked and part.word in (NO, "likely not", OPEN)
-    return f"{part.word}{NOTED}" if beside else part.word
+    """The answer; no or open, where it changes nothing, is marked so."""
+    return f"{part.word}{NOTED}" if part.word in _NO_YES and not part.asked else part.word
 
 
 def _bold(word: str) -> str:
     """`**No, for information**`."""
-    return f"**{word.replace(NOTED, f', {NOTED[2:-1]}').capitalize()}**"
+    return f"**{word.replace(NOTED, f', {BESIDE}').capitalize()}**"
 
 
 def _with_number(part: Part, said: str) -> str:
@@ -271,7 +273,7 @@ def readiness(
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
-        parts = [p.question for p in found if p.word.removesuffix(NOTED) in words]
+        parts = [p.question for p in found if p.asked and p.word.removesuffix(NOTED) in words]
         if parts:
             yield f"**{state}**: {' '.join(parts)}"
     yield from _phases(summaries) if suite.cost else ()

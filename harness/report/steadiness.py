@@ -115,8 +115,8 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         known = {m.case_id for m in done}
         right = ", all right" if done else ""  # a wrong one is a failure
         if done and behind and len(done) < there:
-            some = ", those behind the answers too" if behind <= known else ""
-            right += some if behind & known else ", none behind the answers"
+            each = ", each deciding case too" if behind <= known else ""
+            right += each if behind & known else ", none that decides"
         yield f"{len(done):,} of {units.plural('output', there)} checked{right}"
     rules = [r.stated for r in asked if r.stated]
     judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}

@@ -61,7 +61,7 @@ def case_names(suite: Suite) -> dict[str, str]:
     for c in suite.cases:
         axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
         provider = suite.provider(c.workload, c.provider)
-        words = ", ".join([f"{c.workload} {provider}" if several else provider, *axes])
+        words = ", ".join([f"{c.workload}: {provider}" if several else provider, *axes])
         label = suite.label(c)
         groups.setdefault(label or words, []).append(c)
         means.setdefault(label.partition(", ")[0], c.workload)
@@ -255,8 +255,8 @@ def _speed(e: Estimate) -> str:
 
 
 def _host_set(f: Finding) -> str:
-    """`; host-bound: kernels 27 % of the step`, of a pair the ratio by kernels; empty of a speed
-    that the host does not set, or that is enough."""
+    """`; host-bound: kernels are 27 % of the step`, of a pair the ratio by kernels; empty of a
+    speed that the host does not set, or that is enough."""
     if f.beside:
         by = " by time, which leaves it open" if f.metric == "kernel_s" else BY_KERNELS
         return f"; {_speed(f.beside)}{by}"

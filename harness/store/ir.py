@@ -35,16 +35,19 @@ def changed_kernels(before: Profile | None, after: Profile | None) -> Iterator[K
 
 
 def _differing(*kernels: CompiledKernel | None) -> list[str]:
-    """The lines that differ, definitions of layouts last; none unless the cache has both sides."""
+    """The lines that differ, without names of values, and without numbers of layouts unless only
+    those differ; definitions of layouts last. None unless the cache has both sides."""
     home = Path(os.environ.get("TRITON_HOME") or "~") / ".triton" / "cache"
     cache = Path(os.environ.get("TRITON_CACHE_DIR") or home).expanduser()
-    texts: list[list[str]] = []
+    texts: list[str] = []
     with suppress(OSError, ValueError):  # removed since, or not whole
         for key in (k.ir for k in kernels if k and k.ir):
             found = [f.read_text() for f in cache.glob(f"{key}/*.ttgir")]
-            bare = (_VALUES.sub("%", PLACES.sub("", text)) for text in found)
-            texts += [_LAYOUTS.sub(r"\1", text).splitlines() for text in bare]
-    diff = unified_diff(texts[0], texts[-1], n=0, lineterm="") if len(texts) == 2 else ()
-    kept = (line for line in [*diff][2:] if line.strip("+- ") and not line.startswith("@@"))
-    lines = [f"{line[0]} {line[1:].strip()}" for line in kept]
-    return sorted(lines, key=lambda line: line[2:].startswith("#"))
+            texts += [_VALUES.sub("%", PLACES.sub("", text)) for text in found]
+    for layout in (r"\1", r"\g<0>") if len(texts) == 2 else ():
+        old, new = (_LAYOUTS.sub(layout, text).splitlines() for text in texts)
+        diff = [*unified_diff(old, new, n=0, lineterm="")][2:]
+        kept = (line for line in diff if line.strip("+- ") and not line.startswith("@@"))
+        if lines := [f"{line[0]} {line[1:].strip()}" for line in kept]:
+            return sorted(lines, key=lambda line: line[2:].startswith("#"))
+    return []

@@ -49,27 +49,27 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 921,  # the modules beside the rooms
-    "harness/analysis": 4_253,
+    "harness/analysis": 4_251,
     "harness/bisect": 1_536,
-    "harness/cli": 1_814,
+    "harness/cli": 1_810,
     "harness/executor": 300,
     "harness/gate": 1_874,
-    "harness/git": 446,
+    "harness/git": 451,
     "harness/integrations": 706,
     "harness/machine": 1_183,
     "harness/measure": 2_100,
     "harness/program": 1_599,
     "harness/records": 1_803,
-    "harness/report": 4_548,
+    "harness/report": 4_546,
     "harness/runner": 2_135,
-    "harness/store": 748,
+    "harness/store": 751,
     "harness/suite": 1_909,
     "harness/worker": 625,
     "nsa": 13_283,
     "suites": 2_983,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_991, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 18_997, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.recorded import clock_limit
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck, waiting
+from harness.analysis.summary import summarise
 from harness.records import (
     Breakdown,
     CaseSummary,
@@ -21,7 +22,7 @@ from harness.records import (
     Telemetry,
     Use,
 )
-from harness.tests.fake_runs import case, timed
+from harness.tests.fake_runs import case, run, sweep, timed
 
 STEP_S = 0.010
 PEAKS = Peaks(launch_s=4e-6, sync_s=2e-5)
@@ -43,7 +44,6 @@ def found(
     share: float | None = None,
     by: str = "compute",
     nvml: float | None = None,
-    hidden: tuple[str, ...] = (),
     **changes: Any,
 ) -> Bottleneck | None:
     """The limit of a step in which the GPU works for this share, by its profile."""
@@ -55,7 +55,7 @@ def found(
         replace(
             m,
             profile=None if busy is None else Profile(kernels=kernels, breakdown=work, steps=2),
-            counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2, hidden=hidden),
+            counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2),
             samples_s=(STEP_S,) * 20,
             **changes,
         )
@@ -78,7 +78,6 @@ def limit(**known: Any) -> Limit | None:
         ({}, Limit.NOT_MEASURED),
         ({"busy": 0.3}, Limit.HOST),
         ({"busy": 0.3, "launches": 1000}, Limit.LAUNCHES),
-        ({"busy": 0.3, "hidden": ("CUDA graph",)}, Limit.GRAPH),
         ({"busy": 0.3, "syncs": 200}, Limit.SYNCS),
         ({"busy": 0.3, "syncs": 100}, Limit.HOST),
         ({"busy": 0.3, "where": {"gap_by_range": {"train.data": 0.6}}}, Limit.DATA),
@@ -101,6 +100,16 @@ def limit(**known: Any) -> Limit | None:
 )
 def test_a_step_is_limited_by_what_was_planted(known: dict[str, Any], word: Limit) -> None:
     assert limit(**known) is word
+
+
+def test_a_step_that_is_one_graph_does_not_wait_for_the_host() -> None:
+    known = Profile(breakdown=Breakdown(step_s=STEP_S, device_busy_s=0.3 * STEP_S), steps=2)
+    made = run(sweep(n=[1, 7]), lambda c: [replace(m, profile=known) for m in timed(c, STEP_S)])
+    graph = Counters(steps=2, hidden=("CUDA graph",))
+    n = {c.case_id: int(c.axes["n"]) for c in made.suite.cases}
+    each = ((m, replace(graph, kernel_launches=n[m.case_id])) for m in made.measurements)
+    made = replace(made, measurements=tuple(replace(m, counters=of) for m, of in each))
+    assert waiting(made, summarise(made)) == {[*n][1]}
 
 
 @pytest.mark.parametrize("hot", [0, 1])

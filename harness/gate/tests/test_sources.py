@@ -93,12 +93,8 @@ def test_a_changed_kernel_is_paired_with_itself_and_a_new_one_with_none(
     sides = [replace(RAN, compiled=of) for of in ((old,), (wide, new))]
 
     found = [(c.name, c.before, c.after, c.ir) for c in changed_kernels(*sides)]
-    differ = (
-        "- % = tt.dot % : 64, #mma",
-        "+ % = tt.dot % : 128, #mma",
-        "- #mma = 64",
-        "+ #mma = 128",
-    )
+    body = ("- % = tt.dot % : 64, #mma", "+ % = tt.dot % : 128, #mma")
+    differ = (*body, "- #mma = 64", "+ #mma = 128")
     assert found == [("_forward", KERNEL, wide, differ), ("_new", None, new, ())]
     assert not [*changed_kernels(sides[0], None)]
     (tmp_path / "B" / "_forward.ttgir").write_bytes(b"\xff")

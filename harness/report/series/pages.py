@@ -68,11 +68,7 @@ def _day(run: Run) -> datetime.date:
 
 
 def _texts(
-    run: Run,
-    values: Mapping[str, object],
-    pictures: Sequence[Picture],
-    name: str,
-    mark: str,
+    run: Run, values: Mapping[str, object], pictures: Sequence[Picture], name: str, mark: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Name of a figure -> its path below the directory; such a path -> its text, the page last."""
     day = _day(run)

@@ -208,7 +208,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
         vouched = c.provider == compared
         return [replace(m, accuracy=error if vouched else None) for m in timed(c, 1.0)]
 
-    for compared, which in (("nsa", "those behind the answers too"), ("dense", "none behind")):
+    for compared, which in (("nsa", "each deciding case too"), ("dense", "none that decides")):
         recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
         said = values(recorded)["trust"]
         assert f"6 of 12 outputs checked, all right, {which}" in said, compared

@@ -61,7 +61,7 @@ DENSE = to(provider="dense")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"metric": "scaling_exponent", "axis": "seq_len"}, "1–4 by GPU time, which decides; by"),
+        ({"metric": "scaling_exponent", "axis": "seq_len"}, "1–4 by kernels, which decide; by "),
         ({"match": OURS}, "200 ms (measured twice); host-bound: kernels are 5 % of the step"),
         ({"match": LONG}, "200 ms (measured twice)"),  # the GPU works all the time
         ({"match": DENSE, "against": OURS, "go": 1.0}, "2.00x as fast as nsa by kernels (measured"),
