@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -45,12 +44,15 @@ def seldom(c: Case) -> bool:
 
 def answered(case: Case) -> Measurement:
     """What a worker answers for a case, in this process; a planted hang ends as the parent says.
-    Where nothing is planted, every step takes the median: a loaded machine has slow ones itself."""
-    if case.axes.get("fault") == "hang":
+    Steps in which nothing is planted take the least time: a loaded machine has slow ones itself."""
+    fault = case.axes.get("fault")
+    if fault == "hang":
         return Measurement(case_id=case.case_id, process=0, outcome=Outcome.HANG)
     m = answers.answered(case)
-    if case.axes.get("fault") == "none" and (s := m.over_steps):
-        return replace(m, over_steps=replace(s, step_s=(median(s.step_s),) * len(s.step)))
+    if fault in ("none", "slow") and (s := m.over_steps):
+        planted, least_s = 5 if fault == "slow" else 0, min(s.step_s)
+        times_s = (x if n == planted else least_s for n, x in zip(s.step, s.step_s, strict=True))
+        return replace(m, over_steps=replace(s, step_s=tuple(times_s)))
     return m
 
 
