@@ -257,6 +257,8 @@ class Fingerprint:
     seen: tuple[Observation, ...]
     candidates: tuple[Candidate, ...]
     """Those that contradict least come first, of them those nearest to the gap."""
+    slow_host: bool
+    """Whether speeds are compared as on a host that is not slow."""
 
 
 def fingerprint(
@@ -284,7 +286,8 @@ def fingerprint(
         agrees = tuple(x is not None and _agrees(x, o, by) for x, o in both)
         found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees))
     found.sort(key=lambda c: (c.against, abs(math.log((c.here[0] or math.inf) / gap.seen))))
-    return Fingerprint(seen=seen, candidates=tuple(found[:MAX_CANDIDATES])) if found else None
+    slow, some = any(pace.get(i, 1.0) != 1 for i in names), tuple(found[:MAX_CANDIDATES])
+    return Fingerprint(seen=seen, candidates=some, slow_host=slow) if some else None
 
 
 def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:

@@ -105,26 +105,21 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
         yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
+    rules = [r.stated for r in v.rules if r.stated and r.applies]
+    here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
+    alone = [e.match for e in here if e.asks or e.counts is not Weight.NOTE]
+    alone += [rule.match for rule in rules if not rule.against]
+    judged = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in alone)}
+    judged |= {c.case_id for rule in rules for pair in rule.pairs(run.suite.cases) for c in pair}
+    judged &= {s.case.case_id for s in ok}
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
-    asked = [r for r in v.rules if r.stated and r.applies]
-    behind = {i for r in asked if r.asks or not run.suite.parts for i in r.evidence}
+    unchecked = judged - {m.case_id for m in done} if done else set[str]()
     if all(c.program for c in run.suite.cases):
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
         there = sum(m.outcome is Outcome.OK or m in done for m in run.measurements)
-        known = {m.case_id for m in done}
         right = ", all right" if done else ""  # a wrong one is a failure
-        if done and behind and len(done) < there:
-            each = ", each deciding case too" if behind <= known else ""
-            right += each if behind & known else ", none that decides"
         yield f"{len(done):,} of {units.plural('output', there)} checked{right}"
-    rules = [r.stated for r in asked if r.stated]
-    judged = {c.case_id for c in run.suite.cases if any(rule.match.accepts(c) for rule in rules)}
-    judged |= {b.case_id for rule in rules for _, b in rule.pairs(run.suite.cases)}
-    here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
-    expected = [e for e in here if e.asks or e.counts is not Weight.NOTE]
-    judged |= {c.case_id for c in run.suite.cases if any(e.match.accepts(c) for e in expected)}
-    judged &= {s.case.case_id for s in ok}
     gpu = run.environment.gpu
     most_hz = gpu.max_sm_clock_hz if gpu else None
     limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
@@ -134,6 +129,7 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     moved = [m for m in run.measurements if m.steady is False and m.case_id in few]
     unsteady = {m.case_id for m in moved if m.is_evidence(few[m.case_id])}
     disturbed = {
+        "without a checked output": unchecked,
         "not repeatable, so without a speed": apart,
         f"with processes ≥ {LOOSE:g}x apart": loose,
         "without steady state": unsteady,

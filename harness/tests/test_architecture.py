@@ -49,7 +49,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 921,  # the modules beside the rooms
-    "harness/analysis": 4_251,
+    "harness/analysis": 4_254,
     "harness/bisect": 1_536,
     "harness/cli": 1_810,
     "harness/executor": 300,
@@ -60,7 +60,7 @@ MOST_LINES = {
     "harness/measure": 2_100,
     "harness/program": 1_599,
     "harness/records": 1_803,
-    "harness/report": 4_546,
+    "harness/report": 4_543,
     "harness/runner": 2_135,
     "harness/store": 751,
     "harness/suite": 1_909,
@@ -69,7 +69,7 @@ MOST_LINES = {
     "suites": 2_983,
 }
 """Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
-MOST_TEST_LINES = {"harness": 18_997, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
+MOST_TEST_LINES = {"harness": 19_000, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
 def sources(prefix: str) -> dict[str, Path]:

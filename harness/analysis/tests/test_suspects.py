@@ -178,7 +178,10 @@ def test_only_what_does_as_was_seen_agrees() -> None:
     assert (batch.against, batch.agrees) == (3, (False, False, False))
     assert said == "Only loop agrees with all that was measured here, 3 of 3 observations."
     assert candidates(BUSY, seen=52.0)[1].endswith("; none makes 52 tokens/s.")
-    (loop, _), _ = candidates(OVER_T, BUSY, pace=2.0)
+    (loop, _), said = candidates(OVER_T, BUSY, pace=2.0)
+    assert said.endswith(
+        "; none makes 11 tokens/s; tokens/s compared as on a host that is not slow."
+    )
     assert loop.agrees == (False, True, True), "only a slow host makes it as slow as then"
 
 
