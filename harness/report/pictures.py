@@ -147,7 +147,7 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
         theirs = f"the fastest of {len(beside)} others"
     ends = " to ".join(units.factor(end(map(_first, rows), default=1)) for end in (min, max))
     ahead = sum(_first(r) > 1 for r in rows)
-    how = f"ahead in {ahead} of {len(rows)} cases"
+    how = f"ahead in {ahead} of the {len(rows)} drawn"
     at = f"At {run.suite.axis(found[0].axis)}={found[0].points[-1][0]:g} " if far else ""
     said = [f"{at}{''.join(named[:1])} is {ends} as fast as {theirs}, {how}"]
     for mark in dict.fromkeys(mark for r in rows for mark in r.marks):

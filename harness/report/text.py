@@ -180,7 +180,7 @@ def _effect(e: Effect, word: Word) -> str:
     elif e.negligible:
         amount = f"unchanged ({units.change(e.ratio, e.low, e.high)})"
     elif e.low is None:
-        pairs += ", one process a case"
+        pairs += ", one process on a side"
     elif e.high is not None and e.low <= 1 <= e.high:
         amount = f"no difference shown ({amount})"
     return f"{amount} ({pairs})"
@@ -289,7 +289,7 @@ def finding_sentence(f: Finding) -> str:
                 absent = units.ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {absent}"
         case Fact.LEFT_OUT:
-            return f"this run lacks its {'case' if f.asked == 1 else f'{f.asked} cases'}{why}"
+            return f"this run lacks its {'case' if f.asked == 1 else 'cases'}{why}"
     return units.fact_text(f)
 
 

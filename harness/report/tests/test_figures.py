@@ -122,7 +122,7 @@ def test_a_provider_is_compared_with_the_faster_of_its_rivals() -> None:
     drawn = pictures(run(cases, measure), rules=faster, expectations=(peer,))["speed"]
 
     assert values(drawn) == pytest.approx([0.8, 2, 4], rel=0.02)
-    who = "nsa is 0.8.*x to 4.*x as fast as the faster of dense and split, ahead in 2 of 3 cases"
+    who = "nsa is 0.8.* to 4.*x as fast as the faster of dense and split, ahead in 2 of the 3 drawn"
     met = "“needed: step_s” met in 1 of 3; “a peer” met in 0 of 3"
     assert re.fullmatch(f"{who}; {met}", titles(drawn))
     assert values(drawn, marker="|") == [3, 3, 3]
