@@ -9,7 +9,6 @@ from harness.records import Measurement, Run, Suite
 WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
 """Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
 compare again."""
-
 ENERGY_S = 2.0
 
 

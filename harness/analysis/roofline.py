@@ -191,8 +191,8 @@ def waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
     """The cases in which the GPU waits for the host; a step that is one CUDA graph does not."""
     found = {s.case.case_id: bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries}
     by_host = (Limit.HOST, Limit.LAUNCHES)
-    one = [m for m in run.measurements if m.counters and m.counters.kernel_launches == 1]
-    graphs = {m.case_id for m in one if m.counters and "CUDA graph" in m.counters.hidden}
+    hidden = [m for m in run.measurements if m.counters and launches(m) is None]
+    graphs = {m.case_id for m in hidden if m.counters and m.counters.kernel_launches == 1}
     return {i for i, b in found.items() if b and b.limit in by_host and i not in graphs}
 
 

@@ -44,8 +44,7 @@ from harness.report.verdict_text import (
     word,
 )
 
-_NO_YES = (NO, "likely not", OPEN)
-MET = "met"
+MET, _NO_YES = "met", (NO, "likely not", OPEN)
 SEE_WHY = "see Why"
 """The answer to the part that the suspects answer."""
 _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
@@ -218,8 +217,7 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
-    asked = [p for p in found if p.asked and p is not main]
-    shown = [main, *(p for p in asked if p.word in _NO_YES)]
+    shown = [main, *(p for p in found if p.asked and p is not main and p.word in _NO_YES)]
     said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:

@@ -117,8 +117,7 @@ def flag_sentences(run: Run) -> Iterable[str]:
 
 def time_use_sentence(run: Run) -> str:
     """How the wall time of a run was spent."""
-    used = time_use(run)
-    if used is None:
+    if (used := time_use(run)) is None:
         return "not available"
     wall_s, work_s, overhead_s = used
     work = units.percent(work_s / wall_s)

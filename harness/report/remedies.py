@@ -176,13 +176,12 @@ def next_steps(
 
 def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     """What each suspect that slows a step down costs, the most first, and how to avoid it."""
-    slow = [d for d in diagnoses if d.remedy and d.effect and (d.effect.low or 0) > 1]
     spared = (Conclusion.RULED_OUT, Conclusion.WAS_OFF)
-    slow = [d for d in slow if d.conclusion not in spared]
+    told = [d for d in diagnoses if d.remedy and d.conclusion not in spared]
+    slow = [(d, e) for d in told if (e := d.effect) and (e.low or 0) > 1]
     step = f"a step at {where}" if where else "a step"
-    for d in sorted(slow, key=lambda d: -d.effect.value if d.effect else 0.0):
-        slower = units.slowdown(e.value, e.low, e.high) if (e := d.effect) else ""
-        yield f"Keep `{d.remedy}`: with {d.name} {step} is {slower}"
+    for d, e in sorted(slow, key=lambda one: -one[1].value):
+        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.slowdown(e.value, e.low, e.high)}"
 
 
 def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:

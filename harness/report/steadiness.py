@@ -99,21 +99,19 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
+    ran = f"{len(ok)} of {units.plural('case', len(summaries))} ran"
     cards = len({t.device for t in run.self_tests})
-    over = f", over {cards} cards" if cards > 1 else ""
-    yield f"{len(ok)} of {units.plural('case', len(summaries))} ran{over}"
+    yield f"{ran}, over {cards} cards" if cards > 1 else ran
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
         yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
     rules = [r.stated for r in v.rules if r.stated and r.applies]
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
-    alone = [e.match for e in here if e.asks or e.counts is not Weight.NOTE]
-    alone += [rule.match for rule in rules if not rule.against]
-    judged = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in alone)}
-    judged |= {c.case_id for rule in rules for pair in rule.pairs(run.suite.cases) for c in pair}
+    expected = [e.match for e in here if e.asks or e.counts is not Weight.NOTE]
+    judged = {c.case_id for rule in rules for c in rule.needs(run.suite.cases)}
+    judged |= {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in expected)}
     judged &= {s.case.case_id for s in ok}
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
-    unchecked = judged - {m.case_id for m in done} if done else set[str]()
     if all(c.program for c in run.suite.cases):
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
@@ -129,7 +127,7 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     moved = [m for m in run.measurements if m.steady is False and m.case_id in few]
     unsteady = {m.case_id for m in moved if m.is_evidence(few[m.case_id])}
     disturbed = {
-        "without a checked output": unchecked,
+        "without a checked output": judged - {m.case_id for m in done} if done else set(),
         "not repeatable, so without a speed": apart,
         f"with processes ≥ {LOOSE:g}x apart": loose,
         "without steady state": unsteady,

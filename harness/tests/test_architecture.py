@@ -49,7 +49,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 921,  # the modules beside the rooms
-    "harness/analysis": 4_254,
+    "harness/analysis": 4_253,
     "harness/bisect": 1_536,
     "harness/cli": 1_810,
     "harness/executor": 300,
@@ -60,7 +60,7 @@ MOST_LINES = {
     "harness/measure": 2_100,
     "harness/program": 1_599,
     "harness/records": 1_803,
-    "harness/report": 4_543,
+    "harness/report": 4_537,
     "harness/runner": 2_135,
     "harness/store": 751,
     "harness/suite": 1_909,
@@ -68,7 +68,7 @@ MOST_LINES = {
     "nsa": 13_283,
     "suites": 2_983,
 }
-"""Lines of a room beside its tests; 28,500 in harness/. Who passes a ceiling lowers another."""
+"""Lines beside the tests; 28,500 with conftest and shipped. Who passes one lowers another."""
 MOST_TEST_LINES = {"harness": 19_000, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}
 
 
@@ -228,7 +228,7 @@ def lines(paths: Iterable[Path]) -> int:
 
 
 def test_no_room_passes_its_ceiling() -> None:
-    assert sum(n for room, n in MOST_LINES.items() if room.startswith("harness")) <= 28_500
+    assert sum(n for room, n in MOST_LINES.items() if room.startswith("harness")) <= 28_493
     rooms: dict[str, list[Path]] = {}
     houses = ("harness", "nsa", "suites")
     for file, path in (pair for house in houses for pair in sources(house).items()):
