@@ -15,7 +15,7 @@ from nsa.config import Positions
 from nsa.flags import Flags
 from nsa.train.loop import describe_routes
 from suites.attention_plan import AttentionPlan
-from suites.axes import DENSE, word_of
+from suites.axes import DENSE, target_device, word_of
 from suites.inputs import AttentionInputs
 from suites.operators.protocol import PAPER, pad_group, unpad_group
 from suites.sampling import Sample
@@ -46,7 +46,7 @@ def attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """
     flags = Flags.from_env()
     p = AttentionPlan.read(provider, axes, flags)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = target_device()
     x = _draw(p, device)
     if p.operator:
         p.operator.require(x, p.config, branch=p.branch, backward=p.backward)

@@ -64,6 +64,11 @@ class AxisError(ValueError):
     """An axis is missing, has the wrong kind of value, or is not one the workload reads."""
 
 
+def target_device() -> str:
+    """Where a workload runs: on the GPU, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def word_of(dtype: torch.dtype) -> str:
     """The axis's name of a dtype."""
     return next((word for word, known in DTYPES.items() if known is dtype), str(dtype))

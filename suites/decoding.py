@@ -15,7 +15,7 @@ from nsa.config import NSAConfig, Positions
 from nsa.errors import Unsupported
 from nsa.flags import Flags
 from suites.attention import worth
-from suites.axes import DENSE, DTYPES, Axes, AxisError, word_of
+from suites.axes import DENSE, DTYPES, Axes, AxisError, target_device, word_of
 
 SEED = 0
 SPLIT = "dense-split"
@@ -127,7 +127,7 @@ def decode_attention(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     """
     flags = Flags.from_env()
     p = DecodePlan.read(provider, axes, flags)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = target_device()
     x = _DecodeInputs.draw(p, device)
     step = _dense_step(p, x) if p.dense else partial(_nsa_step, p, x)
     replays = [0]

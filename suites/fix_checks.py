@@ -11,7 +11,7 @@ from torch import Tensor
 from harness.records import Scalar
 from nsa.flags import Flags
 from nsa.train.loop import Trainer
-from suites.language_model import train_config
+from suites.training import train_config
 
 
 def checks(preset: str, seq_len: int) -> dict[str, float]:

@@ -1,9 +1,6 @@
-"""The byte-level language model: a training step, a forward pass, decoding."""
+"""The byte-level language model: a forward pass, one layer, decoding."""
 
-import math
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,151 +14,15 @@ from nsa import roofline
 from nsa.config import PRESETS, ModelConfig, Routes
 from nsa.flags import Flags, Prefill
 from nsa.model.cache import DenseCache, LayerCache
-from nsa.model.language_model import ByteLM, cross_entropy
-from nsa.routes import fa2
-from nsa.train.__main__ import PRESET_SETTINGS
-from nsa.train.config import AUTOCAST, COMPILE, TrainConfig
-from nsa.train.data import DataError, bits_per_byte, check_dataset
-from nsa.train.loop import Trainer, describe_routes
-from suites.axes import DENSE, DTYPES, Axes, AxisError, word_of
+from nsa.model.language_model import ByteLM
+from nsa.train.loop import describe_routes
+from suites.axes import DENSE, DTYPES, Axes, target_device, word_of
 
 SEED = 0
 PROVIDERS = ("nsa", *DENSE)
-TRAINED_BY: Mapping[str, Routes] = {
-    "reference": Routes.reference(),
-    "eager": Routes(),
-    "triton": Routes.triton(),
-    **{p: Routes(compress=p, window=p) for p in fa2.PROVIDERS},
-}
-"""More providers of `train`: NSA by these routes, in place of those of the flags."""
 CHECKED_TOKENS: Mapping[Prefill, int] = {"batched": 1024, "token": 96}
 """First tokens, on which accuracy is compared: the reference holds a [T, T] mask per head and
 layer, and taking queries one by one costs hundreds of launches each."""
-
-
-FAULTS = ("none", "hang", "slow", "nan")
-"""What can be planted in one step of a training run."""
-SLOW_S = 1.0
-"""Delay of a planted slow step."""
-
-
-def train_config(
-    provider: str, axes: Mapping[str, Scalar], flags: Flags, *, run: bool = False
-) -> TrainConfig:
-    """Check the axes of one case of `train`, or of `training_run`."""
-    given = Axes("training_run" if run else "train", axes, flags)
-    whole: dict[str, Any] = {}
-    if run:
-        whole["steps"] = given.integer("steps")
-        settings = PRESET_SETTINGS[given.word("preset", PRESETS)]
-        whole |= {name: value for name, value in settings.items() if name == "lr"}
-        given.word("fault", FAULTS, "none")
-        given.integer("fault_at", 5)
-    if provider in TRAINED_BY:
-        given.unrouted(f"{provider} sets every route")
-    dataset = given.text("dataset", "synthetic")
-    try:
-        check_dataset(dataset)
-    except DataError as error:
-        raise AxisError(f"dataset: {error}") from error
-    config = TrainConfig(
-        **whole,
-        model=_model_config(provider, given, (*PROVIDERS, *TRAINED_BY)),
-        routes=TRAINED_BY.get(provider),
-        dense_backend=DENSE.get(provider, "sdpa"),
-        seq_len=given.integer("seq_len"),
-        batch_size=given.integer("batch", 1),
-        accum=given.integer("accum", 1),
-        checkpointing=given.text("gc", "off"),
-        compile=given.word("compile", COMPILE, "off"),
-        cuda_graph=given.word("graph", ("off", "on"), "off") == "on",
-        precision=given.word("precision", AUTOCAST),
-        dataset=dataset,
-        seed=SEED,
-        device=_device(),
-    )
-    given.finish()
-    return config
-
-
-def train(provider: str, axes: Mapping[str, Scalar]) -> Workload:
-    """One optimiser step: data, forward, backward, clipping, AdamW.
-
-    Axes: preset, seq_len, batch, accum, gc, compile, graph, dataset, precision. The provider, or if
-    it is `nsa` the NSA_* flags, choose the routes. Accuracy is compared before the first step,
-    compiled if the case is: every token's loss, and the gradient that reaches the embedding.
-    """
-    flags = Flags.from_env()
-    return _training(train_config(provider, axes, flags), flags)[1]
-
-
-def _training(config: TrainConfig, flags: Flags) -> tuple[Trainer, Workload]:
-    trainer = Trainer(config, flags)
-    model, autocast = trainer.model, AUTOCAST[config.precision]
-    length = min(config.seq_len, CHECKED_TOKENS[trainer.prefill])
-    tokens = _random_bytes(1, length + 1, trainer.device)
-    exact, compiled = Routes.reference(trainer.routes.running()), config.compile == "on"
-
-    def check() -> dict[str, Tensor]:
-        with _autocast(trainer.device, autocast):
-            return _learned(model, tokens, trainer.routes, trainer.prefill, compile_parts=compiled)
-
-    def eager() -> dict[str, Tensor]:
-        with _autocast(trainer.device, autocast):
-            return _learned(_definition(model, torch.float32), tokens, exact)
-
-    workload = Workload(
-        run=trainer.step,
-        check=check,
-        reference=lambda: _learned(_definition(model, torch.float64), tokens, exact),
-        eager=eager,
-        tokens=trainer.tokens_per_step,
-        flops=trainer.flops_per_step,
-        effective=lambda: {**trainer.effective(), **_sizes(model), "checked_tokens": length},
-        flags=flags.asked_for,
-        stateful=True,
-        unreplayed=partial(trainer.step, replay=False) if config.cuda_graph else None,
-    )
-    return trainer, workload
-
-
-def training_run(provider: str, axes: Mapping[str, Scalar]) -> Workload:
-    """So many steps of one training, each with its loss, gradient norm and memory on record.
-
-    Axes: those of `train`; steps; fault and fault_at, which plant a hang, a slow step or NaN in the
-    weights (FAULTS) in that step, to see what the harness says of it. The learning rate is that of
-    the preset.
-    """
-    flags = Flags.from_env()
-    trainer, workload = _training(train_config(provider, axes, flags, run=True), flags)
-    fault, at = axes.get("fault", "none"), axes.get("fault_at", 5)
-    loss = torch.zeros(())
-
-    def run() -> dict[str, Tensor]:
-        nonlocal loss
-        if trainer.steps_done + 1 == at:
-            _plant(str(fault), trainer.model)
-        loss = trainer.step()
-        return {"loss": loss}
-
-    def recorded() -> dict[str, float | Tensor]:
-        nats = loss.item()
-        values = {"loss": nats, "bits_per_byte": bits_per_byte(nats)}
-        if trainer.device.type == "cuda":
-            values["memory_bytes"] = torch.cuda.memory_allocated(trainer.device)
-        return {**values, "grad_norm": trainer.gradient_norm}
-
-    return replace(workload, run=run, recorded=recorded, steps=trainer.config.steps)
-
-
-def _plant(fault: str, model: ByteLM) -> None:
-    while fault == "hang":
-        time.sleep(3600)
-    if fault == "slow":
-        time.sleep(SLOW_S)
-    if fault == "nan":
-        with torch.no_grad():
-            model.embedding.weight.fill_(math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +61,7 @@ def forward(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     plan = forward_plan(provider, axes, flags)
     model = _inference_model(plan, flags)
-    tokens = _random_bytes(plan.B, plan.T, _device())
+    tokens = random_bytes(plan.B, plan.T, target_device())
     length = min(plan.T, CHECKED_TOKENS[flags.prefill])
     handed, seen = _watch(model), dict[str, Scalar]()
 
@@ -240,7 +101,7 @@ def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     plan = forward_plan(provider, axes, flags, "layer")
     model = _inference_model(plan, flags)
     rng = torch.Generator().manual_seed(SEED)
-    x = torch.randn(plan.B, plan.T, plan.model.dim, generator=rng).to(_device(), plan.dtype)
+    x = torch.randn(plan.B, plan.T, plan.model.dim, generator=rng).to(target_device(), plan.dtype)
     seen = dict[str, Scalar]()
 
     @torch.no_grad()
@@ -257,7 +118,7 @@ def layer(provider: str, axes: Mapping[str, Scalar]) -> Workload:
         return out
 
     def defined(dtype: torch.dtype) -> dict[str, Tensor]:
-        exact = _definition(model, dtype)
+        exact = definition(model, dtype)
         return {"o": attended(exact, x.to(dtype), Routes.reference(), "batched")}
 
     return Workload(
@@ -283,7 +144,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     flags = Flags.from_env()
     plan = decode_plan(provider, axes, flags)
     model = _inference_model(plan, flags)
-    tokens = _random_bytes(plan.B, plan.T + plan.new_tokens, _device())
+    tokens = random_bytes(plan.B, plan.T + plan.new_tokens, target_device())
     handed, seen = _watch(model), dict[str, Scalar]()
 
     @torch.no_grad()
@@ -332,7 +193,7 @@ def decode(provider: str, axes: Mapping[str, Scalar]) -> Workload:
     )
 
 
-def _model_config(provider: str, given: Axes, providers: Iterable[str] = PROVIDERS) -> ModelConfig:
+def model_config(provider: str, given: Axes, providers: Iterable[str] = PROVIDERS) -> ModelConfig:
     given.provider(provider, providers)
     if provider in DENSE:
         given.unrouted("dense attention has no branches")
@@ -344,7 +205,7 @@ def _inference_plan(provider: str, given: Axes, *, T: int, new_tokens: int = 0) 
     if provider not in DENSE:
         given.every_branch()
     plan = InferencePlan(
-        model=_model_config(provider, given),
+        model=model_config(provider, given),
         backend=DENSE.get(provider, "sdpa"),
         dtype=DTYPES[given.word("precision", DTYPES, "fp32")],
         B=given.integer("batch", 1),
@@ -355,11 +216,7 @@ def _inference_plan(provider: str, given: Axes, *, T: int, new_tokens: int = 0) 
     return plan
 
 
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _random_bytes(B: int, T: int, device: torch.device | str) -> Tensor:
+def random_bytes(B: int, T: int, device: torch.device | str) -> Tensor:
     rng = torch.Generator().manual_seed(SEED)
     return torch.randint(256, (B, T), generator=rng).to(device)
 
@@ -371,7 +228,7 @@ def _inference_model(plan: InferencePlan, flags: Flags) -> ByteLM:
         aux_stats=plan.model.attention == "dense" or not flags.disable_aux_stats,
         generator=torch.Generator().manual_seed(SEED),
     )
-    return model.to(_device(), plan.dtype).eval()
+    return model.to(target_device(), plan.dtype).eval()
 
 
 def _routes(model: ModelConfig, flags: Flags) -> Routes:
@@ -379,7 +236,7 @@ def _routes(model: ModelConfig, flags: Flags) -> Routes:
     return Routes() if model.attention == "dense" else flags.routes()
 
 
-def _sizes(model: ByteLM) -> dict[str, Scalar]:
+def sizes_of(model: ByteLM) -> dict[str, Scalar]:
     """The preset whose sizes the parameters have, and the sizes in words for a page."""
     sizes = (len(model.blocks), *model.embedding.weight.shape)
     presets = {(c.n_layers, c.vocab_size, c.dim): name for name, c in PRESETS.items()}
@@ -397,7 +254,7 @@ def _sizes(model: ByteLM) -> dict[str, Scalar]:
     return {"preset": preset, "model": f"{words}; {model.num_parameters / 1e6:.1f} M parameters"}
 
 
-def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
+def definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
     """The same weights in a model that computes every branch as defined, by reference routes."""
     with torch.device("meta"):  # to draw the weights of 125m takes a second
         copy = ByteLM(model.config, dense_backend="reference", aux_stats=False)
@@ -406,24 +263,9 @@ def _definition(model: ByteLM, dtype: torch.dtype) -> ByteLM:
     return copy
 
 
-def _learned(
-    model: ByteLM,
-    tokens: Tensor,
-    routes: Routes,
-    prefill: Prefill = "batched",
-    *,
-    compile_parts: bool = False,
-) -> dict[str, Tensor]:
-    """Loss of every token, [1, T], and the gradient of their mean for the embedding."""
-    logits = model(tokens[:, :-1], routes=routes, prefill=prefill, compile_parts=compile_parts)
-    losses = cross_entropy(logits, tokens[:, 1:], reduction="none")
-    (gradient,) = torch.autograd.grad(losses.mean(), [model.embedding.weight])
-    return {"loss": losses.detach(), "d_embedding": gradient}
-
-
 @torch.no_grad()
 def _defined_logits(model: ByteLM, tokens: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    return {"logits": _definition(model, dtype)(tokens, routes=Routes.reference())}
+    return {"logits": definition(model, dtype)(tokens, routes=Routes.reference())}
 
 
 def _watch(model: ByteLM) -> dict[str, Any]:
@@ -443,7 +285,7 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
     attention = model.blocks[-1].get_submodule("attention")
     return {
         "attention": model.config.attention,
-        **_sizes(model),
+        **sizes_of(model),
         "batch": out.shape[0],
         "precision": word_of(next(model.parameters()).dtype),
         "dtype": str(out.dtype).removeprefix("torch."),
@@ -452,9 +294,3 @@ def _observed(model: ByteLM, out: Tensor, handed: Mapping[str, Any]) -> dict[str
         "device": str(out.device),
         "parameters": model.num_parameters,
     }
-
-
-@contextmanager
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> Iterator[None]:
-    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-        yield

@@ -13,6 +13,7 @@ from nsa.train.data import DataError
 from suites import attention as _attention
 from suites import decoding as _decoding
 from suites import language_model as _language_model
+from suites import training as _training
 from suites.attention_plan import AttentionPlan
 
 P = ParamSpec("P")
@@ -38,8 +39,8 @@ _PLANS: Mapping[str, Callable[[str, Mapping[str, Scalar], Flags], object]] = {
     "decode_attention": _decoding.DecodePlan.read,
     "forward": _language_model.forward_plan,
     "layer": partial(_language_model.forward_plan, workload="layer"),
-    "train": _language_model.train_config,
-    "training_run": partial(_language_model.train_config, run=True),
+    "train": _training.train_config,
+    "training_run": partial(_training.train_config, run=True),
 }
 
 
@@ -73,8 +74,8 @@ decode = _at_the_seam(_language_model.decode)
 decode_attention = _at_the_seam(_decoding.decode_attention)
 forward = _at_the_seam(_language_model.forward)
 layer = _at_the_seam(_language_model.layer)
-train = _at_the_seam(_language_model.train)
-training_run = _at_the_seam(_language_model.training_run)
+train = _at_the_seam(_training.train)
+training_run = _at_the_seam(_training.training_run)
 
 
 def preflight(

@@ -1,7 +1,6 @@
 """How often a bisection names the right commit, and what that costs: simulated whole.
 
     python -m reports.studies.bisect_errors --histories 500 --seed 1
-    python -m reports.studies.bisect_errors --builds --histories 100 --seed 1
 
 Every simulated history has one commit that plants a slowdown, at a place drawn anew. The very
 search that carries a real bisection out asks for its processes, which a model of a node answers:
@@ -77,18 +76,14 @@ def bisect(
     factor: float,
     noise: ModelledNoise,
     rng: np.random.Generator,
-    build_sd: float = 0.0,
 ) -> Bisected:
-    """Carry one bisection out: the first bad commit takes `factor` times as long as the one before.
-    `build_sd`: luck of each commit's build, the same in all its processes."""
+    """Carry one bisection out: the first bad commit takes `factor` times as long as the one
+    before."""
     logs = noise.sequence(rng, 1, LONGEST)[0]
     if isinstance(search, ExactSearch):
         found, asked = carried_out(search, lambda p: float(p >= culprit), np.zeros(LONGEST))
     else:
-        luck = rng.normal(0.0, build_sd, search.last + 1) if build_sd else np.zeros(search.last + 1)
-        found, asked = carried_out(
-            search, lambda p: math.exp(luck[p]) * (factor if p >= culprit else 1.0), logs
-        )
+        found, asked = carried_out(search, lambda p: factor if p >= culprit else 1.0, logs)
     named = found.culprits if found.found else ()
     return _bisected(asked, right=named == (culprit,), wrong=bool(named) and named != (culprit,))
 
@@ -99,7 +94,7 @@ def _bisected(asked: Sequence[NextBlock], *, right: bool, wrong: bool) -> Bisect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Bisections:
     """One line of the table."""
 
     noise: str
@@ -138,48 +133,31 @@ class Row:
         return f"| {' | '.join(cells)} |"
 
 
-def _histories(
-    commits: int,
-    effect: float,
-    noise: ModelledNoise,
-    rngs: Sequence[np.random.Generator],
-    build_sd: float = 0.0,
-) -> tuple[Bisected, ...]:
-    """One for each generator, which draws the place of the planted commit."""
-    made = []
-    for rng in rngs:
-        search, culprit = NoisySearch(commits, min(effect, 0.03)), int(rng.integers(1, commits + 1))
-        made.append(bisect(search, culprit, 1 + effect, noise, rng, build_sd))
-    return tuple(made)
+def _history(
+    commits: int, effect: float, noise: ModelledNoise, rng: np.random.Generator
+) -> Bisected:
+    """One whose planted commit lies at a place that is drawn."""
+    search, culprit = NoisySearch(commits, min(effect, 0.03)), int(rng.integers(1, commits + 1))
+    return bisect(search, culprit, 1 + effect, noise, rng)
 
 
-def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
+def study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Bisections, ...]:
     """All rows: three nodes and three slowdowns, and a counter."""
     rows = []
     for n, noise in enumerate((QUIET, TYPICAL, NOISY)):
         for e, effect in enumerate(EFFECTS):
             rng = np.random.default_rng([seed, n, e])
-            bisections = _histories(commits, effect, noise, [rng] * histories)
+            bisections = tuple(_history(commits, effect, noise, rng) for _ in range(histories))
             wanted = WANTED[effect] if noise is not NOISY else None
             size = f"+{units.percent(effect)}"
-            rows.append(Row(noise=noise.name, effect=size, bisections=bisections, wanted=wanted))
+            rows.append(
+                Bisections(noise=noise.name, effect=size, bisections=bisections, wanted=wanted)
+            )
     rng = np.random.default_rng([seed, 9])
     bisections = tuple(
         bisect(ExactSearch(commits), k, 1.0, TYPICAL, rng) for k in range(1, commits + 1)
     )
-    rows.append(Row(noise="any", effect="a counter", bisections=bisections, wanted=None))
-    return tuple(rows)
-
-
-def build_study(histories: int, seed: int, commits: int = COMMITS) -> tuple[Row, ...]:
-    """Commits whose builds have luck of their own, on a quiet node."""
-    rows = []
-    for sd in (0.0, 0.001, 0.005, 0.01):
-        for effect in (0.03, 0.05):
-            rng = np.random.default_rng([seed, 11, round(1e4 * sd), round(1e4 * effect)])
-            bisections = _histories(commits, effect, QUIET, rng.spawn(histories), sd)
-            name, size = f"builds {units.percent(sd)}", f"+{units.percent(effect)}"
-            rows.append(Row(noise=name, effect=size, bisections=bisections, wanted=None))
+    rows.append(Bisections(noise="any", effect="a counter", bisections=bisections, wanted=None))
     return tuple(rows)
 
 
@@ -195,10 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--histories", type=int, default=400, help="simulated histories a row")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--builds", action="store_true", help="of commits with luck of builds")
     options = parser.parse_args(arguments)
     began = time.monotonic()
-    rows = (build_study if options.builds else study)(options.histories, options.seed)
+    rows = study(options.histories, options.seed)
     missed = sum(row.met is False for row in rows)
     sys.stdout.write("\n".join([HEAD, *map(str, rows)]) + "\n\n")
     sys.stdout.write(

@@ -216,7 +216,7 @@ def percent(hits: int, trials: int, places: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class GateRate:
     """One figure of the table, with what it has to reach."""
 
     noise: str
@@ -238,14 +238,14 @@ class Line:
         return None if self.at_most is None else high <= self.at_most
 
 
-def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[Line]:
+def lines_of(tally: Tally, *, quiet_enough: bool) -> Iterator[GateRate]:
     """The figures of one setting. `quiet_enough`: a planted slowdown has to be found in it."""
     setting = tally.setting
     noise = setting.noise.name
     if setting.planted_noise is not None:
         noise += f", planted at {setting.planted_noise.name}"
 
-    line = partial(Line, noise, setting.cases, tally.gates)
+    line = partial(GateRate, noise, setting.cases, tally.gates)
     if setting.planted is None:
         yield line("clean: NO-GO", tally.blocked, at_most=0.01)
         yield line("clean: GO", tally.passed)
@@ -322,7 +322,7 @@ OF_OTHERS = ("clean: NO-GO", "clean: INCONCLUSIVE", "+5 %: NO-GO", "+5 %: passes
 BOUNDS = ("confirmation, lower", "confirmation, upper", "screen, upper")
 
 
-def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
+def markdown(lines: Sequence[GateRate], columns: Sequence[str]) -> str:
     """One of the tables of README.md here: a row for every noise and number of cases."""
     cells = {(x.noise, x.cases, x.figure): _cell(x) for x in lines if x.figure in columns}
     rows = dict.fromkeys((noise, cases) for noise, cases, _ in cells)
@@ -336,7 +336,7 @@ def markdown(lines: Sequence[Line], columns: Sequence[str]) -> str:
     return "\n".join(table)
 
 
-def _cell(line: Line) -> str:
+def _cell(line: GateRate) -> str:
     """Percent with its interval; a target that the interval does not show met says so."""
     text = percent(line.hits, line.trials, 2)
     return unshown(text, line.at_least, line.at_most) if line.met is False else text
@@ -367,7 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     loaded = (reader.load(options.runs, run_id) for run_id in ids)
     stored = None if options.others else recorded(loaded)
     began = time.monotonic()
-    lines: list[Line] = []
+    lines: list[GateRate] = []
     costs = []
     chosen = settings(stored) if stored else other_settings()
     for i, (setting, quiet_enough) in enumerate(chosen):

@@ -124,7 +124,7 @@ def _slower(build, delays_s):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class PlantedCase:
     """One case in one gate."""
 
     gate: str
@@ -210,7 +210,7 @@ def study(
     again: int,
     minutes: float,
     known_s: Mapping[str, float],
-) -> Iterator[Sequence[Line]]:
+) -> Iterator[Sequence[PlantedCase]]:
     """Gate after gate: those of the same commit, which are short, then the slowdowns; none is
     begun past the time. Without known step times, the first gate tells them."""
     began = time.monotonic()
@@ -231,7 +231,7 @@ def study(
                 raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
             step_s[case.case_id] = case.baseline_s
         name = f"+{units.percent(share)}" if share else f"A/A {plan[: number + 1].count(0.0)}"
-        yield [Line(gate=name, slower=share, case=c, wall_s=wall_s) for c in verdict.cases]
+        yield [PlantedCase(gate=name, slower=share, case=c, wall_s=wall_s) for c in verdict.cases]
 
 
 def step_times(folder: Path, cases: Iterable[Case]) -> Mapping[str, float]:
@@ -254,7 +254,7 @@ def step_times(folder: Path, cases: Iterable[Case]) -> Mapping[str, float]:
     return found
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[PlantedCase]) -> str:
     """The table."""
     rows = [
         "| planted | case | verdict | ratio | pairs | minutes | gate takes |",
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known_s = step_times(options.step_s, judged) if options.step_s else {}
     folder = options.out / "repository"
     scratch = Scratch(folder, options.packages, text, options.compare, options.cases)
-    lines: list[Line] = []
+    lines: list[PlantedCase] = []
     status = 0
     with terminating_like_ctrl_c(), (options.out / "gates.jsonl").open("w") as journal:
         try:

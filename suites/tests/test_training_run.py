@@ -114,7 +114,7 @@ def test_a_planted_hang_waits_in_its_step_and_those_before_it_are_kept(
         waited.append(seconds)
         raise TimeoutError
 
-    monkeypatch.setattr("suites.language_model.time.sleep", sleep)
+    monkeypatch.setattr("suites.training.time.sleep", sleep)
     case = make_case("", axes={**AXES, "steps": 9, "fault": "hang"})
 
     m = answers.answered(replace(case, factory="suites.workloads:training_run", provider="nsa"))

@@ -10,11 +10,18 @@ import numpy as np
 import pytest
 
 from harness.analysis import comparison
-from reports.studies.gate_errors import Line, Setting, Tally, clopper_pearson, markdown, simulate
+from reports.studies.gate_errors import (
+    GateRate,
+    Setting,
+    Tally,
+    clopper_pearson,
+    markdown,
+    simulate,
+)
 from reports.studies.noise import NOISY, TYPICAL, Noise
 
 SURE = 0.9999
-LINE = Line(noise="quiet", cases=12, figure="a", hits=0, trials=10_000, at_most=0.01)
+LINE = GateRate(noise="quiet", cases=12, figure="a", hits=0, trials=10_000, at_most=0.01)
 
 
 def tally(noise: Noise, cases: int, planted: float | None, *, gates: int) -> Tally:
