@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from harness.measure.failures import Failed
-from harness.records import Accuracy, Evidence, Outcome, TensorError
+from harness.measure.failures import Failed, NonFinite
+from harness.records import Accuracy, Outcome, TensorError
 from harness.workload import Workload
 
 EAGER_FACTOR = 2.0
@@ -27,17 +27,6 @@ ROUNDING_EPS = 2.0
 ROUNDING_EPS_WITHOUT_EAGER = 8.0
 SMALL = 1024
 """Most elements of a tensor that is checked after every step."""
-
-
-class NonFinite(Failed):
-    """An output contains NaN or Inf."""
-
-    def __init__(self, problem: str, steps: int | None) -> None:
-        """`steps`: done by then, if `run` returned it and not `check`."""
-        seen = {} if steps is None else {"evidence": Evidence(phase="run", steps=steps)}
-        super().__init__(Outcome.NON_FINITE, problem, **seen)
-        self.computation = "check" if steps is None else "run"
-        self.steps = steps or 0
 
 
 def compare(workload: Workload, progress: Callable[[], None] = lambda: None) -> Accuracy:
@@ -78,7 +67,8 @@ def _require_finite(name: str, value: Tensor, steps: int | None = None, when: st
     if value.is_floating_point() or value.is_complex():
         bad = int((~torch.isfinite(value)).sum())
         if bad:
-            raise NonFinite(f"{name}: {bad} of {value.numel()} values are NaN or Inf{when}", steps)
+            problem = f"{name}: {bad} of {value.numel()} values are NaN or Inf{when}"
+            raise NonFinite(problem, "check" if steps is None else "run", steps)
 
 
 def require_finite_step(output: object, step: int, *, own: int | None = None) -> None:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
-from harness.measure.accuracy import NonFinite
+from harness.measure.failures import NonFinite
 from harness.records import NonFiniteOrigin
 from harness.workload import Workload
 
@@ -34,8 +34,8 @@ def find(
     build: Callable[[], Workload], failure: NonFinite, *, progress: Callable[[], None]
 ) -> NonFiniteOrigin:
     """Search for the origin. `build` makes the workload anew; `progress` is called before steps."""
-    workload, checks = build(), _Checks(failure.computation)
-    if failure.computation == "check" and workload.check is not None:
+    workload, checks = build(), _Checks(failure.source)
+    if failure.source == "check" and workload.check is not None:
         return checks.origin(checks.run(workload.check))
     output = None
     for step in range(failure.steps):

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 
 from harness.git import origin
-from harness.measure.failures import outcome_of
+from harness.measure.failures import Failed, outcome_of, said_not_finite
 from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signal_name
 from harness.program import process, profile_run, ranks
 from harness.program.process import LAST_BYTES, Read
 from harness.program.ranks import RankOutput, first_failed
-from harness.program.reported import NOT_FINITE, MissingMetric, NotFinite, Step, Value
+from harness.program.reported import Step, Value
 from harness.program.steps import ProgramSteps
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 from harness.workload import Unsupported
@@ -46,7 +46,7 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
     session = _Session(program, order, channel)
     try:
         session.run()
-    except (NotFinite, MissingMetric) as error:
+    except Failed as error:
         return session.unread(error)
     finally:
         session.reporter.alive()  # with the steps that no report has yet
@@ -86,7 +86,7 @@ class _Session:
         self.reporter.phase("setup")
 
     def run(self) -> None:
-        """Run the program to its end; a MissingMetric, of a step too, or NotFinite propagates."""
+        """Run the program to its end; what it reports wrongly is Failed."""
         env = process.environment(self.order.case, self.order.first)
         self.processes = process.start(self.program, self.folder, env)
         self.began_at = time.monotonic()
@@ -180,25 +180,25 @@ class _Session:
         if not finished:
             last = self.own.stdout.last or self.own.stderr.last
             problem = f"no step was read: no line of output matches progress '{steps.step}'"
-            raise MissingMetric(f"{problem}; the last: {last[:LAST_BYTES]!r}")
+            raise Failed(Outcome.UNSUPPORTED, f"{problem}; the last: {last[:LAST_BYTES]!r}")
         why = f"including {steps.setup_steps} of setup; a sample needs two more lines"
         if finished > steps.setup_steps + 1:
             why = "whose lines arrived together, so that their times are unknown; have it flush "
             why += "its output after each step, or print the time of each step"
-        raise MissingMetric(f"progress: the program ended after {finished} steps, {why}")
+        problem = f"progress: the program ended after {finished} steps, {why}"
+        raise Failed(Outcome.UNSUPPORTED, problem)
 
     @property
     def _step_times(self) -> Sequence[Value]:
         """Values of the metric step_s."""
         return self.metrics.values.get("step_s", ())
 
-    def unread(self, error: NotFinite | MissingMetric) -> Measurement:
+    def unread(self, error: Failed) -> Measurement:
         """A measurement without samples, of a program whose output cannot be used."""
-        outcome = Outcome.NON_FINITE if isinstance(error, NotFinite) else Outcome.UNSUPPORTED
         failed = self.first or self.own
         which = f"rank {failed.rank}: " if self.program.ranks else ""
         after = failed.after_step() if failed.error else ""
-        return self.failed(outcome, f"{which}{error}{after}")
+        return self.failed(error.outcome, f"{which}{error}{after}")
 
     def failed(self, outcome: Outcome, detail: str) -> Measurement:
         """A measurement without samples, with the end of stderr, of the rank that failed first."""
@@ -236,12 +236,10 @@ class _Session:
         if outcome is Outcome.OUT_OF_MEMORY:
             peak_bytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
             detail += f" [peak {peak_bytes / 1e9:.2f} GB in a process]"
-        for line in errors.splitlines()[-2:]:  # what nsa.train says, and its remedy
-            if outcome is Outcome.CRASH and (said := NOT_FINITE.search(line)):
-                if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
-                    self.first = self.outputs[rank]  # all may fail by one message
-                why = line[:LAST_BYTES].removeprefix("error: ")
-                return self.failed(Outcome.NON_FINITE, f"{why}; {how}")
+        if outcome is Outcome.NON_FINITE and (said := said_not_finite(errors)):
+            if (rank := int(said["rank"] or failed.rank)) < len(self.outputs):
+                self.first = self.outputs[rank]  # all may fail by one message
+            detail = f"{said.string[:LAST_BYTES].removeprefix('error: ')}; {how}"
         return self.failed(outcome, detail)
 
     def measurement(self) -> Measurement:

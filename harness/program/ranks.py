@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.measure.failures import Failed, NonFinite
 from harness.messages import signal_name
 from harness.program.process import Read, Tail
-from harness.program.reported import MissingMetric, NotFinite, ReportedMetrics, step_in
+from harness.program.reported import ReportedMetrics, step_in
 from harness.program.steps import ProgramSteps
 from harness.records import MeasureSettings, Program, Rank
 
@@ -47,7 +48,7 @@ class RankOutput:
         self.series = ProgramSteps(settings, setup_steps=setup_steps, launched_at=began)
         self.code: int | None = None
         self.ended_at: float | None = None
-        self.error: NotFinite | MissingMetric | None = None
+        self.error: Failed | None = None
         """NaN or infinity that it reported, or a line that is garbled."""
         self.error_at: int | None = None
         """The program's own number of that step."""
@@ -67,10 +68,10 @@ class RankOutput:
             try:
                 step = step_in(line, self._steps) if self._steps else None
                 self._unfinished |= self.metrics.read_line(line, read.at)
-            except (NotFinite, MissingMetric) as error:
+            except Failed as error:
                 own_step = step.count if step else None
-                if own_step is not None and isinstance(error, NotFinite):
-                    self.series.log.note(own_step, {error.metric: math.nan})
+                if own_step is not None and isinstance(error, NonFinite):
+                    self.series.log.note(own_step, {error.source: math.nan})
                 if self.error is None:
                     self.error, self.error_at, self.failed_at = error, own_step, read.at
                 break
@@ -105,7 +106,7 @@ def first_failed(outputs: Sequence[RankOutput]) -> RankOutput | None:
     others in its next step."""
 
     def order(o: RankOutput) -> tuple[object, ...]:
-        nan = isinstance(o.error, NotFinite)
+        nan = isinstance(o.error, NonFinite)
         return o.is_secondary, not nan, o.series.finished if nan else 0, o.failed_at
 
     return min((o for o in outputs if o.failed_at is not None), key=order, default=None)

@@ -8,31 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.records import MetricSource, Program, Steps
+from harness.measure.failures import NOT_FINITE, Failed, NonFinite
+from harness.records import MetricSource, Outcome, Program, Steps
 
 MAY_OVERFLOW = "grad_norm"
 """The one metric that may be NaN or infinite: a step of fp16 that overflowed is left out."""
-NOT_FINITE = re.compile(
-    r"\b(loss|gradient|norm)( of ranks? (?P<rank>\d+)[\d, ]*)?"
-    r" (is|became) (?P<nan>[+-]?(nan|inf))\b",
-    re.IGNORECASE,
-)
-"""How a program says why it stops itself."""
 MAX_READINGS = 10_000
 """Newest readings kept of a metric."""
 _SHOWN = 120
-
-
-class MissingMetric(Exception):
-    """A program did not report a metric or step that its suite declares, or not as a number."""
-
-
-class NotFinite(Exception):
-    """A program reported NaN or infinity."""
-
-    def __init__(self, problem: str, metric: str) -> None:
-        super().__init__(problem)
-        self.metric = metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +38,8 @@ class ReportedMetrics:
         self._overflowed = False
 
     def read_line(self, line: str, at: float) -> dict[str, float]:
-        """Read one line of output; returns its values by metric. One that is not a number is a
-        MissingMetric, NaN or infinity NotFinite."""
+        """Read one line of output; returns its values by metric. Raises Failed if one is
+        not a number, NonFinite if it is NaN or infinite."""
         values = {}
         for source in self._sources:
             found = _in_line(source, line)
@@ -70,7 +53,7 @@ class ReportedMetrics:
         return values
 
     def require_all(self) -> None:
-        """Raise MissingMetric if a metric has no reading."""
+        """Raise Failed if a metric has no reading."""
         for source in self._sources:
             if self.values[source.metric] or (self._overflowed and source.metric == MAY_OVERFLOW):
                 continue
@@ -78,7 +61,8 @@ class ReportedMetrics:
             if source.json:
                 after = f" after {source.prefix!r}" if source.prefix else ""
                 wanted = f"a JSON line with {source.json!r}{after}"
-            raise MissingMetric(f"{source.metric}: the output does not contain {wanted}")
+            problem = f"{source.metric}: the output does not contain {wanted}"
+            raise Failed(Outcome.UNSUPPORTED, problem)
 
 
 def _in_line(source: MetricSource, line: str) -> Any:
@@ -97,7 +81,7 @@ def _in_line(source: MetricSource, line: str) -> Any:
         if not source.prefix:
             return None  # another line that begins with a brace
         problem = f"{source.metric}: not JSON: {error}: {_short(line)}"
-        raise MissingMetric(problem) from None
+        raise Failed(Outcome.UNSUPPORTED, problem) from None
     for key in source.json.split("."):
         if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
@@ -113,9 +97,9 @@ def _number(source: MetricSource, found: Any, line: str) -> float:
         value = float(found) * source.scale
     except (TypeError, ValueError):
         problem = f"{source.metric}: {_short(found)} is not a number, in the line {_short(line)}"
-        raise MissingMetric(problem) from None
+        raise Failed(Outcome.UNSUPPORTED, problem) from None
     if not math.isfinite(value) and source.metric != MAY_OVERFLOW:
-        raise NotFinite(f"{source.metric} is {found}, in the line {_short(line)}", source.metric)
+        raise NonFinite(f"{source.metric} is {found}, in the line {_short(line)}", source.metric)
     return value
 
 
@@ -132,22 +116,23 @@ class Step:
 
 
 def step_in(line: str, steps: Steps) -> Step | None:
-    """The step that a line finishes. A group of the pattern that matches no number is a
-    MissingMetric, a time that is NaN or infinite NotFinite."""
+    """The step that a line finishes. Raises Failed if a group of the pattern matches no
+    number, NonFinite if a time is NaN or infinite."""
     found = re.search(steps.step, line)
     if found is None:
         return None
     named = found.groupdict()
     count = named.get("step")
     if count is not None and not count.isdecimal():
-        raise MissingMetric(f"step: {count!r} is not a whole number, in {_short(line)}")
+        problem = f"step: {count!r} is not a whole number, in {_short(line)}"
+        raise Failed(Outcome.UNSUPPORTED, problem)
     time_s = None
     for name, scale in (("step_s", 1.0), ("step_ms", 1e-3)):
         if time_s is None and (text := named.get(name)) is not None:
             time_s = _number(MetricSource(metric=name, scale=scale), text, line)
             if time_s <= 0:
                 problem = f"{name}: a step took {text}, in the line {_short(line)}"
-                raise MissingMetric(f"{problem}; have the program print more digits")
+                raise Failed(Outcome.UNSUPPORTED, f"{problem}; have the program print more digits")
     return Step(None if count is None else int(count), time_s)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from harness.measure import accuracy, diagnosis, facts, self_test
-from harness.measure.failures import Failed, outcome_of
+from harness.measure import diagnosis, facts, self_test
+from harness.measure.failures import Failed, NonFinite, outcome_of
 from harness.messages import (
     Answer,
     Channel,
@@ -46,7 +46,7 @@ def work(order: Order, channel: Channel) -> None:
 
 
 def _measure_case(order: MeasureOrder, channel: Channel) -> None:
-    cause: accuracy.NonFinite | None = None
+    cause: NonFinite | None = None
     program = order.case.program
     try:
         if program is not None:
@@ -55,7 +55,7 @@ def _measure_case(order: MeasureOrder, channel: Channel) -> None:
             channel.send(worker_case.measure(order, channel))
     except BaseException as error:  # noqa: BLE001 - logged; it decides the outcome. Also sys.exit
         failure = _failure(order.case, order.process, error)
-        cause = error if isinstance(error, accuracy.NonFinite) else None
+        cause = error if isinstance(error, NonFinite) else None
         channel.send(Answer(measurement=failure, final=cause is None))
         traceback.print_exception(error)  # last: it raises if the disk is full
     if cause is not None:
@@ -83,7 +83,7 @@ def _failure(case: Case, process: int, error: BaseException) -> Measurement:
 
 
 def _with_origin(
-    failure: Measurement, case: Case, cause: accuracy.NonFinite, channel: Channel
+    failure: Measurement, case: Case, cause: NonFinite, channel: Channel
 ) -> Measurement:
     """The failure with the origin of its NaN or Inf, as far as running it again shows."""
     reporter = WorkerReporter(channel)
@@ -100,7 +100,7 @@ def _with_origin(
     except BaseException as error:  # noqa: BLE001 - noted; the outcome remains
         why = bounded(traceback.format_exception_only(error)[-1].strip())
         note = f"not found: the second run failed: {why}"
-        origin = NonFiniteOrigin(computation=cause.computation, precision="", note=note)
+        origin = NonFiniteOrigin(computation=cause.source, precision="", note=note)
         traceback.print_exception(error)
     evidence = failure.evidence or Evidence()
     return replace(failure, evidence=replace(evidence, origins=(origin,)))

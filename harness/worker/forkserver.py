@@ -37,7 +37,7 @@ import psutil
 import torch
 
 from harness import messages
-from harness.processes import PR_SET_CHILD_SUBREAPER, end_with, prctl
+from harness.processes import PR_SET_CHILD_SUBREAPER, end_with, family, prctl
 from harness.records import bounded
 from harness.worker import answer
 from harness.workload import PRELOAD
@@ -176,13 +176,13 @@ def _import_from(folders: Sequence[str]) -> bool:
 
 def _end_descendants(grace_s: float) -> int:
     """End every descendant, with SIGTERM first; returns how many could not be killed."""
-    me = psutil.Process()
-    descendants = me.children(recursive=True)
+    me = os.getpid()
+    descendants = family(me)[1:]
     if grace_s > 0:
         _signal(descendants, signal.SIGTERM)
         psutil.wait_procs(descendants, timeout=grace_s)
     deadline = time.monotonic() + KILL_WAIT_S
-    while (descendants := me.children(recursive=True)) and time.monotonic() < deadline:
+    while (descendants := family(me)[1:]) and time.monotonic() < deadline:
         _signal(descendants, signal.SIGKILL)
         psutil.wait_procs(descendants, timeout=KILL_WAIT_S)  # reaps our children
     return len(descendants)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.measure.accuracy import NonFinite, compare, require_finite_output
-from harness.measure.failures import Failed
+from harness.measure.accuracy import compare, require_finite_output
+from harness.measure.failures import Failed, NonFinite
 from harness.workload import Workload
 
 EXACT = torch.linspace(-1, 1, 1000, dtype=torch.float64)
@@ -103,7 +103,7 @@ def test_outputs_of_a_run_are_checked_by_name() -> None:
     require_finite_output({"loss": torch.ones(())})
     with pytest.raises(NonFinite, match="loss: 1 of 1") as raised:
         require_finite_output({"loss": torch.tensor(float("nan"))}, steps=7)
-    assert (raised.value.computation, raised.value.steps) == ("run", 7)
+    assert (raised.value.source, raised.value.steps) == ("run", 7)
     with pytest.raises(NonFinite, match="output: 1 of 2"):
         require_finite_output(torch.tensor([1, float("inf")]))
     for wrong in ([1.0], {"loss": 1.0}):

@@ -116,6 +116,7 @@ def noted(error: Exception) -> Exception:
         (FULL, Outcome.INVALID_ENVIRONMENT, "No space left on device"),
         (noted(RuntimeError("CUDA error: out of memory")), Outcome.OUT_OF_MEMORY, "a note"),
         (ValueError("no MemoryError"), Outcome.CRASH, "ValueError: no MemoryError"),
+        (ValueError("loss is nan"), Outcome.NON_FINITE, "ValueError: loss is nan"),
         (KeyboardInterrupt(), Outcome.CRASH, "KeyboardInterrupt"),
         (SystemExit(3), Outcome.CRASH, "SystemExit: 3"),
     ],
@@ -145,8 +146,7 @@ def test_what_is_no_workload_is_a_crash(fake: str, said: str) -> None:
 
 
 def test_a_training_run_that_lacks_steps_at_the_time_limit_is_a_timeout() -> None:
-    case = own("trains", steps=1000, bad=0)
-    m = answered(case, launched_at=time.monotonic() - QUICK.timeout_s)
+    m = answered(own("trains", steps=1000, bad=0), launched_at=time.monotonic() - QUICK.timeout_s)
 
     assert m.outcome is Outcome.TIMEOUT
     assert m.detail == "took 3 of 1,000 steps before the time limit"
