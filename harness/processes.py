@@ -1,12 +1,17 @@
-"""A process and what it started, for parent and child."""
+"""A process, what it started and the end of its log, for parent and child."""
 
 import ctypes
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
+from harness.records import bounded
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+LOG_END_BYTES = 2**16  # of a log that are read as its end
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -16,6 +21,20 @@ def family(pid: int) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+def log_end(log: Path) -> str:
+    """The end of a log; empty if somebody removed it."""
+    with suppress(FileNotFoundError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_END_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log; of a traceback, that is the error."""
+    lines = log_end(log).strip().splitlines()
+    return bounded(lines[-1]) if lines else "its log is empty"
 
 
 def end_with(parent: int, by: signal.Signals) -> None:

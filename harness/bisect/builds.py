@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.bisect.criteria import Unreadable
 from harness.git import worktrees
 from harness.git.repository import Repository
+from harness.processes import log_end
 
 SLOTS = tuple(f"tree{n}" for n in range(7))
 """Names of the worktrees that exist at once; equally long, so that paths have equal lengths."""
@@ -71,5 +72,5 @@ def _run(build: str, tree: Path, log: Path) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if status != 0:
-        last = log.read_text(errors="replace").strip().splitlines()[-3:]
+        last = log_end(log).strip().splitlines()[-3:]
         raise Unreadable(f"the build ended with status {status}: {' / '.join(last)}")

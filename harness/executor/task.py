@@ -15,7 +15,7 @@ import psutil
 
 from harness.errors import HarnessError
 from harness.machine import nvml
-from harness.processes import end_with
+from harness.processes import end_with, log_end
 from harness.store import reader
 
 
@@ -55,7 +55,7 @@ def measure(how: UnitCommand, case_ids: Sequence[str]) -> dict[str, bytes]:
             raise ChildProcessError(f"signal {-ended.returncode} on {platform.node()}")
         record = next(Path(store).glob(f"*/{reader.RUN_FILE}"), None)
         if record is None or not reader.read(record.parent).ended_at:
-            said = log.read_text(errors="replace").rpartition("error: ")[-1].strip()
+            said = log_end(log).rpartition("error: ")[-1].strip()
             raise HarnessError(f"{platform.node()} refused a unit: {said}")
         files = [path for path in record.parent.rglob("*") if path.is_file()]
         return {str(path.relative_to(record.parent)): path.read_bytes() for path in files}

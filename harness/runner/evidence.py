@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.messages import ASK_FOR_STACKS, RANK_MARK
+from harness.processes import log_end
 from harness.records import Case
-from harness.runner.forkserver import Worker, end_of
+from harness.runner.forkserver import Worker
 
 LOG_HEAD_BYTES = 4 * 2**20
 """Beginning of an output that its log keeps."""
@@ -144,10 +145,7 @@ def cut_log(log: Path) -> None:
 
 def raised_in(log: Path, rank: int | None) -> str:
     """The innermost frame of the traceback in a log, or in that of a rank; empty without one."""
-    if not log.exists():  # somebody removed the run
-        return ""
-    with log.open("rb") as file:
-        text = end_of(file)
+    text = log_end(log)
     text = text if rank is None else by_rank(text).get(rank, "")
     before, fatal, stacks = text.partition("Fatal Python error: ")
     _, raised, trace = before.rpartition("Traceback (most recent call last):")

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from harness.errors import HarnessError
 from harness.messages import Garbled, MeasureOrder, Message, MessageReader, Order, encode
-from harness.records import bounded
+from harness.processes import last_line
 
 START_S = 120.0
 """Longest time to import torch, or to describe it; a cold network disk needs half of it."""
@@ -31,8 +31,6 @@ END_S = 15.0
 """Longest time for a forkserver to end a worker and its descendants."""
 CLOSE_S = 10.0
 """Longest time for a forkserver to end its descendants."""
-LAST_BYTES = 2**16
-"""Of a log that are read as its end."""
 MAX_REPLY_BYTES = 2**15
 """JSON writes one byte of a bounded text as six at most."""
 
@@ -147,8 +145,9 @@ class ForkserverHandle:
         self.control.settimeout(START_S)
         try:
             if "ready" not in self.hear():
+                said = last_line(Path(f"/proc/self/fd/{self._stderr.fileno()}"))
                 raise HarnessError(
-                    f"no worker can be started with {sys.executable}: {_last_line(self._stderr)}",
+                    f"no worker can be started with {sys.executable}: {said}",
                     "Is torch installed there?",
                 )
         except BaseException:  # also Ctrl-C: the process would outlive us
@@ -236,19 +235,3 @@ class ForkserverHandle:
             self._process.kill()
             self._process.wait()
         self._stderr.close()
-
-
-def said_last(log: Path) -> str:
-    """The last line of a worker's log; of a traceback, that is the error."""
-    with log.open("rb") as file:
-        return _last_line(file)
-
-
-def _last_line(file: IO[bytes]) -> str:
-    lines = end_of(file).strip().splitlines()
-    return bounded(lines[-1]) if lines else "its log is empty"
-
-
-def end_of(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-    return file.read().decode(errors="replace")

@@ -21,8 +21,9 @@ from harness.messages import (
     PhaseBegan,
     SelfTestOrder,
 )
+from harness.processes import last_line
 from harness.records import Case, Suite
-from harness.runner.forkserver import START_S, ForkserverHandle, Worker, said_last
+from harness.runner.forkserver import START_S, ForkserverHandle, Worker
 from harness.suite.load import factory_place, shipped_roots
 
 WARM_PREFIX = "NSA_"
@@ -158,7 +159,7 @@ class Launcher:
                 if isinstance(message, answer):
                     return message
             what = "check the cases" if answer is Checked else "describe its environment"
-            why = said_last(log)
+            why = last_line(log)
             if time.monotonic() - began >= START_S:
                 why = f"no answer in {START_S:g} s; {why}"
             doing = [message.name for message in received if isinstance(message, PhaseBegan)]

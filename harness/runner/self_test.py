@@ -17,8 +17,8 @@ from harness import units
 from harness.analysis.recorded import between
 from harness.machine.probes import Probe
 from harness.messages import PhaseBegan, SelfTested
+from harness.processes import last_line
 from harness.records import Gpu, SelfTest, SelfTestCheck, SelfTestReadings, Telemetry
-from harness.runner.forkserver import said_last
 from harness.runner.launcher import Launcher
 from harness.runner.telemetry import Recorder
 
@@ -59,7 +59,7 @@ def run_self_test(
         worker = launcher.self_test(log)
         recorder = Recorder(probes, worker)
         received = worker.converse(LIMIT_S, recorder.read_if_due)
-        said = said_last(log)
+        said = last_line(log)
     readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
     if readings is None:
         silent = SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}")

@@ -50,9 +50,9 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 921,  # the modules beside the rooms
+    "harness": 940,  # the modules beside the rooms
     "harness/analysis": 4_253,
-    "harness/bisect": 1_536,
+    "harness/bisect": 1_537,
     "harness/cli": 1_810,
     "harness/executor": 300,
     "harness/gate": 1_874,
@@ -63,7 +63,7 @@ MOST_LINES = {
     "harness/program": 1_583,
     "harness/records": 1_803,
     "harness/report": 4_537,
-    "harness/runner": 2_135,
+    "harness/runner": 2_117,
     "harness/store": 751,
     "harness/suite": 1_909,
     "harness/worker": 625,
