@@ -306,8 +306,8 @@ class Bisection:
             raise Stopped("the time budget is spent")
         if not first:  # accuracy is checked once for each commit
             case = replace(case, settings=replace(case.settings, accuracy=False))
-        launcher, log = self._rig.launcher.at(roots), self._journal.log_path
-        measured = run_one(case, len(self._measured), launcher, log, self._rig)
+        launcher = self._rig.launcher.at(roots)
+        measured = run_one(case, len(self._measured), launcher, self._journal, self._rig)
         if measured.outcome is Outcome.INVALID_ENVIRONMENT:
             raise Stopped(f"the machine is not fit: {measured.detail}")
         return measured

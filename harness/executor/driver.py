@@ -119,7 +119,7 @@ def _enter(writing: writer.RunWriter, unit: Sequence[Case], files: Mapping[str, 
     card: list[MeasuredIn | SelfTest] = []
     if here.card not in [e.card for e in before.environments]:
         card = [MeasuredIn(environment=here), *run.self_tests]
-    writing.append(*card, *(replace(m, card=here.card) for m in run.measurements))
+    writing.append(*card, *run.measurements)
     return f"{here.hostname}, {here.card}: processes measured: {len(run.measurements)}"
 
 

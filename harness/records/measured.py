@@ -221,7 +221,7 @@ class Measurement:
     evidence: Evidence | None = None
     """If the outcome is not OK and something was kept."""
     card: str = ""
-    """Environment.card of the one it was taken in, if several GPUs measured the run."""
+    """Environment.card of the one it was taken in; empty if none was recorded."""
     asked_by: str = ""
     """The rule or suspect that was open without it; empty in the first pass."""
 

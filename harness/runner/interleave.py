@@ -123,7 +123,7 @@ class Bench:
         given = task.case.settings
         settings = replace(given, profile=given.profile and (index == 0 or task.attest))
         case = replace(task.case, settings=settings)
-        measurement = run_one(case, index, side.launcher, writer.log_path, self.rig)
+        measurement = run_one(case, index, side.launcher, writer, self.rig)
         writer.append(measurement)
         side.measured.setdefault(task.key, []).append(measurement)
         turn = f"pair {index + 1}, {side.name}" if self.sides[1:] else f"process {index + 1}"

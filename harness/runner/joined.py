@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.analysis.recorded import readings, unfit
 from harness.messages import Built
@@ -64,9 +65,11 @@ def joined(
     phases: tuple[Phase, ...] = (),
     telemetry: Telemetry | None = None,
     survivors: int = 0,
+    cold: bool = False,
+    **known: Any,
 ) -> Measurement:
     """The measurement of a process that has ended; without an answer, the record of its failure.
-    `survivors`: processes that survived SIGKILL."""
+    `survivors`: processes that survived SIGKILL. `known`: other fields, which the parent knows."""
     if ending.outcome is None and answered.final is not None:
         said, note = answered.final, ending.detail
     elif answered.preliminary is not None:
@@ -77,19 +80,17 @@ def joined(
     if problem := _clock_problem(said, phases, answered.between_s):
         said, note = said.without_samples(Outcome.INVALID_ENVIRONMENT, problem), ""
     left = f"{survivors} processes survived SIGKILL" if survivors else ""
-    found = None
-    if said.outcome is not Outcome.OK:
-        found = _evidence(said.evidence, ending.evidence)
-    if found is not None and said.outcome is Outcome.CRASH:
-        found = replace(found, frame=found.frame or evidence.raised_in(log, found.rank))
     whole = replace(
         said,
+        **known,
         detail="; ".join(filter(None, (said.detail, note, left))),
+        effective={**said.effective, "start": "cold" if cold else "warm"},
+        log=str(log.relative_to(log.parents[1])),
         discarded=unfit(said, telemetry, phases),
         over_steps=OverSteps.joined(answered.over_steps),
         telemetry=telemetry,
         phases=phases,
-        evidence=found,
+        evidence=_evidence(said, ending.evidence, log),
     )
     return replace(whole, ranks=tuple(with_gpu(whole, rank) for rank in whole.ranks))
 
@@ -127,15 +128,15 @@ def _unanswered(answered: Answered, ending: Ending) -> Measurement:
     return replace(failure, tokens=built.tokens, flops=built.flops, bytes=built.bytes)
 
 
-def _evidence(said: Evidence | None, seen: Evidence) -> Evidence:
-    """The worker's evidence of its failure, completed by what the parent saw."""
-    if said is None:
-        return seen
-    return replace(
-        said,
-        phase=said.phase or seen.phase,
-        steps=seen.steps if said.steps is None else said.steps,
-    )
+def _evidence(said: Measurement, seen: Evidence, log: Path) -> Evidence | None:
+    """The worker's evidence of its failure, completed by what the parent saw and by its log."""
+    if said.outcome is Outcome.OK:
+        return None
+    found = said.evidence or seen
+    if said.outcome is Outcome.CRASH and not found.frame:
+        found = replace(found, frame=evidence.raised_in(log, found.rank))
+    steps = seen.steps if found.steps is None else found.steps
+    return replace(found, phase=found.phase or seen.phase, steps=steps)
 
 
 def _clock_problem(said: Measurement, phases: Sequence[Phase], between_s: float | None) -> str:

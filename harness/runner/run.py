@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Any
 
 from harness.analysis import verdict
 from harness.records import (
@@ -31,6 +31,7 @@ from harness.runner.rig import Rig
 from harness.runner.telemetry import gpus_of
 from harness.runner.undecided import needed, undecided
 from harness.runner.watchdog import watch
+from harness.store.lines import LineFile
 from harness.store.writer import RunWriter
 
 SIGNAL_S = 0.2
@@ -166,8 +167,8 @@ def run_suite(agenda: Agenda, rig: Rig, writer: RunWriter) -> None:
         while step := agenda.next():
             case, process = step
             observer.planned(finished + agenda.left)
-            measurement = run_one(case, process, rig.launcher, writer.log_path, rig)
-            measurement = replace(measurement, asked_by=agenda.why(case, process), card=writer.card)
+            why = agenda.why(case, process)
+            measurement = run_one(case, process, rig.launcher, writer, rig, why)
             if measurement.evidence and measurement.evidence.signal == "SIGTERM":
                 # Slurm sends it to all processes of a job. If this process gets one, too, the
                 # worker did not crash.
@@ -180,10 +181,11 @@ def run_suite(agenda: Agenda, rig: Rig, writer: RunWriter) -> None:
 
 
 def run_one(
-    case: Case, process: int, launcher: Launcher, logs: Callable[[str, int], Path], rig: Rig
+    case: Case, process: int, launcher: Launcher, writer: LineFile, rig: Rig, asked_by: str = ""
 ) -> Measurement:
-    """Measure one case in one fresh process, if its GPUs are free; stores nothing and leaves no
-    worker. `logs` gives the file for its output, in a folder beside the record."""
+    """Measure one case in one fresh process, if its GPUs are free; leaves no worker. What it prints
+    goes to a log of the `writer`, which stores nothing here."""
+    known: dict[str, Any] = {"asked_by": asked_by, "card": writer.card}
     why, holders = rig.gpu.problem(gpus_of(case)) if rig.gpu else ("", ())
     if why:
         return Measurement(
@@ -192,12 +194,12 @@ def run_one(
             outcome=Outcome.INVALID_ENVIRONMENT,
             detail=why,
             evidence=Evidence(phase="before start", holders=tuple(holders)),
+            **known,
         )
     rig.observer.started(case, process)
-    log = logs(case.case_id, process)
+    log = writer.log_path(case.case_id, process)
     worker = launcher.launch(case, process, log)
-    made = watch(worker, case, process, log=log, probes=rig.probes, observer=rig.observer)
-    return replace(made, log=str(log.relative_to(log.parents[1])))
+    return watch(worker, case, process, log=log, probes=rig.probes, observer=rig.observer, **known)
 
 
 @contextmanager

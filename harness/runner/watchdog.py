@@ -69,8 +69,9 @@ def watch(
     log: Path,
     probes: Sequence[Probe],
     observer: RunObserver,
+    **known: str,
 ) -> Measurement:
-    """Watch a worker, just launched, to its end; then it and its descendants are gone."""
+    """Watch a worker to its end; then all it started is gone. `known`: fields of its record."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     probes = of_case(probes, case)
     recorder = Recorder(probes, worker)
@@ -83,19 +84,17 @@ def watch(
         survivors = worker.end()
         evidence.cut_log(log)
     ended_at = time.monotonic()
-    made = joined(
+    return joined(
         story.answered,
         ending,
         log,
         phases=story.phases(ended_at),
         telemetry=recorder.telemetry(),
         survivors=survivors,
-    )
-    return replace(
-        made,
-        effective={**made.effective, "start": "cold" if worker.cold else "warm"},
+        cold=worker.cold,
         started_at=started_at,
         wall_s=ended_at - worker.launched_at,
+        **known,
     )
 
 

@@ -127,6 +127,9 @@ class LineFile:
     """Appends to a file of JSON lines; its only writer while open. Neither a kill nor a full disk
     damages a line. A context: leaving it releases the file."""
 
+    card = ""
+    """Of the measurements to come, if they are of a run."""
+
     def __init__(self, path: Path, remedy: str, first: bytes = b"") -> None:
         """Lock a file; or make it with its `first` line, which is then on the disk. An OSError if
         it cannot be written, a BlockingIOError if another process does. `remedy`: for later."""

@@ -16,7 +16,6 @@ A line counts once its newline is on the disk: a crash loses at most the case th
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -119,15 +118,12 @@ def parse(data: bytes, folder: Path, path: Path) -> Run:
                 ended = line
             case lines.Started():
                 raise lines.damaged(f"{path}:{number}", "a second run starts in the same file")
-    if (first := started.environment.card) in [e.card for e in cards]:  # it went on elsewhere
-        measurements = {k: replace(m, card=m.card or first) for k, m in measurements.items()}
+    notes += cut_notes(len(cut_short))
     here = joined(cards) if cards else started.environment
     kind, where = ("GPUs", f"{here.card}, on ") if here.gpu else ("hosts", "")
-    used = len({m.card for m in measurements.values() if m.card})
-    several = (
-        f"{used} {kind} measured this run: {where}{here.hostname}. Cases of different {kind} "
-        "are not compared with each other.",
-    )[: used > 1]
+    if (used := len({m.card for m in measurements.values() if m.card})) > 1:
+        several = f"{used} {kind} measured this run: {where}{here.hostname}."
+        notes.append(f"{several} Cases of different {kind} are not compared with each other.")
     return Run(
         run_id=started.run_id,
         folder=str(folder),
@@ -138,7 +134,7 @@ def parse(data: bytes, folder: Path, path: Path) -> Run:
         started_at=started.started_at,
         ended_at=ended.at if ended else "",
         elapsed_s=ended.elapsed_s if ended else None,
-        notes=(*notes, *cut_notes(len(cut_short)), *several),
+        notes=tuple(notes),
         self_tests=tuple(self_tests),
         wall_s=ended.wall_s if ended else None,
         stopped=ended.stopped if ended else None,

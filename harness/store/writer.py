@@ -16,9 +16,6 @@ from harness.store.reader import RUN_FILE, SUITE_FILE, cut_notes, find, read
 class RunWriter(lines.LineFile):
     """Appends to one run. `finish` also marks the run complete."""
 
-    card = ""
-    """Of the measurements to come; empty while the run has been on one alone."""
-
     def __init__(self, folder: Path, first: bytes = b"", began_at: float | None = None) -> None:
         """`began_at`: time.monotonic at the start; None if another process started the run."""
         safe = "Earlier measurements are safe. Make room, then resume: harness run --resume"
@@ -71,7 +68,9 @@ def create(root: Path, suite: Suite, environment: Environment, *, where: str = "
         try:
             (folder / lines.LOG_FOLDER).mkdir()
             (folder / SUITE_FILE).write_text(suite.text, encoding="utf-8")
-            return RunWriter(folder, first_line, began_at)
+            made = RunWriter(folder, first_line, began_at)
+            made.card = environment.card
+            return made
         except OSError:
             shutil.rmtree(folder)
             raise
@@ -116,11 +115,11 @@ def resume(
         writer.run_id, writer.recorded = run.run_id, len(run.measurements)
         notes = (*cut_notes(writer.cut()), *notes)
         writer.add(lines.encode(lines.Resumed(at=now(), notes=notes)))
-        if here and (run.environments or here.card != run.environment.card):
-            writer.card, known = here.card, [e.card for e in run.environments]
-            places = (here,) if known else (run.environment, here)
-            new = (lines.MeasuredIn(environment=e) for e in places if e.card not in known)
-            writer.append(*new)
+        writer.card = here.card if here else ""
+        known = run.environments or (run.environment,)
+        if here and here.card not in [e.card for e in known]:
+            new = (here,) if run.environments else (run.environment, here)
+            writer.append(*(lines.MeasuredIn(environment=e) for e in new))
         return writer, read(folder)
     except BaseException:  # also Ctrl-C: the descriptor holds the lock
         writer.close()

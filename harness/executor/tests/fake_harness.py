@@ -57,7 +57,7 @@ def main() -> None:
         for m in fake_runs.timed(case, 0.01, processes=PROCESSES):
             log = writing.log_path(case.case_id, m.process)
             log.write_text(gpu.uuid)
-            writing.append(replace(m, log=f"logs/{log.name}"))
+            writing.append(replace(m, log=f"logs/{log.name}", card=gpu.uuid))
     writing.finish()
 
 

@@ -47,13 +47,14 @@ class Planned(Memory):
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(folder)
+        self.card = "one"
         self.observer = Quiet()
         self.launcher = Mock(spec=Launcher)
         monkeypatch.setattr(running, "watch", self.watch)
 
-    def watch(self, worker: object, case: Case, process: int, **_: Any) -> Measurement:
-        name, ok = case.case_id, Outcome.OK
-        return Measurement(case_id=name, process=process, outcome=ok, samples_s=(1.0,))
+    def watch(self, worker: object, case: Case, process: int, **k: Any) -> Measurement:
+        known = {name: k[name] for name in ("asked_by", "card")} | {"case_id": case.case_id}
+        return Measurement(**known, process=process, outcome=Outcome.OK, samples_s=(1.0,))
 
     def run(self, suite: Suite, gpu: IdleCheck | None = None, **k: Any) -> list[Outcome]:
         rig = rig_of(self.launcher, observer=self.observer)
@@ -82,7 +83,7 @@ def test_an_open_rule_adds_a_process_to_those_that_are_planned(planned: Planned)
 
     planned.run(suite, read=read)
 
-    assert [m.asked_by for m in planned.measurements] == ["", "fast"]
+    assert [(m.asked_by, m.card) for m in planned.measurements] == [("", "one"), ("fast", "one")]
     assert planned.observer.totals == [1, 2, 2]
 
 

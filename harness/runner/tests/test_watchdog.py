@@ -72,7 +72,7 @@ def after(story: Story, seconds: float) -> Ending:
 
 def recorded(story: Story, ending: Ending) -> Measurement:
     """What is recorded of a process that ended so."""
-    return joined(story.answered, ending, Path("x.log"))
+    return joined(story.answered, ending, Path("logs/x.log"))
 
 
 @pytest.mark.parametrize(
@@ -209,8 +209,7 @@ def watched(
     (folder / "x.log").touch()
     return watchdog.watch(
         cast("Worker", worker), make_case("good", settings=settings), 0,
-        log=folder / "x.log", probes=[probe] if probe else [],
-        observer=RunObserver(),
+        log=folder / "x.log", probes=[probe] if probe else [], observer=RunObserver(),
     )  # fmt: skip
 
 

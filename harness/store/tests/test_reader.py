@@ -66,7 +66,7 @@ def test_resume_drops_an_incomplete_line_and_continues_with_the_stored_suite(
 def test_each_process_of_a_run_that_goes_on_elsewhere_names_its_gpu(
     tmp_path: Path, writer: RunWriter
 ) -> None:
-    writer.append(measured(0))
+    writer.append(replace(measured(0), card=writer.card))
     writer.close()
     there = replace(ENVIRONMENT, gpu=replace(GPU, uuid="there"))
     for process, place in enumerate((there, ENVIRONMENT, there), 1):
