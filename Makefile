@@ -9,14 +9,17 @@ INSTALL = began=$$(date +%s); \
 	$(VENV)/bin/python -m pip install -qq --constraint constraints.txt --editable $(1) && \
 	echo "Installed in $$(($$(date +%s) - began)) s." && touch $@
 
+# For editors.
+SCHEMAS = $(VENV)/bin/harness schema > suites/suite.schema.json && \
+	$(VENV)/bin/harness schema --gate > ci/gate.schema.json
+
 .PHONY: run test clean
 
 run: $(VENV)/.run
-	@$(VENV)/bin/harness schema > suites/suite.schema.json  # for editors
+	@$(SCHEMAS)
 	$(VENV)/bin/harness run $(SUITE)
 
 test: $(VENV)/.test
-	@$(VENV)/bin/harness schema > suites/suite.schema.json
 	PATH="$(abspath $(VENV))/bin:$$PATH" ci/check.sh
 
 $(VENV)/.run: pyproject.toml constraints.txt

@@ -8,7 +8,9 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Hundreds of processes start in these tests, and each would compile what it imports anew.
 unset PYTHONDONTWRITEBYTECODE
 
-python -m harness schema > suites/suite.schema.json  # what editors check suites with
+# What editors check suites and the policy with.
+python -m harness schema > suites/suite.schema.json
+python -m harness schema --gate > ci/gate.schema.json
 
 ruff format --check .
 ruff check .

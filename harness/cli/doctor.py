@@ -1,4 +1,4 @@
-"""The commands `doctor` (is this machine fit to measure on?) and `schema` (of suite files)."""
+"""The commands `doctor` (is this machine fit to measure on?) and `schema` (of the user's files)."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,15 @@ import typer
 
 from harness.cli import console, options
 from harness.cli.options import command, out, write
+from harness.gate.policy import PolicyForm
 from harness.git import repository
 from harness.machine import doctor, drift, environment
 from harness.records import Decision
 from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.suite import load as suites
-from harness.suite.schema import json_schema
+from harness.suite.fields import schema_of
+from harness.suite.schema import SuiteModel
 
 
 def doctor_(
@@ -54,10 +56,14 @@ def doctor_(
     raise typer.Exit(doctor.exit_status(here.checks))
 
 
-def schema() -> None:
+def schema(
+    gate: Annotated[bool, typer.Option("--gate", help="Of a gate's policy.")] = False,
+) -> None:
     """Print the JSON Schema of suite files, for completion and checks in an editor.
 
     \b
     harness schema > suite.schema.json
+    harness schema --gate > ci/gate.schema.json
     """
-    write(json.dumps(json_schema(), indent=2).encode() + b"\n")
+    form = PolicyForm if gate else SuiteModel
+    write(json.dumps(schema_of(form), indent=2).encode() + b"\n")

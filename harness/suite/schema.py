@@ -41,7 +41,6 @@ from harness.suite.fields import (
     one_or_list,
     problem,
     reads,
-    schema_of,
     text_as,
     wrong,
 )
@@ -321,8 +320,3 @@ def measure_setting(name: str, value: Any) -> Mapping[str, Any]:
     except ValidationError as error:
         found = problem(error.errors(include_url=False)[0], {name: value})
         raise ValueError(found.text, found.remedy) from None
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a suite file, for editors."""
-    return schema_of(SuiteModel)

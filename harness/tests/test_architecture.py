@@ -53,7 +53,7 @@ MOST_LINES = {
     "harness": 940,  # the modules beside the rooms
     "harness/analysis": 4_253,
     "harness/bisect": 1_537,
-    "harness/cli": 1_810,
+    "harness/cli": 1_816,
     "harness/executor": 300,
     "harness/gate": 1_874,
     "harness/git": 451,
@@ -65,7 +65,7 @@ MOST_LINES = {
     "harness/report": 4_537,
     "harness/runner": 2_119,
     "harness/store": 749,
-    "harness/suite": 1_909,
+    "harness/suite": 1_903,
     "harness/worker": 625,
     "nsa": 13_283,
     "suites": 3_004,

@@ -14,7 +14,8 @@ from typer.main import get_command
 from harness.cli.main import app
 from harness.records import METRICS
 from harness.suite import load as suites
-from harness.suite.schema import json_schema
+from harness.suite.fields import schema_of
+from harness.suite.schema import SuiteModel
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("harness", "suites", "nsa", "ci", "reports")
@@ -141,7 +142,7 @@ def test_every_command_and_option_of_the_harness_exists(page: Path) -> None:
 
 def test_the_page_of_suites_names_every_key_metric_and_shipped_suite() -> None:
     text = (ROOT / "suites/README.md").read_text(encoding="utf-8")
-    schema = json_schema()
+    schema = schema_of(SuiteModel)
     parts = [schema, *schema["$defs"].values()]
     keys = {key for part in parts for key in part.get("properties", ())}
 

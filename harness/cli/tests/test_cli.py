@@ -20,11 +20,13 @@ from harness import __main__, units
 from harness.cli import main as cli
 from harness.cli.console import EXIT_REFUSED
 from harness.cli.progress import ProgressBar
+from harness.gate.policy import PolicyForm
 from harness.git import repository
 from harness.records import Outcome, Stop
 from harness.runner import forkserver
 from harness.store import reader
-from harness.suite.schema import json_schema
+from harness.suite.fields import schema_of
+from harness.suite.schema import SuiteModel
 from harness.tests import gate_repositories
 from harness.tests.command_line import harness
 
@@ -392,4 +394,5 @@ def test_the_doctor_names_what_differs_from_a_run(recorded: Path) -> None:
 
 
 def test_the_schema_is_printed_for_editors(tmp_path: Path) -> None:
-    assert json.loads(harness("schema", cwd=tmp_path).stdout) == json_schema()
+    for options, form in ((), SuiteModel), (("--gate",), PolicyForm):
+        assert json.loads(harness("schema", *options, cwd=tmp_path).stdout) == schema_of(form)

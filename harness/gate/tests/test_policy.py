@@ -1,6 +1,5 @@
 """Policies: every key is read, and every error has its place."""
 
-import json
 from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]
@@ -45,10 +44,7 @@ def test_an_error_has_its_place_and_a_remedy(before: str, after: str, message: s
     assert message in str(refused.value)
 
 
-def test_the_shipped_schema_is_current_and_accepts_the_shipped_policy() -> None:
-    schema = json.loads((ROOT / "ci/gate.schema.json").read_text())
-    shipped = ROOT / "ci/gate.yaml"
-
-    assert policy.load(shipped).form.suites
-    assert schema == schema_of(policy.PolicyForm)
-    jsonschema.validate(read(shipped.read_text(), "ci/gate.yaml").data, schema)
+def test_the_schema_accepts_the_shipped_policy() -> None:
+    assert policy.load(ROOT / "ci/gate.yaml").form.suites
+    shipped = read((ROOT / "ci/gate.yaml").read_text(), "ci/gate.yaml").data
+    jsonschema.validate(shipped, schema_of(policy.PolicyForm))

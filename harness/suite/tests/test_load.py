@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 
 from harness.errors import SuiteError
 from harness.suite import load as suites
-from harness.suite.schema import json_schema
+from harness.suite.fields import schema_of
+from harness.suite.schema import SuiteModel
 from harness.tests.good_suite import GOOD
 
 EXPANDED = Path(__file__).with_name("expanded.txt")
@@ -88,7 +89,7 @@ def test_a_binary_file_or_a_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_schema_accepts_a_good_suite_and_rejects_a_bad_one() -> None:
-    schema, yaml = json_schema(), YAML(typ="safe", pure=True)
+    schema, yaml = schema_of(SuiteModel), YAML(typ="safe", pure=True)
 
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(yaml.load(GOOD), schema)
@@ -107,4 +108,4 @@ def test_a_shipped_suite_starts_with_schema_and_question(name: str) -> None:
     assert lines[2].endswith("?")
     assert loaded.question.endswith("?")
     assert loaded.rules
-    jsonschema.validate(YAML(typ="safe", pure=True).load(loaded.text), json_schema())
+    jsonschema.validate(YAML(typ="safe", pure=True).load(loaded.text), schema_of(SuiteModel))
