@@ -4,6 +4,8 @@
 #   ci/nightly.sh code SUBJECT       the newest commit of code; nothing if a commit SUBJECT names it
 #   ci/nightly.sh measure SUITE...   each suite, its report, and all reports again with their list; with BUDGET, a suite
 #                                    takes so many minutes. `operators` gets the packages of suites/operators.
+#   ci/nightly.sh creep              the gate of the last tag against HEAD, for slowdowns that are small in each change; 10 if it
+#                                    is red. Nothing without a tag, or with BUDGET: by week.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,6 +34,13 @@ measure() {
     esac
   done
   harness report --all
+}
+
+creep() {
+  local tag
+  [ -z "${BUDGET:-}" ] || return 0
+  tag=$(git describe --tags --abbrev=0) || return 0 # git says that there is none
+  harness gate --base "$tag" --head HEAD --ci --wait-for-gpu=3600 --store "$(mktemp -d)" || exit 10
 }
 
 "$@"

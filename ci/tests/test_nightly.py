@@ -88,13 +88,37 @@ def test_by_week_the_operators_are_installed_and_measured_within_a_budget(clone:
     assert first == "/peers run operators --wait-for-gpu=3600 --budget=160"
 
 
+@pytest.mark.parametrize(
+    ("tagged", "budget", "status", "ended"),
+    [(True, "", 0, 0), (True, "", 1, 10), (False, "", 1, 0), (True, "160", 1, 0)],
+)
+def test_by_night_the_last_tag_is_compared_with_the_newest_code(
+    clone: Path, tagged: bool, budget: str, status: int, ended: int
+) -> None:
+    harness = clone.parent / "harness"
+    harness.write_text(f'#!/bin/sh\necho "$*" > ../log\nexit {status}\n')
+    harness.chmod(0o755)
+    git(clone, *(("tag", "v1") if tagged else ("status",)))
+    commit(clone, {"nsa/ops.py": "slower = True"})
+
+    assert nightly(clone, "creep", BUDGET=budget).returncode == ended
+
+    log = clone.parent / "log"
+    asked = log.read_text() if log.exists() else ""
+    gated = "gate --base v1 --head HEAD --ci" if tagged and not budget else ""
+    assert asked.partition(" --wait")[0] == gated
+
+
 def test_it_runs_by_schedule_and_later_steps_need_new_code() -> None:
     measure, publish = (jobs(ROOT / NIGHTLY)[name] for name in ("measure", "publish"))
     conditions = [step.get("if") for step in measure["steps"]]
 
     assert set(triggers(ROOT / NIGHTLY)) == {"schedule", "workflow_dispatch"}
-    assert conditions == [None, None, *["${{ steps.code.outputs.code != '' }}"] * 3]
-    assert (publish["if"], publish["needs"]) == ("needs.measure.outputs.code != ''", "measure")
+    assert conditions == [None, None, *["${{ steps.code.outputs.code != '' }}"] * 4]
+    kept = "${{ !cancelled() && needs.measure.outputs.code != '' }}"
+    assert (publish["if"], publish["needs"]) == (kept, "measure")
+    assert "steps.keep.outcome == 'success'" in measure["outputs"]["code"], "also if creep is red"
+    assert [s["run"] for s in measure["steps"] if "run" in s][-1] == "ci/nightly.sh creep"
 
 
 def test_gitlab_measures_the_same_and_its_token_is_not_for_the_gpu_runner() -> None:
@@ -102,4 +126,6 @@ def test_gitlab_measures_the_same_and_its_token_is_not_for_the_gpu_runner() -> N
 
     assert file["variables"]["NIGHTLY_SUITES"].split() == SUITES
     assert file["nightly-measure"]["variables"]["NIGHTLY_TOKEN"] == ""
+    assert file["nightly-measure"]["script"][-1].startswith("ci/nightly.sh creep")
+    assert file["nightly-measure"]["allow_failure"] == {"exit_codes": 10}
     assert "GATE_RUNNER_TAG" in load(GITLAB)["variables"]
