@@ -95,9 +95,9 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
         {n: e for n, e in those.items() if n not in OF_WORK or n in reported}
         for those in (s.metrics, s.apart)
     )
-    note = f"tokens/s and MFU are withdrawn: they follow {axis}, which has no effect"
+    note = f"tokens/s are withdrawn: they follow {axis}, which has no effect"
     s = replace(s, metrics=kept, apart=apart, notes=(*s.notes, note))
-    return replace(s, tokens=None, flops=None, withdrawn=axis)
+    return replace(s, tokens=None, withdrawn=axis)
 
 
 def _summarise(

@@ -42,7 +42,7 @@ def measure(order: MeasureOrder, program: Program, channel: Channel) -> Measurem
         chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
         where = "this machine has" if chosen is None else f"CUDA_VISIBLE_DEVICES={chosen} selects"
         raise Unsupported(f"needs {needed} GPUs, {where} {seen}")
-    channel.send(Built(tokens=program.tokens, flops=program.flops, bytes=None))
+    channel.send(Built(tokens=program.tokens, flops=None, bytes=None))
     session = _Session(program, order, channel)
     try:
         session.run()
@@ -209,7 +209,6 @@ class _Session:
             outcome=outcome,
             detail=detail,
             tokens=self.program.tokens,
-            flops=self.program.flops,
             effective=self._effective(),
             ranks=ranks.records(self.outputs, self.began_at),
             evidence=Evidence(
@@ -295,7 +294,6 @@ class _Session:
             samples_at_s=tuple(t - self.order.launched_at for t in series.began_at[start:]),
             steady=division.steady if steps or reported else None,
             tokens=tokens,
-            flops=self.program.flops,
             peak_memory_bytes=int(max(memory)) if memory else None,
             accuracy=Accuracy(skipped="a program is not compared with a reference"),
             effective=effective,

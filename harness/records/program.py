@@ -55,8 +55,6 @@ class Program:
     readings: tuple[MetricSource, ...] = ()
     tokens: int | None = None
     """Tokens of one step."""
-    flops: int | None = None
-    """Floating-point operations of one step."""
     gpus: int = field(default=0, compare=False)
     """GPUs that it needs, or it is unsupported; a single one may be missing."""
     world_size: int = 0
@@ -64,7 +62,7 @@ class Program:
     carried: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Axis -> the option of the command that alone carries it, if recorded."""
     work_axes: tuple[str, ...] = field(default=(), compare=False)
-    """Axes from which tokens and FLOPs are computed."""
+    """Axes from which tokens are computed."""
 
     def needs_gpus(self, device: str) -> int:
         """GPUs that it needs on `cpu` or `cuda`."""

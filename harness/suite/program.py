@@ -33,7 +33,7 @@ def check(workload: WorkloadModel, loc: Loc) -> Iterator[Problem]:
             remedy = f"Write {{{name}}} in command, or name it {name.upper()}, a variable."
             text = f"{show(name)} is swept but does not reach the program"
             yield Problem((*loc, "axes", name), text, remedy, at_key=True)
-    for key in ("tokens", "flops", "gpus", "world_size"):
+    for key in ("tokens", "gpus", "world_size"):
         yield from _check_product(workload, key, (*loc, key))
     yield from _check_metrics(workload, (*loc, "metrics"))
 
@@ -63,7 +63,7 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
     if workload.command is None:
         return None
     words = [as_text(word) for word in workload.command]
-    factors = {*workload.tokens, *workload.flops} - {*workload.gpus, *workload.world_size}
+    factors = {*workload.tokens} - {*workload.gpus, *workload.world_size}
     argv = [_filled(word, case) for word in words[:1]]
     for word in words[1:]:
         field = _FIELD.fullmatch(word)
@@ -77,7 +77,6 @@ def bind(workload: WorkloadModel, case: Case) -> Program | None:
         steps=workload.progress,
         readings=tuple(replace(read, metric=name) for name, read in workload.metrics.items()),
         tokens=_product(workload.tokens, case),
-        flops=_product(workload.flops, case),
         gpus=_product(workload.gpus, case) or 0,
         world_size=_product(workload.world_size, case) or 0,
         carried=_carried(["", workload.cwd, *words]),

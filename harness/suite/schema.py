@@ -207,7 +207,7 @@ Reading = Annotated[
 ]
 
 
-_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "flops", "gpus", "world_size")
+_PROGRAM_ONLY = ("cwd", "progress", "metrics", "tokens", "gpus", "world_size")
 
 
 class WorkloadModel(Form):
@@ -228,8 +228,6 @@ class WorkloadModel(Form):
     """Metrics that a program reports: `step_s`, `mfu`, or any other with unit and direction."""
     tokens: Product = []
     """Tokens of one step of a program: a number, an axis, or a list of both to multiply."""
-    flops: Product = []
-    """Floating-point operations of one step of a program, likewise."""
     gpus: Product = []
     """GPUs that a program needs, likewise; with fewer it is unsupported."""
     world_size: Product = []
