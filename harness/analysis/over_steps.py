@@ -234,9 +234,8 @@ def leaked(values: Values, share: float = LEAKS, least: float = LEAKS_BYTES) -> 
 def running_mean(values: Sequence[float], part: int) -> list[float]:
     """The mean of the last tenth, or another part of the length, up to each value."""
     sums, width = np.cumsum([0.0, *values]), max(1, len(values) // part)
-    return [
-        float(sums[i] - sums[j]) / (i - j) for i in range(1, len(sums)) for j in [max(0, i - width)]
-    ]
+    windows = [(max(0, end - width), end) for end in range(1, len(sums))]
+    return [float(sums[end] - sums[begin]) / (end - begin) for begin, end in windows]
 
 
 def mean_loss(measurements: Sequence[Measurement]) -> dict[int, float]:

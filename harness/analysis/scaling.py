@@ -165,7 +165,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     gpus = len({s.card for s in members if s.card})
-    note = f"its cases were measured on {gpus} GPUs" * (gpus > 1)
+    note = f"its cases were measured on {gpus} GPUs" if gpus > 1 else ""
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     octave, every = _slope(*points[-2:]), _any_slope(axis, members)
     found = replace(found, gpus=gpus, note=note, last=octave, slope=every)

@@ -96,8 +96,8 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
         for those in (s.metrics, s.apart)
     )
     note = f"tokens/s are withdrawn: they follow {axis}, which has no effect"
-    s = replace(s, metrics=kept, apart=apart, notes=(*s.notes, note))
-    return replace(s, tokens=None, withdrawn=axis)
+    notes = (*s.notes, note)
+    return replace(s, metrics=kept, apart=apart, notes=notes, tokens=None, withdrawn=axis)
 
 
 def _summarise(

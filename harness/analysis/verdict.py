@@ -271,7 +271,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return replace(_no_value(ours), partner=partner)
     a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
     found = _of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
-    apart = f"{partner} was measured on another GPU" * bool(b and ours.card != theirs.card)
+    apart = f"{partner} was measured on another GPU" if b and ours.card != theirs.card else ""
     if a is None or a.value <= 0 or apart:
         return replace(found, detail=apart)
     if b is None or b.value <= 0:

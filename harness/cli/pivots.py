@@ -52,7 +52,8 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
         raise HarnessError(f"no metric {metric!r}", nearest(metric, sorted(known)))
     for run in runs:
         git = run.environment.git
-        commit = git.commit[:10] + "+" * run.environment.uncommitted if git else NONE
+        dirty = "+" if run.environment.uncommitted else ""
+        commit = git.commit[:10] + dirty if git else NONE
         wanted = {case.case_id for case in passing(run.suite.cases, filters)}
         for s in summaries[run.run_id]:
             if s.case.case_id in wanted:

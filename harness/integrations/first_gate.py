@@ -87,7 +87,8 @@ def prepared(
     forge = "gitlab" if Path(".gitlab-ci.yml").exists() or "gitlab" in remotes else "github"
     names = [SUITE, POLICY, REQUIREMENTS, *TEMPLATES[forge]]
     if there := [name for name in names if Path(name).exists()]:
-        problem = f"{', '.join(there)} exist{'s' * (len(there) == 1)}; nothing was written"
+        exist = "exists" if len(there) == 1 else "exist"
+        problem = f"{', '.join(there)} {exist}; nothing was written"
         raise HarnessError(problem, "Edit what is there, or move it away and repeat the command.")
     inner = root / "src"
     roots = [".", *(["src"] if inner.is_dir() and packages_in([str(inner)]) else [])]

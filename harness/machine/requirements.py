@@ -59,7 +59,8 @@ def _seen(kind: str, name: str, wanted: Scalar, here: Environment) -> tuple[str,
             remedy = REMEDIES.get(name, "Set it before the run.")
             return units.scalar(value), value == wanted, remedy
     if here.gpu is None:
-        return f"no GPU{f': {here.gpu_unavailable}' * (kind == 'gpu')}", False, GPU_NODE
+        why = f": {here.gpu_unavailable}" if kind == "gpu" else ""
+        return f"no GPU{why}", False, GPU_NODE
     if kind == "gpu":
         fits = any(gpu_matches(one, here.gpu.name) for one in str(wanted).split("|"))
         return here.gpu.name, fits, f"Run it on such a GPU. {_CHOOSE}"

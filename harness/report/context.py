@@ -336,7 +336,7 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     options = {"--rules": run.judged_by, "--against": before.run_id if before else NO_RUN}
     again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
     lines = [f"harness report {again}  # this page again, from the stored run"]
-    changed = ", but for what was not committed" * env.uncommitted
+    changed = ", but for what was not committed" if env.uncommitted else ""
     lines += [f"git checkout {env.git.commit}  # the code of the run{changed}"] if env.git else []
     lines += [f"# with {env.interpreter}"] if env.interpreter else []
     if env.command:

@@ -144,7 +144,7 @@ def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
     said = f"{only}{names} {agree} {all_}{counts} of {of}"
     if not any(c.agrees[0] for c in found.candidates):
         said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
-    said += "; tokens/s compared as on a host that is not slow" * found.slow_host
+    said += "; tokens/s compared as on a host that is not slow" if found.slow_host else ""
     return f"{said[0].upper()}{said[1:]}."
 
 

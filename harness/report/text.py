@@ -281,7 +281,8 @@ def finding_sentence(f: Finding) -> str:
             return _bounded(f)
         case Fact.DECIDED | Fact.OPEN:
             after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
-            still = f",{' near' * bool(f.likely)} after {after} processes" * (after > 2)
+            near = " near" if f.likely else ""
+            still = f",{near} after {after} processes" if after > 2 else ""
             return f"{value}{_expected(f)}{_host_set(f)}{still}"
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"

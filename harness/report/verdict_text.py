@@ -122,8 +122,8 @@ def number(result: RuleResult) -> str:
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
         far, worst = _missed_most(result)
         named |= bool(far) and result.judged > 1
-    missed, whose = _missed(result), f"{worst.subject}: " * named
-    return f"{missed}{', worst: ' * bool(missed)}{whose}{finding_sentence(worst)}"
+    missed, whose = _missed(result), f"{worst.subject}: " if named else ""
+    return f"{f'{missed}, worst: ' if missed else ''}{whose}{finding_sentence(worst)}"
 
 
 def _missed(result: RuleResult) -> str:

@@ -139,7 +139,7 @@ class Agenda:
             if process < cases[case_id].settings.most:
                 self._asked[case_id] += 1
                 self._why[case_id] = name
-                self._left[case_id] = [process] * ((case_id, process) not in self._ended)
+                self._left[case_id] = [] if (case_id, process) in self._ended else [process]
                 chosen.append(cases[case_id])
         self._stages, self._rounds = [chosen], True
         return bool(chosen)

@@ -73,8 +73,7 @@ def watch(
 ) -> Measurement:
     """Watch a worker to its end; then all it started is gone. `known`: fields of its record."""
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    probes = of_case(probes, case)
-    recorder = Recorder(probes, worker)
+    recorder = Recorder(of_case(probes, case), worker)
     story = Story(worker.launched_at, case, process, recorder.sample, observer)
     try:
         ending = _see_through(worker, story, recorder, log)

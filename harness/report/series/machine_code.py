@@ -24,15 +24,17 @@ def kernel_table(changes: Iterable[KernelChange], *, cases: bool) -> Table:
     """A row for each kernel: its resources and instructions, `127 → 255`; with `cases` also the
     number of the cases that gave it."""
     rows = [
-        (code(c.name), *(_moved(c, fact) for fact in _FACTS), *[f"{n}"] * cases)
+        (code(c.name), *(_moved(c, fact) for fact in _FACTS), *([f"{n}"] if cases else []))
         for c, n in Counter(changes).items()
     ]
-    more = f" {len(rows) - MAX_KERNELS} more are in the record." * (len(rows) > MAX_KERNELS)
-    remark = f"Machine code changed; registers and spills of a thread, instructions in PTX.{more}"
+    remark = "Machine code changed; registers and spills of a thread, instructions in PTX."
+    if len(rows) > MAX_KERNELS:
+        remark += f" {len(rows) - MAX_KERNELS} more are in the record."
+    heads = (*_FACTS.values(), *(["cases"] if cases else []))
     return Table(
-        columns=("kernel", *(f">{head}" for head in (*_FACTS.values(), *["cases"] * cases))),
+        columns=("kernel", *(f">{head}" for head in heads)),
         rows=tuple(rows[:MAX_KERNELS]),
-        remarks=(remark,) * bool(rows),
+        remarks=(remark,) if rows else (),
     )
 
 

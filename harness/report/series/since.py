@@ -132,7 +132,8 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
     unknown = Counter(g.reason.partition(":")[0] for g in both if g.change is None)
-    why = f"{'mostly ' * (len(unknown) > 1)}{unknown.most_common(1)[0][0]}" if unknown else ""
+    why = unknown.most_common(1)[0][0] if unknown else ""
+    why = f"mostly {why}" if len(unknown) > 1 else why
     near = sum(end < math.log1p(NEAR) for end in ends)
     counts = {
         "slower": len(slower),
