@@ -17,8 +17,8 @@ from harness.analysis.effects import effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck
-from harness.analysis.scaling import groups_along, positive
-from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar
+from harness.analysis.scaling import positive
+from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar, pairs
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -368,6 +368,6 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
 
 def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
     """Whether the FLOPs of a token do not follow a setting; of a variable they may be unknown."""
-    work = [[s.flops / (s.tokens or 1) for s in g if s.flops] for g in groups_along(both, axis)]
+    work = [[s.flops / (s.tokens or 1) for s in g if s.flops] for g in pairs(both, axis)]
     known = [of for of in work if len(of) > 1]
     return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)

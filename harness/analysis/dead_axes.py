@@ -14,9 +14,9 @@ from itertools import combinations
 from harness.analysis.effects import NO_EFFECT
 from harness.analysis.over_steps import slow_steps
 from harness.analysis.recorded import by_step, exact_counters
-from harness.analysis.scaling import by_workload, groups_along
+from harness.analysis.scaling import by_workload
 from harness.analysis.statistics import times_better
-from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar
+from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar, pairs
 
 TIMES = 2.0
 """Two cases agree if they differ by at most this many times what one case's processes do."""
@@ -93,7 +93,7 @@ def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
 
 def _groups(members: Sequence[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
     """Groups of cases that differ in these axes only, with two values or more."""
-    groups = groups_along(members, *axes, one_gpu=True)
+    groups = pairs(members, *axes, one_gpu=True)
     return [g for g in groups if len({_at(s, axes) for s in g}) > 1]
 
 

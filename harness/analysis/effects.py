@@ -14,9 +14,9 @@ from typing import Any
 
 from harness import units
 from harness.analysis.expectation import timeout_bound
-from harness.analysis.scaling import by_workload, groups_along, positive
+from harness.analysis.scaling import by_workload, positive
 from harness.analysis.statistics import half_width, mapped, times_better, times_beyond
-from harness.records import CaseSummary, Estimate, Outcome, Scalar
+from harness.records import CaseSummary, Estimate, Outcome, Scalar, pairs
 
 LARGE = 1.2
 """Two axes act together if the effect of each is beyond this at the value of the other one."""
@@ -153,10 +153,10 @@ def _pairs(
     """Cases at the base and at the value that are equal in all but the axis; only those with a
     speed, or also others."""
     able = [s for s in cases if has_a_speed(s) or not timed]
-    groups = groups_along(able, *axis.split("/"), one_gpu=True)
+    groups = pairs(able, *axis.split("/"), one_gpu=True)
     sides = [{value_at(s, axis): s for s in group} for group in groups]
-    pairs = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
-    return [(a, b) for a, b in pairs if bool(a.tokens) == bool(b.tokens)]
+    both = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
+    return [(a, b) for a, b in both if bool(a.tokens) == bool(b.tokens)]
 
 
 def _ratio(pair: _SidePair) -> Estimate:
@@ -335,14 +335,14 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
         for theirs in others:
             partner = {a.case.case_id: b for a, b in _pairs(cases, "provider", ours, theirs)}
             both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
-            for group in groups_along(both, axis):
+            for group in pairs(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
                 points: list[tuple[float, Estimate]] = []
                 for s in ascending:
                     steps = [of.metrics["step_s"] for of in (s, partner[s.case.case_id])]
                     points.append((positive(s, axis), times_better(*steps, higher_is_better=False)))
                 ids = tuple(s.case.case_id for s in ascending)
-                pairs = Versus(
+                curve = Versus(
                     workload=workload,
                     ours=ours,
                     theirs=theirs,
@@ -350,7 +350,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                     points=tuple(points),
                     cases=ids,
                 )
-                found.append(pairs)
+                found.append(curve)
     return tuple(found)
 
 
@@ -358,6 +358,6 @@ def longest(cases: Sequence[CaseSummary]) -> str:
     """The swept numeric axis along which the cases are the fewest groups; empty if each is one."""
     names = dict.fromkeys(name for s in cases for name in s.case.swept)
     several = (n for n in names if len({x for s in cases if (x := positive(s, n))}) > 1)
-    groups = {n: len(groups_along(cases, n, "provider")) for n in several}
+    groups = {n: len(pairs(cases, n, "provider")) for n in several}
     best = min(groups, key=lambda n: groups[n], default="")
-    return best if groups.get(best, 0) < len(groups_along(cases, "provider")) else ""
+    return best if groups.get(best, 0) < len(pairs(cases, "provider")) else ""

@@ -21,7 +21,7 @@ from statistics import fmean
 from harness import units
 from harness.analysis.effects import has_a_speed, longest
 from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
-from harness.analysis.scaling import by_workload, groups_along, positive
+from harness.analysis.scaling import by_workload, positive
 from harness.records import (
     WORKS,
     Breakdown,
@@ -33,6 +33,7 @@ from harness.records import (
     Peaks,
     Run,
     by_range,
+    pairs,
 )
 
 HOST_BELOW, BUSY_FROM = WORKS, 0.9
@@ -281,7 +282,7 @@ def stacks(
     for cases in by_workload(filter(has_a_speed, summaries)).values():
         axis = longest(cases)
         profiled = [(s, stack) for s in cases if (stack := stack_of(run, s.case))]
-        curves = groups_along(cases, axis)
+        curves = pairs(cases, axis)
         last = [max(curve, key=lambda s: positive(s, axis)) for curve in curves]
         found += [stack for s, stack in profiled if s in last or s.case.case_id in first]
 

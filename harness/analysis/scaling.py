@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from harness.analysis.statistics import Floats, mapped, t_factor, times_better
-from harness.records import Case, CaseSummary, Estimate, Outcome, as_text
+from harness.records import Case, CaseSummary, Estimate, Outcome, as_text, pairs
 
 MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
@@ -112,7 +112,7 @@ def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
     return tuple(
         _fit(axis, members)
         for axis in axes
-        for members in groups_along([s for s in summaries if positive(s, axis)], axis)
+        for members in pairs([s for s in summaries if positive(s, axis)], axis)
         if len({s.case.axes[axis] for s in members}) >= MIN_POINTS
     )
 
@@ -123,18 +123,6 @@ def by_workload(summaries: Iterable[CaseSummary]) -> dict[str, list[CaseSummary]
     for s in summaries:
         groups.setdefault(s.case.workload, []).append(s)
     return groups
-
-
-def groups_along(
-    summaries: Sequence[CaseSummary], *axes: str, one_gpu: bool = False
-) -> list[list[CaseSummary]]:
-    """Groups of cases that are equal in all but these axes, of which `provider` may be one.
-    `one_gpu`: that were also measured on one, since a group is compared."""
-    groups: dict[object, list[CaseSummary]] = {}
-    for s in summaries:
-        card = s.card if one_gpu else ""
-        groups.setdefault((card, s.case.apart_from(*axes)), []).append(s)
-    return list(groups.values())
 
 
 def group_of(case: Case, axis: str) -> str:

@@ -29,7 +29,8 @@ from harness.records import (
     Run,
     Suite,
     Suspect,
-    equal_pairs,
+    pairs,
+    partners,
 )
 
 LEAST_GAP = 1.03
@@ -212,9 +213,9 @@ def _pairs(
 
 def sides(suspect: Suspect, where: Match, cases: Iterable[Case]) -> list[tuple[Case, Case]]:
     """Cases without and with the suspect that are equal in every axis that neither side names."""
-    there = [c for c in cases if in_gap(where, c)]
-    without, with_ = (filter(m.accepts, there) for m in (suspect.without, suspect.with_))
-    return equal_pairs(without, with_, *suspect.without.criteria, *suspect.with_.criteria)
+    there = (c for c in cases if in_gap(where, c))
+    free = *suspect.without.criteria, *suspect.with_.criteria
+    return partners(there, suspect.without, suspect.with_, *free)
 
 
 def in_gap(where: Match, case: Case) -> bool:
@@ -302,9 +303,8 @@ def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -
 
 def _like(ok: Mapping[str, CaseSummary], case: Case, axes: Match) -> CaseSummary | None:
     """The case that differs from this one only in these axes."""
-    wanted = {**case.axes, **{k: v[0] for k, v in axes.criteria.items()}}
-    same = (s for s in ok.values() if s.case.axes == wanted and s.case.provider == case.provider)
-    return next((s for s in same if s.case.workload == case.workload), None)
+    alike = next(g for g in pairs(ok.values(), *axes.criteria) if ok[case.case_id] in g)
+    return next((s for s in alike if axes.accepts(s.case)), None)
 
 
 def _value(run: Run, s: CaseSummary, metric: str) -> float | None:

@@ -1,10 +1,10 @@
 """Units of a suite: the cases that one GPU must measure, since a rule or a suspect compares them,
 or since they are the providers of one case."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from harness.analysis.suspects import sides
-from harness.records import Case, Suite, equal_pairs
+from harness.records import Case, Suite, pairs, partners
 
 TASKS, LEAST = 8, 12  # of a GPU or core; processes of a task, which begins with a self-test
 
@@ -39,22 +39,14 @@ def joined(units: Sequence[Sequence[Case]], slots: int) -> Sequence[Sequence[Cas
 
 def _links(suite: Suite) -> Iterator[Sequence[Case]]:
     """Cases that are compared with each other."""
-    yield from _alike(suite.cases, "provider")
+    yield from pairs(suite.cases, "provider")
     for rule in suite.rules:
         yield from rule.pairs(suite.cases)
         if rule.metric == "scaling_exponent" and rule.axis:
-            yield from _alike(filter(rule.match.accepts, suite.cases), rule.axis)
+            yield from pairs(filter(rule.match.accepts, suite.cases), rule.axis)
     if suite.suspects:
         for suspect in suite.suspects.tested:
             yield from sides(suspect, suite.suspects.gap.where, suite.cases)
         for seen in [o for o in suite.suspects.observed if o.over.criteria]:
-            ours, theirs = (filter(m.accepts, suite.cases) for m in (seen.over, seen.at))
-            yield from equal_pairs(ours, theirs, *seen.over.criteria, *seen.at.criteria)
-
-
-def _alike(cases: Iterable[Case], axis: str) -> Iterable[Sequence[Case]]:
-    """Groups of cases that are equal in all but one axis."""
-    groups: dict[object, list[Case]] = {}
-    for c in cases:
-        groups.setdefault(c.apart_from(axis), []).append(c)
-    return groups.values()
+            free = *seen.over.criteria, *seen.at.criteria
+            yield from partners(suite.cases, seen.over, seen.at, *free)

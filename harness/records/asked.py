@@ -1,8 +1,10 @@
 """What a suite asks: its cases, rules and expectations."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from harness.records.metrics import METRICS, Metric
 from harness.records.outcome import Outcome, Scalar, as_text
@@ -92,11 +94,6 @@ class Case:
         if name == "provider":
             return self.provider
         return self.axes.get(name)
-
-    def apart_from(self, *axes: str) -> frozenset[tuple[str, Scalar]]:
-        """Workload, provider and axes but these: equal for cases that differ only in them."""
-        bound = {"workload": self.workload, "provider": self.provider, **self.axes}
-        return frozenset((name, value) for name, value in bound.items() if name not in axes)
 
 
 class Weight(StrEnum):
@@ -197,30 +194,51 @@ class Rule:
         """The matched cases with their partners: equal in all axes that `against` does not name."""
         if self.against is None:
             return []
-        known = list(cases)
-        ours, theirs = (filter(m.accepts, known) for m in (self.match, self.against))
-        return equal_pairs(ours, theirs, *self.against.criteria)
+        return partners(cases, self.match, self.against, *self.against.criteria)
 
 
-def equal_pairs(
-    ours: Iterable[Case], theirs: Iterable[Case], *free: str
+class OfCase(Protocol):
+    """What was measured of a case, such as its summary."""
+
+    @property
+    def case(self) -> Case: ...
+
+    @property
+    def card(self) -> str: ...
+
+
+_Paired = TypeVar("_Paired", bound=Case | OfCase)
+
+
+def pairs(cases: Iterable[_Paired], *free: str, one_gpu: bool = False) -> list[list[_Paired]]:
+    """Groups of cases that are equal but for what is free: axes, `provider`, or `workload`. Cases
+    of several workloads are equal in the axes that all of them have. `one_gpu`: that were also
+    measured on one, since a group is compared."""
+    known = [(of, of if isinstance(of, Case) else of.case) for of in cases]
+    have = Counter(name for _, case in known for name in case.axes)
+    lacking = {name for name, n in have.items() if n < len(known)} if "workload" in free else set()
+    groups: dict[object, list[_Paired]] = {}
+    for of, case in known:
+        bound = {"workload": case.workload, "provider": case.provider, **case.axes}
+        equal = frozenset((n, x) for n, x in bound.items() if n not in free and n not in lacking)
+        card = of.card if one_gpu and not isinstance(of, Case) else ""
+        groups.setdefault((card, equal), []).append(of)
+    return [*groups.values()]
+
+
+def partners(
+    cases: Iterable[Case], ours: Match, theirs: Match, *free: str
 ) -> list[tuple[Case, Case]]:
-    """Every two cases, one of each side, that are equal beside what is free: axes, `provider`, or
-    `workload`. Cases of two workloads are equal in the axes that both have."""
-    others = list(theirs)
-    return [(a, b) for a in ours for b in others if b is not a and _equal_beside(free, a, b)]
-
-
-def _equal_beside(free: Collection[str], ours: Case, theirs: Case) -> bool:
-    if "provider" not in free and ours.provider != theirs.provider:
-        return False
-    if "workload" in free:
-        names = ours.axes.keys() & theirs.axes.keys()
-    elif ours.workload == theirs.workload:
-        names = ours.axes.keys() | theirs.axes.keys()
-    else:
-        return False
-    return all(ours.get(name) == theirs.get(name) for name in names - {*free})
+    """Every two cases that are equal but for what is free, the first of our side and the second of
+    theirs. They are equal in all axes that both have, also in those that a third workload lacks."""
+    both = [c for c in cases if ours.accepts(c) or theirs.accepts(c)]
+    group = {c.case_id: members for members in pairs(both, *free) for c in members}
+    return [
+        (a, b)
+        for a in filter(ours.accepts, both)
+        for b in filter(theirs.accepts, group[a.case_id])
+        if a is not b and len(pairs((a, b), *free)) == 1
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from harness.records import (
     Run,
     Weight,
     gpu_matches,
+    pairs,
 )
 from harness.report import (
     answer,
@@ -254,16 +255,16 @@ def _essential(summaries: Sequence[CaseSummary]) -> tuple[set[str], tuple[str, s
     axis = longest(summaries)
     far = max((scaling.positive(s, axis) for s in summaries), default=0.0)
     some = [s for s in summaries if scaling.positive(s, axis) == far]
-    few = len(scaling.groups_along(summaries, "provider")) <= tables.MAX_ROWS
+    few = len(pairs(summaries, "provider")) <= tables.MAX_ROWS
     kept, where = (summaries, None) if few or not far else (some, (axis, f"{far:.10g}"))
-    first = scaling.groups_along(kept, "provider")[: tables.MAX_ROWS]
+    first = pairs(kept, "provider")[: tables.MAX_ROWS]
     return {s.case.case_id for group in first for s in group}, where
 
 
 def _many(members: Sequence[CaseSummary]) -> bool:
     """Whether a table of these cases by provider is too long for the page."""
     providers = len({s.case.provider for s in members})
-    rows = len(scaling.groups_along(members, longest(members)))
+    rows = len(pairs(members, longest(members)))
     return providers > tables.MAX_RATIOS + 1 and rows > tables.MAX_ROWS
 
 

@@ -21,7 +21,7 @@ from harness.records import (
     Run,
     Suite,
     Verdict,
-    equal_pairs,
+    pairs,
 )
 from harness.report.answer import named
 from harness.report.markdown import clipped
@@ -227,7 +227,4 @@ def _pair(
         pair = by_id[f.cases[0]], by_id[f.partner]
         if all(s in timed for s in pair) and pair[0].case.provider != pair[1].case.provider:
             return pair
-    cases = [s.case for s in timed]
-    for ours, theirs in equal_pairs(cases, cases, "provider"):
-        return by_id[ours.case_id], by_id[theirs.case_id]
-    return None
+    return next(((g[0], g[1]) for g in pairs(timed, "provider") if len(g) > 1), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from harness import units
 from harness.analysis.effects import longest
 from harness.analysis.expectation import timeout_bound
-from harness.analysis.scaling import ScalingFit, groups_along
+from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import settle, times_better
 from harness.records import (
     METRICS,
@@ -26,6 +26,7 @@ from harness.records import (
     Scalar,
     Verdict,
     gpu_matches,
+    pairs,
 )
 from harness.report.text import Word, case_names, listed, own_name, shared_name
 from harness.report.verdict_text import (
@@ -140,9 +141,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
             _by_provider(summaries, run, metric), remarks=(f"The fastest is bold. {remark}",)
         )
     axes = [a for a in varying([s.case for s in summaries]) if a != "provider"]
-    groups = [
-        {s.case.provider: s for s in g} for g in groups_along(summaries, "provider", one_gpu=True)
-    ]
+    groups = [{s.case.provider: s for s in g} for g in pairs(summaries, "provider", one_gpu=True)]
     labels = [run.suite.label(g[ours].case) if ours in g else "" for g in groups]
     rows = []
     for side, label in zip(groups, labels, strict=True):
@@ -165,7 +164,7 @@ def _by_provider(summaries: Sequence[CaseSummary], run: Run, metric: str) -> Tab
     """One row a provider in each configuration, one column a value of an axis."""
     axis, values, heads = _across(summaries, run)
     rows = []
-    for group in groups_along(summaries, axis, "provider"):
+    for group in pairs(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, metric) for value in values]
         best = {id(of[0]) for of in ranked if of[1:]}
         name = _configuration(group, run, heads)
@@ -187,7 +186,7 @@ def leaders(summaries: Sequence[CaseSummary], run: Run) -> Table:
     axis, values, heads = _across(summaries, run)
     ours = run.suite.provider(summaries[0].case.workload, summaries[0].case.provider)
     rows = []
-    for group in groups_along(summaries, axis, "provider"):
+    for group in pairs(summaries, axis, "provider"):
         ranked = [_ranked(group, axis, value, "step_s") for value in values]
         rows.append((_configuration(group, run, heads), *(_lead(of, ours, run) for of in ranked)))
     remark = f"A cell: the fastest, its step time; the next, up to {ours}, as multiples of that."

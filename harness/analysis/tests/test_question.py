@@ -144,11 +144,14 @@ def test_the_bound_of_a_timeout_decides_a_ratio(
 
 
 def test_a_partner_of_another_workload_shares_the_axes_that_both_have() -> None:
-    near, far = (replace(c, workload="peers", provider="fla", case_id="p") for c in CASES[:2])
+    near, far = sweep(workload="peers", provider="fla", seq_len=LENGTHS[:2])
+    (third,) = sweep(workload="third")
     named = replace(RATIO, against=to(workload="peers", provider="fla"))
 
-    assert named.pairs([CASES[0], near, far]) == [(CASES[0], near)]
+    both = named.pairs([CASES[0], third, near, far])
+    assert both == [(CASES[0], near), (third, near), (third, far)]
     assert not replace(RATIO, against=to(provider="fla")).pairs([CASES[0], near, far])
+    assert not replace(RATIO, match=to(), against=to(seq_len=512)).pairs(CASES[:1])
 
 
 # --- what a rule may do ------------------------------------------------------------------
@@ -267,11 +270,8 @@ def test_a_rule_that_ended_the_run_is_its_verdict() -> None:
     stop = Stop(rule="fast")
     verdict = stopped("/dense/", stop=stop, rules=(FAST, RATIO), nsa=5.0, dense=3.0)
 
-    assert (verdict.decision, verdict.decided_by, verdict.partial) == (
-        NO_GO,
-        "fast",
-        "3 of 6 cases",
-    )
+    expected = NO_GO, "fast", "3 of 6 cases"
+    assert (verdict.decision, verdict.decided_by, verdict.partial) == expected
     assert of(verdict, EVERY_CASE_RAN).decision is GO
     assert "decided by rule “fast”" in rule_sentence(of(verdict))
 
