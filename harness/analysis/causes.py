@@ -13,12 +13,12 @@ from statistics import fmean, median
 
 from harness import units
 from harness.analysis.dead_axes import dead_axes
-from harness.analysis.effects import effects
+from harness.analysis.effects import Effect, effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit, bottleneck
 from harness.analysis.scaling import positive
-from harness.records import CaseSummary, Match, Measurement, Outcome, Peaks, Run, Scalar, pairs
+from harness.records import CaseSummary, Measurement, Outcome, Peaks, Run, Scalar
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -342,10 +342,7 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     found: list[Cause] = []
     slower: set[tuple[str, str]] = set()
     for e in effects(sound):
-        within = {name: (value,) for name, value in e.within.items()}
-        levels = {"workload": (e.workload,), e.axis: (e.base, e.value), **within}
-        timed = [s for s in sound if "step_s" in s.metrics]
-        both = [s for s in timed if Match(criteria=levels).accepts(s.case)]
+        both = [s for pair in e.cases for s in pair]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
             continue
@@ -353,7 +350,7 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         if not e.low <= 1 <= e.high:
             slower.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
         least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
-        if least < SETTING or not _same_work(both, e.axis):
+        if least < SETTING or not _same_work(e):
             continue
         factor = max(e.ratio, 1 / e.ratio)
         name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
@@ -366,8 +363,8 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     yield from (c for c in found if (c.case_id.partition("/")[0], c.about) not in slower)
 
 
-def _same_work(both: Sequence[CaseSummary], axis: str) -> bool:
+def _same_work(e: Effect) -> bool:
     """Whether the FLOPs of a token do not follow a setting; of a variable they may be unknown."""
-    work = [[s.flops / (s.tokens or 1) for s in g if s.flops] for g in pairs(both, axis)]
+    work = [[s.flops / (s.tokens or 1) for s in pair if s.flops] for pair in e.cases]
     known = [of for of in work if len(of) > 1]
-    return bool(known or axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)
+    return bool(known or e.axis.isupper()) and all(max(w) <= SAME_WORK * min(w) for w in known)

@@ -9,20 +9,17 @@ is not compared without counters, without such results, or if its counts vary fr
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import groupby
 
-from harness.analysis.effects import NO_EFFECT
+from harness.analysis.effects import NO_EFFECT, PROVIDER, Contrast, Level, contrasts
 from harness.analysis.over_steps import slow_steps
 from harness.analysis.recorded import by_step, exact_counters
 from harness.analysis.scaling import by_workload
 from harness.analysis.statistics import times_better
-from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar, pairs
+from harness.records import CaseSummary, Measurement, Outcome, Run
 
 TIMES = 2.0
 """Two cases agree if they differ by at most this many times what one case's processes do."""
-
-Values = tuple[Scalar | None, ...]
-"""One value of each axis that is examined together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,7 @@ class DeadAxis:
     """Empty if the axis is the provider."""
     axes: tuple[str, ...]
     """The axis, or axes that the suite only changes together."""
-    values: tuple[Values, ...]
+    values: tuple[Level, ...]
     """In the suite's order."""
     pairs: int
     """Pairs of cases that were compared; they are equal in all other axes."""
@@ -56,13 +53,13 @@ class _ComparedPair:
 def dead_axes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[DeadAxis, ...]:
     """Every axis, including the provider, with values that all do the same."""
     dead: list[DeadAxis] = []
-    for workload, ours in by_workload(s for s in summaries if s.outcome is Outcome.OK).items():
-        sweeps: list[tuple[str, tuple[str, ...], list[CaseSummary]]] = [("", ("provider",), ours)]
+    for ours in by_workload(s for s in summaries if s.outcome is Outcome.OK).values():
+        tables = {"": [row for row in contrasts(ours) if row.axes == PROVIDER]}
         for provider in dict.fromkeys(s.case.provider for s in ours):
-            members = [s for s in ours if s.case.provider == provider]
-            sweeps += [(provider, axes, members) for axes in _sweeps(members)]
-        for provider, axes, members in sweeps:
-            dead += _dead(run, workload, provider, axes, members)
+            tables[provider] = contrasts(s for s in ours if s.case.provider == provider)
+        for provider, table in tables.items():
+            for _, rows in groupby(table, key=lambda row: row.axes):
+                dead += _dead(run, provider, [*rows])
     return tuple(dead)
 
 
@@ -82,46 +79,19 @@ def inert_work(run: Run, summaries: Sequence[CaseSummary]) -> Mapping[str, str]:
     return found
 
 
-def _sweeps(members: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
-    """Each axis that changes alone in some pair of cases; and the axes that never do, together."""
-    names = dict.fromkeys(name for s in members for name in s.case.swept)
-    moving = [n for n in names if len({s.case.get(n) for s in members}) > 1]
-    alone = [n for n in moving if _groups(members, (n,))]
-    together = tuple(n for n in moving if n not in alone)
-    return [*((n,) for n in alone), *([together] if len(together) > 1 else [])]
-
-
-def _groups(members: Sequence[CaseSummary], axes: tuple[str, ...]) -> list[list[CaseSummary]]:
-    """Groups of cases that differ in these axes only, with two values or more."""
-    groups = pairs(members, *axes, one_gpu=True)
-    return [g for g in groups if len({_at(s, axes) for s in g}) > 1]
-
-
-def _at(summary: CaseSummary, axes: tuple[str, ...]) -> Values:
-    return tuple(summary.case.get(name) for name in axes)
-
-
-def _dead(
-    run: Run, workload: str, provider: str, axes: tuple[str, ...], members: Sequence[CaseSummary]
-) -> Iterator[DeadAxis]:
-    """These axes, if every value was compared with every other one and all do the same."""
-    order = list(dict.fromkeys(_at(s, axes) for s in members))
-    compared, pairs = set[tuple[Values, Values]](), list[_ComparedPair]()
-    for group in _groups(members, axes):
-        by_value = {_at(s, axes): s for s in group}
-        for a, b in combinations([v for v in order if v in by_value], 2):
-            if pair := _compare(run, by_value[a], by_value[b]):
-                compared.add((a, b))
-                pairs.append(pair)
-    if pairs and compared == {*combinations(order, 2)} and all(p.same for p in pairs):
+def _dead(run: Run, provider: str, rows: Sequence[Contrast]) -> Iterator[DeadAxis]:
+    """The axis of these rows, if in each of them cases were compared and all do the same."""
+    compared = [[c for a, b in row.pairs if (c := _compare(run, a, b))] for row in rows]
+    every = [c for of in compared for c in of]
+    if all(compared) and all(c.same for c in every):
         yield DeadAxis(
-            workload=workload,
+            workload=rows[0].workload,
             provider=provider,
-            axes=axes,
-            values=tuple(order),
-            pairs=len(pairs),
-            without_kernels=any(p.without_kernels for p in pairs),
-            time_differs=any(p.time_differs for p in pairs),
+            axes=rows[0].axes,
+            values=tuple(dict.fromkeys(v for row in rows for v in (row.base, row.value))),
+            pairs=len(every),
+            without_kernels=any(c.without_kernels for c in every),
+            time_differs=any(c.time_differs for c in every),
         )
 
 

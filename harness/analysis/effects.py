@@ -1,12 +1,12 @@
-"""Effect of the provider, or of an axis with two values, on the speed of otherwise equal cases.
+"""What each axis does: a table of every two values, with the cases that are equal otherwise.
 
-If the whole interval of one pair of cases is below that of another, their mean describes neither:
-the effect is then that in each level of the axis that separates the pairs. Below: the first
-provider against the others.
+From it: the effect of the provider, or of an axis with two values, on speed. If the whole interval
+of one pair of cases is below that of another, their mean describes neither: the effect is then that
+in each level of the axis that separates the pairs. Below: the first provider against the others.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import pvariance
@@ -26,6 +26,67 @@ APART = 0.03
 """Effects whose intervals are nearer to each other than this count as one."""
 MAX_LEVELS = 6
 """Levels that one effect is split into; beyond that, its range is reported."""
+
+PROVIDER = ("provider",)
+SidePair = tuple[CaseSummary, CaseSummary]
+Level = tuple[Scalar | None, ...]
+"""The value of an axis, or of each of the axes that only change together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """A value of an axis and another one: a row of the table of what each axis does."""
+
+    workload: str
+    axes: tuple[str, ...]
+    """The axis, or `provider`; or axes that the suite only changes together."""
+    base: Level
+    value: Level
+    pairs: tuple[SidePair, ...]
+    """Cases at the base and at the value that are equal otherwise, measured on one GPU."""
+
+    @property
+    def alike(self) -> list[SidePair]:
+        """Pairs of which both cases count tokens, or none."""
+        return [(a, b) for a, b in self.pairs if bool(a.tokens) == bool(b.tokens)]
+
+    @property
+    def timed(self) -> list[SidePair]:
+        """Those of which both have a speed."""
+        return [(a, b) for a, b in self.alike if has_a_speed(a) and has_a_speed(b)]
+
+
+def contrasts(summaries: Iterable[CaseSummary]) -> list[Contrast]:
+    """The table: a row for every two values of the provider, and of each swept axis."""
+    found = []
+    for workload, cases in by_workload(summaries).items():
+        for axes in (PROVIDER, *_axes(cases)):
+            groups = pairs(cases, *axes, one_gpu=True)
+            sides = [{_level(s, axes): s for s in group} for group in groups]
+            for base, value in combinations(dict.fromkeys(_level(s, axes) for s in cases), 2):
+                row = Contrast(
+                    workload=workload,
+                    axes=axes,
+                    base=base,
+                    value=value,
+                    pairs=tuple((s[base], s[value]) for s in sides if {base, value} <= s.keys()),
+                )
+                found.append(row)
+    return found
+
+
+def _axes(cases: Sequence[CaseSummary]) -> list[tuple[str, ...]]:
+    """The swept axes in declared order; those that only change together are one."""
+    joined: dict[object, list[str]] = {}
+    for name in dict.fromkeys(name for s in cases for name in s.case.swept):
+        column = [s.case.get(name) for s in cases]
+        firsts = tuple(column.index(x) for x in column)
+        joined.setdefault(firsts if any(firsts) else name, []).append(name)
+    return [tuple(names) for names in joined.values()]
+
+
+def _level(summary: CaseSummary, axes: Sequence[str]) -> Level:
+    return tuple(summary.case.get(name) for name in axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +108,16 @@ class Effect:
     smallest: float
     largest: float
     """Ratios of the pairs that the axis slows least and most."""
-    pairs: int
+    cases: tuple[SidePair, ...]
+    """The pairs: the case at the base, and that at the value."""
     disagree: bool = False
     """Whether another axis changes the effect and no level of it has one effect."""
     at_least: bool = False
     """Whether one side of each pair timed out: the ratio is the bound nearest to 1."""
+
+    @property
+    def pairs(self) -> int:
+        return len(self.cases)
 
     @property
     def negligible(self) -> bool:
@@ -72,13 +138,14 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
     unless the other case is slower than its bound.
     """
     found: list[Effect] = []
-    for workload, cases in by_workload(summaries).items():
-        for axis in ["provider", *axes_of(cases)]:
-            base, *others = values_of(cases, axis) or [""]
-            for value in others:
-                pairs = _pairs(cases, axis, base, value)
-                found += _effects(pairs, workload=workload, axis=axis, base=base, value=value)
-                found += _bounds(cases, axis, base, value) if axis != "provider" else ()
+    for cases in by_workload(summaries).values():
+        first = next((s.case.provider for s in cases if has_a_speed(s)), "")
+        table = contrasts(cases)
+        for row in table:
+            if row.axes == PROVIDER:
+                found += _effects(row) if row.base == (first,) else ()
+            elif [of.axes for of in table].count(row.axes) == 1:
+                found += [*_effects(row), *_bounds(row)]
     return tuple(found)
 
 
@@ -119,69 +186,29 @@ def _toward(e: Effect, at: Mapping[str, Scalar | None]) -> Effect:
     return replace(e, base=e.value, value=e.base, ratio=1 / e.ratio, low=low, high=high)
 
 
-def axes_of(cases: Sequence[CaseSummary]) -> list[str]:
-    """The swept axes in declared order; those that only change together are joined by a slash."""
-    joined: dict[object, list[str]] = {}
-    for name in dict.fromkeys(name for s in cases for name in s.case.swept):
-        column = [s.case.get(name) for s in cases]
-        firsts = tuple(column.index(x) for x in column)
-        joined.setdefault(firsts if any(firsts) else name, []).append(name)
-    return ["/".join(names) for names in joined.values()]
-
-
-def value_at(summary: CaseSummary, axis: str) -> Scalar | None:
-    if "/" not in axis:
-        return summary.case.get(axis)
-    return "/".join(str(summary.case.get(name)) for name in axis.split("/"))
-
-
-def values_of(cases: Sequence[CaseSummary], axis: str) -> list[Scalar]:
-    """The values to compare, the base first; none for an axis with more than two values."""
-    if axis == "provider":
-        return [*dict.fromkeys(s.case.provider for s in cases if has_a_speed(s))]
-    values = [*dict.fromkeys(value_at(s, axis) for s in cases)]
-    known = [v for v in values if v is not None]
-    return known if len(known) == len(values) == 2 else []
-
-
-_SidePair = tuple[CaseSummary, CaseSummary]
-
-
-def _pairs(
-    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar, *, timed: bool = True
-) -> list[_SidePair]:
-    """Cases at the base and at the value that are equal in all but the axis; only those with a
-    speed, or also others."""
-    able = [s for s in cases if has_a_speed(s) or not timed]
-    groups = pairs(able, *axis.split("/"), one_gpu=True)
-    sides = [{value_at(s, axis): s for s in group} for group in groups]
-    both = [(side[base], side[value]) for side in sides if {base, value} <= side.keys()]
-    return [(a, b) for a, b in both if bool(a.tokens) == bool(b.tokens)]
-
-
-def _ratio(pair: _SidePair) -> Estimate:
+def slowdown(pair: SidePair) -> Estimate:
     """The effect in one pair, with an interval or a guard band."""
     base, value = map(per_token, pair)
     return times_better(value, base, higher_is_better=True)
 
 
-def _disagree(pairs: Sequence[_SidePair]) -> bool:
+def _disagree(pairs: Sequence[SidePair]) -> bool:
     """Whether the whole interval of one pair is below that of another by more than APART."""
-    ratios = [_ratio(pair) for pair in pairs]
+    ratios = [slowdown(pair) for pair in pairs]
     lows = [e.low for e in ratios if e.low is not None]
     highs = [e.high for e in ratios if e.high is not None]
     return bool(lows) and min(highs) * (1 + APART) < max(lows)
 
 
 def _levels(
-    pairs: Sequence[_SidePair], most: int
-) -> list[tuple[dict[str, Scalar], Sequence[_SidePair]]]:
+    pairs: Sequence[SidePair], most: int
+) -> list[tuple[dict[str, Scalar], Sequence[SidePair]]]:
     """The pairs by the levels of the axes that separate those that disagree: at most so many. An
     axis separates better if fewer of its levels disagree in themselves; then the provider comes
     first, and an axis that leaves less scatter in its levels."""
-    splits: dict[str, dict[Scalar, list[_SidePair]]] = {}
+    splits: dict[str, dict[Scalar, list[SidePair]]] = {}
     for axis in ["provider", *dict.fromkeys(n for a, _ in pairs for n in a.case.swept)]:
-        levels: dict[Scalar, list[_SidePair]] = {}
+        levels: dict[Scalar, list[SidePair]] = {}
         for pair in pairs:
             if (at := pair[0].case.get(axis)) is not None and at == pair[1].case.get(axis):
                 levels.setdefault(at, []).append(pair)
@@ -192,7 +219,7 @@ def _levels(
 
     def rank(axis: str) -> tuple[int, bool, float]:
         levels = splits[axis].values()
-        logs = [[math.log(_ratio(pair).value) for pair in level] for level in levels]
+        logs = [[math.log(slowdown(pair).value) for pair in level] for level in levels]
         scatter = sum(len(level) * pvariance(level) for level in logs)
         return sum(map(_disagree, levels)), axis != "provider", scatter
 
@@ -214,26 +241,28 @@ def per_token(summary: CaseSummary) -> Estimate:
     return mapped(summary.metrics["step_s"], lambda step_s: step_s / tokens)
 
 
-def ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
-    """The ends of the interval of the effect in a pair; a case that timed out leaves one open, two
-    leave both."""
-    timed = [has_a_speed(s) for s in (base, value)]
-    if all(timed):
-        ratio = _ratio((base, value))
-        return ratio.low or 0.0, ratio.high or math.inf
-    quick, late = (base, value) if timed[0] else (value, base)
+def _ratio_ends(base: CaseSummary, value: CaseSummary) -> tuple[float, float]:
+    """The ends of the interval of the effect in a pair of which one case at most has a speed: one
+    that timed out leaves one of them open, two leave both."""
+    quick, late = (base, value) if has_a_speed(base) else (value, base)
     bound = timeout_bound(late, "step_s")
-    if not any(timed) or not bound:
+    if not has_a_speed(quick) or not bound:
         return 0.0, math.inf
     least = times_beyond(per_token(quick), bound / (late.tokens or 1), higher_is_better=False)
-    return (least, math.inf) if timed[0] else (0.0, 1 / least)
+    return (least, math.inf) if quick is base else (0.0, 1 / least)
 
 
-def _effects(pairs: Sequence[_SidePair], **known: Any) -> Iterator[Effect]:
+def _known(row: Contrast) -> dict[str, Any]:
+    """What an effect says of the row that it is from."""
+    base, value = (x[0] if len(x) == 1 else "/".join(map(str, x)) for x in (row.base, row.value))
+    return {"workload": row.workload, "axis": "/".join(row.axes), "base": base, "value": value}
+
+
+def _effects(row: Contrast) -> Iterator[Effect]:
     """One effect, or one per level of the axes that change it; none without pairs."""
-    for within, some in _levels(pairs, MAX_LEVELS) if pairs else ():
-        mean = mean_ratio([(per_token(a), per_token(b)) for a, b in some])
-        ratios = [_ratio(pair).value for pair in some]
+    for within, some in _levels(row.timed, MAX_LEVELS) if row.timed else ():
+        mean = mean_ratio(some)
+        ratios = [slowdown(pair).value for pair in some]
         yield Effect(
             within=within,
             ratio=mean.value,
@@ -241,37 +270,31 @@ def _effects(pairs: Sequence[_SidePair], **known: Any) -> Iterator[Effect]:
             high=mean.high,
             smallest=min(ratios),
             largest=max(ratios),
-            pairs=len(some),
+            cases=tuple(some),
             disagree=_disagree(some),
-            **known,
+            **_known(row),
         )
 
 
-def _bounds(
-    cases: Sequence[CaseSummary], axis: str, base: Scalar, value: Scalar
-) -> Iterator[Effect]:
+def _bounds(row: Contrast) -> Iterator[Effect]:
     """The effect in the pairs of which one case timed out: one that is faster, one slower."""
-    pairs = _pairs(cases, axis, base, value, timed=False)
-    bounded = [(a, b) for a, b in pairs if not (has_a_speed(a) and has_a_speed(b))]
-    ends = {a.case.case_id: ratio_ends(a, b) for a, b in bounded}
+    bounded = [(a, b) for a, b in row.alike if not (has_a_speed(a) and has_a_speed(b))]
+    ends = {a.case.case_id: _ratio_ends(a, b) for a, b in bounded}
     faster = {case_id: high for case_id, (_, high) in ends.items() if high < 1}
     slower = {case_id: low for case_id, (low, _) in ends.items() if low > 1}
     for shown in filter(None, (faster, slower)):
-        some = [a for a, _ in bounded if a.case.case_id in shown]
+        some = [(a, b) for a, b in bounded if a.case.case_id in shown]
         ratios = shown.values()
         yield Effect(
-            workload=cases[0].case.workload,
-            axis=axis,
-            base=base,
-            value=value,
-            within=shared_levels(some, [a for a, _ in pairs]),
+            within=shared_levels([a for a, _ in some], [a for a, _ in row.alike]),
             ratio=max(ratios) if shown is faster else min(ratios),
             low=None,
             high=None,
             smallest=min(ratios),
             largest=max(ratios),
-            pairs=len(some),
+            cases=tuple(some),
             at_least=True,
+            **_known(row),
         )
 
 
@@ -285,11 +308,12 @@ def shared_levels(some: Sequence[CaseSummary], every: Sequence[CaseSummary]) -> 
     return found
 
 
-def mean_ratio(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
-    """Geometric mean of second over first, with the interval of exactly these pairs (Welch)."""
-    every = [estimate for pair in pairs for estimate in pair]
-    mean = sum(math.log(b.value / a.value) for a, b in pairs) / len(pairs)
-    half = half_width(every, len(pairs))
+def mean_ratio(compared: Sequence[SidePair]) -> Estimate:
+    """Geometric mean of the effects, with the interval of exactly these pairs (Welch)."""
+    steps = [(per_token(a), per_token(b)) for a, b in compared]
+    every = [estimate for pair in steps for estimate in pair]
+    mean = sum(math.log(b.value / a.value) for a, b in steps) / len(steps)
+    half = half_width(every, len(steps))
     return Estimate(
         value=math.exp(mean),
         low=None if half is None else math.exp(mean - half),
@@ -330,10 +354,9 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
     values, where cases are equal otherwise."""
     found = []
     for workload, cases in by_workload(summaries).items():
-        ours, *others = dict.fromkeys(s.case.provider for s in cases)
-        axis = longest(cases)
-        for theirs in others:
-            partner = {a.case.case_id: b for a, b in _pairs(cases, "provider", ours, theirs)}
+        ours, axis = cases[0].case.provider, longest(cases)
+        for row in [of for of in contrasts(cases) if of.axes == PROVIDER and of.base == (ours,)]:
+            partner = {a.case.case_id: b for a, b in row.timed}
             both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
             for group in pairs(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
@@ -345,7 +368,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
                 curve = Versus(
                     workload=workload,
                     ours=ours,
-                    theirs=theirs,
+                    theirs=str(row.value[0]),
                     axis=axis,
                     points=tuple(points),
                     cases=ids,

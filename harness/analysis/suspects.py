@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from harness.analysis.effects import mean_ratio, per_token
+from harness.analysis.effects import mean_ratio, slowdown
 from harness.analysis.recorded import TIMED, readings
 from harness.records import (
     METRICS,
@@ -225,9 +225,8 @@ def in_gap(where: Match, case: Case) -> bool:
 
 def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
     """The mean effect. Where the pairs disagree, its interval spans all of them."""
-    steps = [(per_token(a), per_token(b)) for a, b in pairs]
-    mean, ratios = mean_ratio(steps), [b.value / a.value for a, b in steps]
-    if len(steps) == 1 or mean.low is None or mean.high is None:
+    mean, ratios = mean_ratio(pairs), [slowdown(pair).value for pair in pairs]
+    if len(pairs) == 1 or mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
 

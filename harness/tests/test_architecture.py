@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 940,  # the modules beside the rooms
-    "harness/analysis": 4_241,
+    "harness/analysis": 4_230,
     "harness/bisect": 1_537,
     "harness/cli": 1_817,
     "harness/executor": 292,

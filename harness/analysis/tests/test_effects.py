@@ -314,7 +314,7 @@ def test_the_longest_axis_joins_cases_which_those_of_a_shape_do_not() -> None:
 
 
 def test_pairs_that_lie_twice_apart_are_a_range() -> None:
-    what: Any = {"workload": "train", "axis": "route", "base": "v2", "value": "v1", "pairs": 2}
+    what: Any = {"workload": "train", "axis": "route", "base": "v2", "value": "v1", "cases": "ab"}
     for ends, said in (((20, 95), "20x to 95x slower"), ((0.1, 0.25), "4.0x to 10x faster")):
         of = Effect(**what, ratio=3.5, low=None, high=None, smallest=ends[0], largest=ends[1])
         assert next(iter(effect_sentences([of]))).startswith(f"`route`, v1 against v2: {said}")
