@@ -22,7 +22,6 @@ from harness.analysis.summary import summarise
 from harness.records import (
     FAILURES,
     METRICS,
-    WORST_FIRST,
     Case,
     CaseSummary,
     Decision,
@@ -38,6 +37,7 @@ from harness.records import (
     Verdict,
     Weight,
     gpu_matches,
+    worst,
 )
 
 EVERY_CASE_RAN = "every case ran"
@@ -60,9 +60,9 @@ def judge(
 ) -> Verdict:
     """Judge a run by its suite's rules and by the built-in rules.
 
-    The worst rule that applies, counts and asks for a part that decides is the verdict, in the
-    order NO-GO, INCONCLUSIVE, CONDITIONAL, GO. If all stated rules are for other GPUs, or the
-    question is about another GPU, the verdict is INCONCLUSIVE or NO-GO.
+    The worst rule that applies, counts and asks for a part that decides is the verdict. If all
+    stated rules are for other GPUs, or the question is about another GPU, the verdict is
+    INCONCLUSIVE or NO-GO.
     """
     device, by_id = environment.device_name, {s.case.case_id: s for s in summaries}
     stated = [_judge_rule(rule, device, summaries, fits) for rule in suite.rules]
@@ -70,7 +70,7 @@ def judge(
     asked = [case for case in suite.cases if case.case_id not in stopped]
     late_counts = not suite.rules and any(s.outcome is Outcome.OK for s in summaries)
     about = [ran(case, by_id.get(case.case_id), suite.peers, late_counts) for case in asked]
-    every_case_ran = _built_in(EVERY_CASE_RAN, about)
+    every_case_ran = _settled(EVERY_CASE_RAN, about)
     if every_case_ran.slow:
         fastest = _fastest([s for s in summaries if s.outcome is Outcome.OK])
         every_case_ran = replace(every_case_ran, findings=(*fastest, *every_case_ran.findings))
@@ -78,18 +78,18 @@ def judge(
     found = (every_case_ran, *_attested(summaries), *expected, *stated)
     parts = ("", *suite.deciding)
     results = tuple(replace(r, beside=parts[1:] != () and r.asks not in parts) for r in found)
-    worst = min((r for r in results if r.decides), key=lambda r: WORST_FIRST.index(r.decision))
+    decisive = worst(r for r in results if r.decides)[0]
     elsewhere = suite.decides_for and not gpu_matches(suite.decides_for, device)
     unasked = stated and not any(r.applies and not r.beside for r in results if r.stated)
-    unknown = (elsewhere or unasked) and worst.decision is not Decision.NO_GO
+    unknown = (elsewhere or unasked) and decisive.decision is not Decision.NO_GO
     whole = len(suite.cases) + suite.left_out
     return Verdict(
-        decision=Decision.INCONCLUSIVE if unknown else worst.decision,
-        rule=None if unasked and unknown else worst,
+        decision=Decision.INCONCLUSIVE if unknown else decisive.decision,
+        rule=None if unasked and unknown else decisive,
         rules=results,
         device=device,
         not_measured=suite.decides_for if elsewhere else "",
-        here=worst.decision if elsewhere else None,
+        here=decisive.decision if elsewhere else None,
         partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
     )
 
@@ -168,7 +168,7 @@ def _attested(summaries: Sequence[CaseSummary]) -> Iterator[RuleResult]:
     outcome path_mismatch, which EVERY_CASE_RAN judges. Kernels need a GPU to be seen."""
     about = [found for s in summaries if (found := attested(s))]
     if about:
-        yield _built_in(WHAT_RAN, about)
+        yield _settled(WHAT_RAN, about)
     if invisible := tuple(s.case.case_id for s in summaries if s.kernels_invisible):
         yield _not_applied(KERNELS_THAT_RAN, Fact.KERNELS_INVISIBLE, cases=invisible)
 
@@ -184,7 +184,7 @@ def _expected(suite: Suite, summaries: Sequence[CaseSummary], device: str) -> It
                 asked += [_counted(e.counts, f) for f in found]
     for part, asked in parts.items():
         elsewhere = _not_applied(EXPECTED, Fact.OTHER_DEVICE, detail=device)
-        yield replace(_built_in(EXPECTED, asked) if asked else elsewhere, asks=part)
+        yield replace(_settled(EXPECTED, asked) if asked else elsewhere, asks=part)
 
 
 def _counted(counts: Weight, finding: Finding) -> Finding:
@@ -194,25 +194,18 @@ def _counted(counts: Weight, finding: Finding) -> Finding:
     return replace(finding, decision=Decision.CONDITIONAL)
 
 
-def _built_in(name: str, findings: Sequence[Finding]) -> RuleResult:
-    decision, decisive = _settle(findings, best=False)
+def _settled(name: str, findings: Sequence[Finding], *, best: bool = False) -> RuleResult:
+    """A rule by its worst findings, or its best; INCONCLUSIVE without findings."""
+    decisive = worst(findings, best=best)
+    decision = decisive[0].decision if decisive else Decision.INCONCLUSIVE
     kept = tuple(f for f in decisive if f.fact not in (Fact.RAN, Fact.ATTESTED))
     return RuleResult(rule=name, decision=decision, findings=kept, judged=len(findings))
-
-
-def _settle(findings: Sequence[Finding], *, best: bool) -> tuple[Decision, list[Finding]]:
-    """The worst or best decision that a finding has, with all findings that have it; INCONCLUSIVE
-    without findings."""
-    for decision in WORST_FIRST[::-1] if best else WORST_FIRST:
-        if decisive := [f for f in findings if f.decision is decision]:
-            return decision, decisive
-    return Decision.INCONCLUSIVE, []
 
 
 def _not_applied(name: str, fact: Fact, *, stated: Rule | None = None, **known: Any) -> RuleResult:
     finding = Finding(decision=Decision.INCONCLUSIVE, fact=fact, **known)
     asks = stated.asks if stated else ""
-    return replace(_built_in(name, [finding]), stated=stated, applies=False, asks=asks)
+    return replace(_settled(name, [finding]), stated=stated, applies=False, asks=asks)
 
 
 # --- a stated rule -----------------------------------------------------------------------
@@ -235,16 +228,12 @@ def _judge_rule(
         why = next((s.detail for s in summaries if s.stop), "")
         return _not_applied(rule.name, Fact.LEFT_OUT, stated=rule, asked=rule.asked, detail=why)
     best = rule.quantifier == "any"
-    counted = [_counted(rule.counts, f) for f in findings]
-    decision, decisive = _settle(counted, best=best)
+    settled = _settled(rule.name, [_counted(rule.counts, f) for f in findings], best=best)
     perhaps = [f for f in findings if f.decision is Decision.INCONCLUSIVE and f.may_be_go]
-    return RuleResult(
-        rule=rule.name,
+    return replace(
+        settled,
         stated=rule,
-        decision=decision,
-        findings=tuple(decisive),
-        perhaps=tuple(perhaps) if best and decision is Decision.CONDITIONAL else (),
-        judged=len(findings),
+        perhaps=tuple(perhaps) if best and settled.decision is Decision.CONDITIONAL else (),
         matched=len(matched),
         counts=rule.counts is not Weight.NOTE,
         asks=rule.asks,

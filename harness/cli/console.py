@@ -33,11 +33,12 @@ from harness.records import (
     Run,
     Suite,
     Verdict,
+    worst_first,
 )
 from harness.report import endings
 from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
-from harness.report.series.gate_text import case_reason, change_text, undecided_text, worst_first
+from harness.report.series.gate_text import case_reason, change_text, undecided_text
 from harness.report.tables import NONE
 from harness.report.text import command_text
 from harness.report.verdict_text import rule_sentence
@@ -305,7 +306,7 @@ def differences(found: Sequence[Difference], baseline: str, candidate: str) -> R
 def judged(verdict: GateVerdict) -> RenderableType:
     """The two sides of a comparison and how they differ; every case; the answer last."""
     lines: list[RenderableType] = []
-    cases = worst_first(verdict)
+    cases = worst_first(verdict.cases)
     if verdict.subject is VerdictSubject.COMPARISON:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]

@@ -64,10 +64,7 @@ def runs(
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
     cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
-    decision, reason = decide.overall(cases, ())
     return GateVerdict(
-        decision=decision,
-        reason=reason,
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
         baseline=side_of(baseline),
         candidate=side_of(candidate),
@@ -84,15 +81,8 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     both = [run.environment for run in environments]
     around = tuple(drift.differences(*both)) if len(both) == 2 else ()
     cases = tuple(map(_strict, verdict.cases))
-    decision, reason = decide.overall(cases, verdict.findings)
-    return replace(
-        verdict,
-        decision=decision,
-        reason=reason,
-        cases=cases,
-        differences=around,
-        subject=VerdictSubject.COMPARISON,
-    )
+    subject = VerdictSubject.COMPARISON
+    return replace(verdict, cases=cases, differences=around, subject=subject)
 
 
 def _differs(baseline: Case, candidate: Case) -> str:
@@ -188,9 +178,8 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
     compared = case.comparison  # more pairs would not decide
     return replace(
         case,
-        decision=finding.decision,
-        reason=reason,
         findings=(*case.findings, finding),
+        overruled=True,
         comparison=compared and replace(compared, pairs_needed=None, minutes_needed=None),
     )
 
@@ -198,7 +187,8 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
 def _lacking(run: Run, case_id: str, state: State) -> GateCase:
     """A case that one side lacks."""
     reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
-    return decide.settled(run.suite.path, case_id, state, [decide.not_measured(reason)])
+    findings = (decide.not_measured(reason),)
+    return GateCase(case_id=case_id, suite=run.suite.path, state=state, findings=findings)
 
 
 def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:

@@ -19,7 +19,6 @@ from harness.gate.records import GateCase, Mode, State
 from harness.records import (
     FAILURES,
     NOT_OF_THE_CODE,
-    WORST_FIRST,
     Case,
     CaseSummary,
     Change,
@@ -85,8 +84,11 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
     found, excuse = _excused(found, case_id, state, evidence.policy)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
     sides = evidence.baseline, evidence.candidate
-    return replace(
-        settled(evidence.suite, case_id, state, found),
+    return GateCase(
+        case_id=case_id,
+        suite=evidence.suite,
+        state=state,
+        findings=tuple(found),
         exemption=excuse,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
@@ -101,31 +103,14 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
 
 def judge_gone(suite: str, case_id: str, reason: str, policy: Policy) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
-    found, excuse = _excused([not_measured(reason)], case_id, State.MISSING, policy)
-    return replace(settled(suite, case_id, State.MISSING, found), exemption=excuse)
+    state = State.MISSING
+    found, excuse = _excused([not_measured(reason)], case_id, state, policy)
+    whole = tuple(found)
+    return GateCase(case_id=case_id, suite=suite, state=state, findings=whole, exemption=excuse)
 
 
 def not_measured(reason: str) -> Finding:
     return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
-
-
-def settled(suite: str, case_id: str, state: State, found: Sequence[Finding]) -> GateCase:
-    """The case, decided by the worst finding that counts."""
-    counting = [f for f in found if f.counts]
-    worst = min(counting, key=lambda f: WORST_FIRST.index(f.decision), default=None)
-    if worst is None:
-        decision, reason = Decision.GO, f"excused: {found[-1].reason}"
-    else:
-        decision = worst.decision
-        reason = (counting[-1] if decision is Decision.GO else worst).reason
-    return GateCase(
-        case_id=case_id,
-        suite=suite,
-        decision=decision,
-        reason=reason,
-        state=state,
-        findings=tuple(found),
-    )
 
 
 def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
@@ -201,27 +186,6 @@ def _median(measured: Sequence[Measurement], case: Case) -> float | None:
     enough = case.settings.min_samples
     medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
     return statistics.median(medians) if medians else None
-
-
-def overall(cases: Sequence[GateCase], findings: Sequence[Finding]) -> tuple[Decision, str]:
-    """The worst of all cases and findings, in one sentence."""
-    decisions = [f.decision for f in findings] + [c.decision for c in cases]
-    worst = min(decisions, key=WORST_FIRST.index, default=Decision.GO)
-    decisive = [f"{f.check}: {f.reason}" for f in findings if f.decision is worst]
-    concerned = [c for c in cases if c.decision is worst]
-    if worst is not Decision.GO:
-        decisive += [f"{c.case_id}: {c.reason}" for c in concerned]
-        share = f"{len(concerned)} of {len(cases)} cases: " if concerned and len(cases) > 1 else ""
-        more = f"; and {len(decisive) - 2} more" if len(decisive) > 2 else ""
-        return worst, share + "; ".join(decisive[:2]) + more
-    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
-    text = f"{units.plural('case', len(cases))} passed"
-    if faster:
-        best = min(faster, key=lambda c: c.ratio)
-        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"
-    if new := [c for c in cases if c.state is State.NEW]:
-        text += f"; {len(new)} new"
-    return worst, text
 
 
 def blocks(decision: Decision, policy: Policy) -> bool:

@@ -5,15 +5,17 @@ so above one is slower.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness import units
 from harness.errors import HarnessError
 from harness.machine.drift import Difference
-from harness.records import Change, Comparison, Decision, Finding, KernelChange, Run
+from harness.records import Change, Comparison, Decision, Finding, KernelChange, Run, worst
 
 Record = TypeVar("Record")
 
@@ -69,13 +71,11 @@ class GateCase:
     case_id: str
     suite: str
     """Path of the suite's file from the root of the repository."""
-    decision: Decision
-    """GO, NO_GO or INCONCLUSIVE."""
-    reason: str
-    """The finding that decided, as one sentence."""
     state: State
     findings: tuple[Finding, ...] = ()
     """All checks, in their order."""
+    overruled: bool = False
+    """Whether the last of them decides, whatever the others say."""
     comparison: Comparison | None = None
     """Of times; None if they were not compared."""
     baseline_s: float | None = None
@@ -91,6 +91,25 @@ class GateCase:
     """Total duration of the processes of both sides."""
     log: str = ""
     """Log of the failed process, relative to the folder of the gate."""
+
+    @property
+    def decisive(self) -> Finding | None:
+        """The worst finding that counts: the first, or the last that is GO; None if all are
+        excused. The last of all, if it overrules the others."""
+        if self.overruled:
+            return self.findings[-1]
+        found = worst(f for f in self.findings if f.counts)
+        return found[-1 if found[0].decision is Decision.GO else 0] if found else None
+
+    @property
+    def decision(self) -> Decision:
+        """GO, NO_GO or INCONCLUSIVE."""
+        return self.decisive.decision if self.decisive else Decision.GO
+
+    @property
+    def reason(self) -> str:
+        """The finding that decided, as one sentence."""
+        return self.decisive.reason if self.decisive else f"excused: {self.findings[-1].reason}"
 
     @property
     def change(self) -> Change | None:
@@ -127,9 +146,6 @@ def side_of(run: Run) -> GateSide:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
     schema: Literal[3] = 3
-    decision: Decision
-    reason: str
-    """One sentence."""
     mode: Mode
     stage: Stage = Stage.SHADOW
     blocks: bool = False
@@ -155,18 +171,54 @@ class GateVerdict:
     """Of the environments, in a comparison; the most suspect first."""
 
     @property
+    def decision(self) -> Decision:
+        """That of the worst case, or finding of the whole."""
+        judged: list[Finding | GateCase] = [*self.findings, *self.cases]
+        return next((one.decision for one in worst(judged)), Decision.GO)
+
+    @property
+    def reason(self) -> str:
+        """What decided, as one sentence."""
+        if self.decision is Decision.GO:
+            return _passed(self.cases)
+        cases = [c for c in self.cases if c.decision is self.decision]
+        said = [f"{f.check}: {f.reason}" for f in self.findings if f.decision is self.decision]
+        said += [f"{c.case_id}: {c.reason}" for c in cases]
+        of = len(self.cases)
+        share = f"{len(cases)} of {of} cases: " if cases and of > 1 else ""
+        more = f"; and {len(said) - 2} more" if len(said) > 2 else ""
+        return share + "; ".join(said[:2]) + more
+
+    @property
     def undecided_blocks(self) -> bool:
         """Whether what is undecided keeps the change from being merged."""
         return self.blocks and self.decision is not Decision.NO_GO
 
-    def count(self, decision: Decision) -> int:
-        return sum(case.decision is decision for case in self.cases)
+
+def _passed(cases: Sequence[GateCase]) -> str:
+    """What a GO says of its cases."""
+    text = units.plural("case", len(cases))
+    if cases and all(c.state is State.SAME and not c.gpu_s for c in cases):
+        return f"{text}: {cases[0].reason}; not measured"
+    text += " passed"
+    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
+    if faster:
+        best = min(faster, key=lambda c: c.ratio)
+        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"
+    new = sum(c.state is State.NEW for c in cases)
+    return f"{text}; {new} new" if new else text
 
 
 def encode(verdict: GateVerdict) -> str:
     """The verdict as JSON, with its exit status."""
-    fields = {**asdict(verdict), "exit_status": verdict.decision.exit_status}
+    fields = plain(verdict) | {"cases": [plain(case) for case in verdict.cases]}
+    fields["exit_status"] = verdict.decision.exit_status
     return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(answer: GateCase | GateVerdict) -> dict[str, object]:
+    """All that it says, for JSON."""
+    return {"decision": answer.decision, "reason": answer.reason, **asdict(answer)}
 
 
 def decode(text: str | bytes, place: str) -> GateVerdict:

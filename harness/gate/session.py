@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from harness import units
 from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import counters, decide
@@ -36,15 +35,19 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
 def _unchanged(request: Request, ground: Ground) -> GateVerdict:
     """The verdict of a change that leaves the code as it is: nothing is measured."""
     why = "the same code: at most comments, docstrings and prose differ"
-    found = [Finding(check=decide.AGAINST[request.mode], decision=Decision.GO, reason=why)]
+    found = Finding(check=decide.AGAINST[request.mode], decision=Decision.GO, reason=why)
     cases = [
-        decide.settled(path, case.case_id, State.SAME, found)
+        GateCase(case_id=case.case_id, suite=path, state=State.SAME, findings=(found,))
         for path, suite in ground.suites.items()
         for case in suite.cases
     ]
+    remedies = ("to measure it all the same: the option --measure",)
+    return replace(_verdict(request, ground, cases), remedies=remedies)
+
+
+def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> GateVerdict:
+    """The verdict by what is known without a measurement, and these cases."""
     return GateVerdict(
-        decision=Decision.GO,
-        reason=f"{units.plural('case', len(cases))}: {why}; not measured",
         mode=request.mode,
         stage=Stage(ground.policy.form.stage),
         policy=ground.policy.path,
@@ -54,7 +57,6 @@ def _unchanged(request: Request, ground: Ground) -> GateVerdict:
         findings=ground.trees.findings,
         started_at=ground.began,
         ended_at=now(),
-        remedies=("to measure it all the same: the option --measure",),
     )
 
 
@@ -80,23 +82,13 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         answers = _Answers(remarks={t.key: why for t in plan.tasks})
     cases = _cases(request, plan, answers)
     cases += [decide.judge_gone(*key, reason, plan.policy) for key, reason in plan.gone.items()]
-    findings = (*plan.findings, *answers.findings)
-    decision, reason = decide.overall(cases, findings)
-    baseline = plan.trees.baseline
-    return GateVerdict(
-        decision=decision,
-        reason=reason,
-        mode=request.mode,
-        stage=Stage(plan.policy.form.stage),
-        blocks=decide.blocks(decision, plan.policy),
-        policy=plan.policy.path,
-        candidate=_with_runs(plan.trees.candidate, plan.sides[-1:]),
-        baseline=baseline and _with_runs(baseline, plan.sides[:-1]),
+    verdict = _verdict(request, plan, cases)
+    verdict = replace(
+        verdict,
+        candidate=_with_runs(verdict.candidate, plan.sides[-1:]),
+        baseline=verdict.baseline and _with_runs(verdict.baseline, plan.sides[:-1]),
         device=plan.here.device_name,
-        cases=tuple(cases),
-        findings=findings,
-        started_at=plan.began,
-        ended_at=now(),
+        findings=(*plan.findings, *answers.findings),
         gpu_s=sum(c.gpu_s for c in cases),
         remedies=tuple(
             decide.remedies(
@@ -108,6 +100,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
             )
         ),
     )
+    return replace(verdict, blocks=decide.blocks(verdict.decision, plan.policy))
 
 
 def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> _Answers:

@@ -3,20 +3,13 @@
 Text from the verdict cannot add HTML, links or mentions.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from harness import units
 from harness.gate.records import GateCase, GateVerdict, Stage
-from harness.records import WORST_FIRST, Decision
+from harness.records import Decision, worst_first
 from harness.report.markdown import cell, code
-from harness.report.series.gate_text import (
-    case_counts,
-    case_reason,
-    change_text,
-    undecided_text,
-    worst_first,
-)
+from harness.report.series.gate_text import case_counts, case_reason, change_text, undecided_text
 from harness.report.series.machine_code import ir_table, kernel_table
 from harness.report.series.render import rendered
 
@@ -40,16 +33,15 @@ _STAGES = {
 
 def page(verdict: GateVerdict) -> str:
     """The verdict, its evidence, and its worst cases."""
-    cases = worst_first(verdict)
-    omitted = Counter(case.decision for case in cases[MOST_CASES:])
+    cases = worst_first(verdict.cases)
     values = {
         "verdict": verdict,
         "rows": [_row(case) for case in cases[:MOST_CASES]],
         "kernels": kernel_table((k for c in cases for k in c.kernels), cases=True),
         "ir": ir_table(k for c in cases for k in c.kernels),
-        "omitted": [(d, omitted[d]) for d in WORST_FIRST if omitted[d]],
+        "omitted": cases[MOST_CASES:],
         "effect": _effect(verdict),
-        "counts": case_counts(verdict),
+        "counts": case_counts,
         "signs": _SIGNS,
         "most": MAX_LISTED,
         "more": _more,

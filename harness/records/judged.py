@@ -1,8 +1,9 @@
 """What is derived from measurements: estimates, summaries, findings and verdicts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from harness.records.asked import Case, Rule
 from harness.records.metrics import SPEEDS
@@ -131,6 +132,28 @@ class Decision(StrEnum):
 
 WORST_FIRST = (Decision.NO_GO, Decision.INCONCLUSIVE, Decision.CONDITIONAL, Decision.GO)
 """The order in which findings decide and cases are shown."""
+
+
+class Judged(Protocol):
+    """A finding, a rule or a case."""
+
+    @property
+    def decision(self) -> Decision: ...
+
+
+AnyJudged = TypeVar("AnyJudged", bound=Judged)
+
+
+def worst_first(judged: Iterable[AnyJudged]) -> list[AnyJudged]:
+    """By their decisions; equal ones stay in their order."""
+    return sorted(judged, key=lambda one: WORST_FIRST.index(one.decision))
+
+
+def worst(judged: Iterable[AnyJudged], *, best: bool = False) -> list[AnyJudged]:
+    """All that have the worst decision among them, or the best, in their order."""
+    ranked = worst_first(judged)
+    end = -1 if best else 0
+    return [one for one in ranked if one.decision is ranked[end].decision]
 
 
 class Fact(StrEnum):

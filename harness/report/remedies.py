@@ -12,7 +12,6 @@ from harness.analysis.verdict import LOOSE
 from harness.records import (
     OVER_STEPS,
     SPEEDS,
-    WORST_FIRST,
     Case,
     Decision,
     Fact,
@@ -21,6 +20,7 @@ from harness.records import (
     RuleResult,
     Run,
     Verdict,
+    worst_first,
 )
 from harness.report.tables import NONE, Table
 from harness.report.text import alone_command, case_names, gap_place, listed, rest_command
@@ -159,8 +159,8 @@ def next_steps(
     if v.not_measured:
         took = f", {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
         yield f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"
-    left = [r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO]
-    left.sort(key=lambda r: WORST_FIRST.index(r.decision))
+    asked = (r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO)
+    left = worst_first(asked)
     tested = run.suite.suspects.tested if run.suite.suspects else ()
     controls = [s.control for s in tested if s.control]
     beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}

@@ -26,7 +26,7 @@ from statistics import median
 
 from harness import units
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateVerdict, Mode
+from harness.gate.records import GateCase, GateVerdict, Mode, plain
 from harness.gate.session import carry_out
 from harness.records import Case, Decision, Measurement
 from harness.runner.run import terminating_like_ctrl_c
@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for found in study(scratch, options.slower, options.again, options.minutes, known_s):
                 lines += found
                 for line in found:
-                    journal.write(json.dumps(asdict(line)) + "\n")
+                    journal.write(json.dumps(asdict(line) | {"case": plain(line.case)}) + "\n")
                     case = line.case
                     _tell(f"{line.gate}: {case.case_id}: {case.decision}: {case.reason}")
                 journal.flush()

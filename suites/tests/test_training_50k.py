@@ -10,7 +10,7 @@ import pytest
 
 from harness.analysis import summary
 from harness.analysis.suspects import Conclusion, diagnose
-from harness.records import WORST_FIRST, Case, Decision, Measurement, Outcome, Run
+from harness.records import Case, Decision, Measurement, Outcome, Run, worst_first
 from harness.report import conditions
 from harness.report.text import case_names
 from harness.suite import load as suites
@@ -42,9 +42,8 @@ SMALL = {
 
 def decisions(run: Run) -> dict[str, Decision]:
     """By the part of the question, the worst of its rules."""
-    asked = [r for r in judged(run).rules if r.asks and r.applies]
-    asked.sort(key=lambda r: WORST_FIRST.index(r.decision), reverse=True)
-    return {r.asks: r.decision for r in asked}
+    asked = worst_first(r for r in judged(run).rules if r.asks and r.applies)
+    return {r.asks: r.decision for r in reversed(asked)}
 
 
 def test_a_small_variant_runs_to_its_verdict() -> None:

@@ -226,10 +226,11 @@ def test_the_working_tree_is_compared_with_a_commit(
 
 
 def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
-    cases = [gate_case(state=s) for s in (State.COMPARED, State.NEW)]
+    verdict = gate_verdict(*(gate_case(state=s) for s in (State.COMPARED, State.NEW)))
 
-    answer = comparing.commits(gate_verdict(*cases), ())
+    answer = comparing.commits(verdict, ())
 
+    assert verdict.reason == "2 cases passed; 1 new"
     assert [c.decision for c in answer.cases] == [GO, OPEN]
     assert (answer.decision, answer.decision.exit_status) == (OPEN, 3)
     assert "only the candidate can run it" in answer.reason

@@ -178,25 +178,25 @@ def test_an_expired_exemption_excuses_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decisions", "whole", "expected"),
+    ("decisions", "whole", "expected", "reason"),
     [
-        ([GO, GO], GO, GO),
-        ([GO, OPEN], GO, OPEN),
-        ([OPEN, NO_GO], GO, NO_GO),
-        ([GO], OPEN, OPEN),
-        ([GO], NO_GO, NO_GO),
-        ([], GO, GO),
+        ([GO, GO], GO, GO, "2 cases passed"),
+        ([GO, OPEN], GO, OPEN, "1 of 2 cases: train/nsa: no slower than the tolerance"),
+        ([OPEN, NO_GO], GO, NO_GO, "1 of 2 cases: train/nsa: no slower than the tolerance"),
+        ([GO], OPEN, OPEN, "preflight: it"),
+        ([GO], NO_GO, NO_GO, "preflight: it"),
+        ([], GO, GO, "0 cases passed"),
     ],
 )
 def test_the_worst_decides_the_whole(
-    decisions: list[Decision], whole: Decision, expected: Decision
+    decisions: list[Decision], whole: Decision, expected: Decision, reason: str
 ) -> None:
     finding = Finding(check="preflight", decision=whole, reason="it")
 
-    decision, reason = decide.overall([gate_case(decision=d) for d in decisions], [finding])
+    verdict = gate_verdict(*(gate_case(decision=d) for d in decisions), findings=(finding,))
 
-    assert decision is expected
-    assert reason
+    assert verdict.decision is expected
+    assert verdict.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -243,4 +243,5 @@ def test_a_verdict_round_trips_also_without_a_newer_field() -> None:
     del stored["candidate"]["uncommitted"]
 
     assert stored["exit_status"] == 1
+    assert stored["cases"][0]["reason"] in stored["reason"]
     assert decode(encode(VERDICT), "it") == decode(json.dumps(stored), "it") == VERDICT

@@ -236,6 +236,7 @@ def test_a_change_of_comments_and_prose_alone_is_not_measured(
     with nullcontext() if same else pytest.raises(HarnessError, match="it is measured"):
         verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")
         assert of(verdict, "a").state is State.SAME
+        assert verdict.reason.endswith("docstrings and prose differ; not measured")
 
 
 @pytest.mark.usefixtures("planted")

@@ -1,6 +1,8 @@
 """Sentences about the cases of a gate: a change against its base."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from harness import units
 from harness.gate.counters import CHECK
@@ -11,15 +13,10 @@ MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 
 
-def worst_first(verdict: GateVerdict) -> list[GateCase]:
-    """The cases by decision, the worst first; equal ones in the suite's order."""
-    return sorted(verdict.cases, key=lambda c: WORST_FIRST.index(c.decision))
-
-
-def case_counts(verdict: GateVerdict) -> str:
+def case_counts(cases: Sequence[GateCase]) -> str:
     """`1 NO-GO, 2 INCONCLUSIVE, 9 GO`."""
-    counts = ((decision, verdict.count(decision)) for decision in WORST_FIRST)
-    return ", ".join(f"{n} {decision}" for decision, n in counts if n) or "no cases"
+    counts = Counter(case.decision for case in cases)
+    return ", ".join(f"{counts[d]} {d}" for d in WORST_FIRST if counts[d]) or "no cases"
 
 
 def change_text(case: GateCase) -> str:
