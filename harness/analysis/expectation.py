@@ -1,24 +1,10 @@
-"""Peaks of cards by their data sheets, and measurements compared with expectations; what a timeout
-or the kernels alone say of a speed."""
+"""Peaks of cards by their data sheets; what a timeout or the kernels alone say of a speed."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from harness.analysis.statistics import mapped, settle, times_better
-from harness.records import (
-    METRICS,
-    CaseSummary,
-    Decision,
-    Environment,
-    Estimate,
-    Expectation,
-    Fact,
-    Finding,
-    Outcome,
-    Suite,
-)
+from harness.analysis.statistics import mapped, times_better
+from harness.records import CaseSummary, Environment, Estimate, Outcome
 
 
 def _flops(bf16: float, tf32: float, fp32: float) -> Mapping[str, float]:
@@ -96,47 +82,3 @@ def by_kernels(ours: CaseSummary, theirs: CaseSummary, metric: str) -> Estimate 
         work = ours.tokens / theirs.tokens
     faster = times_better(own, other, higher_is_better=False)
     return mapped(faster, lambda ratio: ratio * work)
-
-
-def assessed(
-    suite: Suite, summaries: Sequence[CaseSummary]
-) -> Iterator[tuple[Expectation, tuple[Finding, ...]]]:
-    """Every expectation, with a finding for each case that it matches, also on another GPU."""
-    for expectation in suite.expectations:
-        cases = [s for s in summaries if expectation.match.accepts(s.case)]
-        yield expectation, tuple(_assess(expectation, s) for s in cases)
-
-
-def _assess(expectation: Expectation, summary: CaseSummary) -> Finding:
-    """GO inside of the expected range, NO-GO outside."""
-    low = -math.inf if expectation.low is None else expectation.low
-    high = math.inf if expectation.high is None else expectation.high
-    metric = METRICS[expectation.metric]
-
-    def side(bottom: float, top: float) -> Decision | None:
-        if top < low or bottom > high:
-            return Decision.NO_GO
-        return Decision.GO if low <= bottom and top <= high else None
-
-    found = Finding(
-        decision=Decision.INCONCLUSIVE,
-        fact=Fact.NO_METRIC,
-        subject=summary.case.case_id,
-        cases=(summary.case.case_id,),
-        metric=metric.name,
-        estimate=summary.known(metric.name) if summary.outcome is Outcome.OK else None,
-        busy=summary.behind(metric.name),
-        bound=timeout_bound(summary, metric.name),
-        low=expectation.low,
-        high=expectation.high,
-        detail=expectation.source,
-    )
-    if found.estimate is not None:
-        decision, sure = settle(found.estimate, side, linear=metric.signed)
-        if decision and sure:
-            return replace(found, decision=decision, fact=Fact.DECIDED)
-        return replace(found, fact=Fact.OPEN, likely=decision)
-    if found.bound is None:
-        return found
-    ends = (-math.inf, found.bound) if metric.higher_is_better else (found.bound, math.inf)
-    return replace(found, decision=side(*ends) or Decision.INCONCLUSIVE)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness.analysis.expectation import assessed, by_kernels, timeout_bound
+from harness.analysis.expectation import by_kernels, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
 from harness.analysis.statistics import settle, span, times_better, times_beyond
 from harness.analysis.summary import summarise
@@ -37,6 +37,7 @@ from harness.records import (
     Verdict,
     Weight,
     gpu_matches,
+    range_of,
     worst,
 )
 
@@ -177,7 +178,8 @@ def _expected(suite: Suite, summaries: Sequence[CaseSummary], device: str) -> It
     """Whether the expectations that count are met, for each part of the question that they ask.
     Those for other GPUs are not asked."""
     parts: dict[str, list[Finding]] = {}
-    for e, found in assessed(suite, summaries):
+    for e in suite.expectations:
+        found = by_case(e, summaries)
         if found and e.counts is not Weight.NOTE:
             asked = parts.setdefault(e.asks, [])
             if gpu_matches(e.gpu, device):
@@ -282,9 +284,9 @@ def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Findin
         if timed.outcome is not Outcome.OK or estimate is None or not bound:
             continue
         least = times_beyond(estimate, bound, higher_is_better=higher)
-        if timed is ours and least >= max(rule.go, rule.no_go):
+        if timed is ours and _side(rule, least, math.inf) is Decision.GO:
             decision, fact = Decision.GO, Fact.AT_LEAST
-        elif timed is theirs and least > 0 and 1 / least < rule.no_go:
+        elif timed is theirs and least > 0 and _side(rule, 0.0, 1 / least) is Decision.NO_GO:
             decision, fact, least = Decision.NO_GO, Fact.AT_MOST, 1 / least
         else:
             continue
@@ -336,20 +338,30 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
     return _decide(rule, replace(found, detail=flat), fit.exponent)
 
 
+def by_case(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:
+    """What each case that a rule matches says about it, also on another GPU."""
+    return [judge_case(rule, s) for s in summaries if rule.match.accepts(s.case)]
+
+
 def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
-    """What one case says about a rule for one of its metrics."""
+    """What one case says about a rule for one of its metrics. To an expectation only the value
+    matters, as EVERY_CASE_RAN judges how the case ended."""
     case, name = summary.case, rule.metric
-    if summary.outcome is None:
-        return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN, detail=summary.detail)
+    expected: dict[str, Any] = {"low": rule.low, "high": rule.high, "detail": rule.source}
+    found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name, **expected)
     if summary.outcome is Outcome.OK:
-        found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
         found, estimate = replace(found, busy=summary.behind(name)), summary.known(name)
         return found if estimate is None else _decide(rule, found, estimate)
     # A timeout can show that a rule is broken, but not that it is met.
     bound, higher = timeout_bound(summary, name), rule.quantity.higher_is_better
-    if bound is not None and (bound < rule.no_go if higher else bound > rule.no_go):
+    ends = range_of(None, bound) if higher else range_of(bound, None)
+    if bound is not None and _side(rule, *ends) is Decision.NO_GO:
         fact = Fact.AT_MOST if higher else Fact.AT_LEAST
         return _of(case, Decision.NO_GO, fact, metric=name, bound=bound)
+    if rule.go is None:
+        return replace(found, bound=bound)
+    if summary.outcome is None:
+        return _of(case, Decision.INCONCLUSIVE, Fact.NOT_RUN, detail=summary.detail)
     return _no_value(summary)
 
 
@@ -371,19 +383,18 @@ def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
     if side is not None and sure:
         return replace(found, fact=Fact.DECIDED, decision=side)
     low, high = span(estimate, linear=linear) or (-math.inf, math.inf)
-    may_be_go = high >= rule.go if rule.higher_is_better else low <= rule.go
-    return replace(found, fact=Fact.OPEN, likely=side, may_be_go=may_be_go)
+    least, most = rule.limits
+    return replace(found, fact=Fact.OPEN, likely=side, may_be_go=high >= least and low <= most)
 
 
 def _side(rule: Rule, low: float, high: float) -> Decision | None:
     """The decision if everything from `low` to `high` is on one side of the thresholds."""
-    go, abort = rule.go, rule.no_go
-    if not rule.higher_is_better:
-        low, high, go, abort = -high, -low, -go, -abort
-    if high < abort:
+    least, most = rule.limits
+    bottom, top = rule.bearable
+    if high < bottom or low > top:
         return Decision.NO_GO
-    if low >= max(go, abort):
+    if least <= low and high <= most:
         return Decision.GO
-    if low >= abort and high < go:
+    if bottom <= low and high <= top and (high < least or low > most):
         return Decision.CONDITIONAL
     return None

@@ -1,5 +1,6 @@
 """What a suite asks: its cases, rules and expectations."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -115,32 +116,23 @@ class Match:
         return all(case.get(name) in values for name, values in self.criteria.items())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """A value that some source expects of a case."""
-
-    metric: str
-    match: Match = field(default_factory=Match)
-    gpu: str = "*"
-    """Pattern of the GPU that the number is for: `A100` means `*A100*`; `cpu` for no GPU."""
-    low: float | None = None
-    high: float | None = None
-    source: str = ""
-    """Where the number comes from."""
-    asks: str = ""
-    """The part of the question that it answers."""
-    counts: Weight = Weight.NOTE
+def range_of(low: float | None, high: float | None) -> tuple[float, float]:
+    """The ends of a range, infinite where it is open."""
+    return -math.inf if low is None else low, math.inf if high is None else high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL."""
+    """A rule of the verdict: GO at `go` or better, NO-GO beyond `abort`, else CONDITIONAL. Or an
+    expectation: GO from `low` to `high`, else NO-GO."""
 
     name: str
     metric: str
     """A metric of the harness, or one that a program of the suite reports."""
-    go: float
+    go: float | None = None
     """For a ratio rule: how many times better the matched case must be than its partner."""
+    low: float | None = None
+    high: float | None = None
     abort: float | None = None
     """If absent, everything worse than `go` is NO-GO."""
     abort_early: bool = False
@@ -153,6 +145,8 @@ class Rule:
     """For scaling_exponent: the axis of the fit."""
     gpu: str = "*"
     """Pattern of the GPUs that the rule applies to; `!A100` is any other GPU."""
+    source: str = ""
+    """Where an expectation comes from: a report, a data sheet or a runbook, with its date."""
     free: Metric | None = None
     """The definition of `metric`, if only a program of the suite knows it."""
     asks: str = ""
@@ -175,13 +169,21 @@ class Rule:
         return self.free or METRICS[self.metric]
 
     @property
-    def no_go(self) -> float:
-        """The value beyond which it is NO-GO."""
-        return self.go if self.abort is None else self.abort
-
-    @property
     def higher_is_better(self) -> bool:
         return self.against is not None or self.quantity.higher_is_better
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the greatest value that is GO."""
+        return range_of(self.low, self.high) if self.go is None else self._to(self.go)
+
+    @property
+    def bearable(self) -> tuple[float, float]:
+        """The least and the greatest value that is not NO-GO."""
+        return self.limits if self.abort is None else self._to(self.abort)
+
+    def _to(self, worst: float) -> tuple[float, float]:
+        return range_of(worst, None) if self.higher_is_better else range_of(None, worst)
 
     def needs(self, cases: Iterable[Case]) -> list[Case]:
         """The cases that decide the rule: the matched ones, or both sides of its pairs."""
@@ -356,7 +358,7 @@ class Suite:
     wants: Mapping[str, Scalar] = field(default_factory=dict)
     """Likewise, but without it the suite goes on, and the report says so."""
     cases: tuple[Case, ...]
-    expectations: tuple[Expectation, ...] = ()
+    expectations: tuple[Rule, ...] = ()
     rules: tuple[Rule, ...] = ()
     cost: CostPlan | None = None
     suspects: Suspects | None = None

@@ -101,8 +101,8 @@ def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
 
 
 def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Finding:
-    """The finding of a rule, or without one of an expectation, as `excused` leaves it."""
-    speed = (stated.metric if stated else f.metric) in SPEEDS and not f.partner
+    """The finding of a rule, or without one of several expectations, as `excused` leaves it."""
+    speed = f.metric in SPEEDS and not f.partner
     by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
     missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
     perhaps = f.likely not in (None, Decision.GO) and speed and f.busy > 0

@@ -13,7 +13,6 @@ from harness.analysis import verdict as verdicts
 from harness.analysis.causes import CauseKind, causes
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects, longest, versus
-from harness.analysis.expectation import assessed
 from harness.analysis.roofline import stacks
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import diagnose, fingerprint, reproduction
@@ -75,8 +74,8 @@ class Study:
         pace = self.changed.pace if self.changed else {}
         self.verdict = answer.excused(judged_as, pace)
         self.expected = [
-            (e, [answer.excuse(f, None, pace) for f in found])
-            for e, found in assessed(run.suite, self.summaries)
+            (e, [answer.excuse(f, e, pace) for f in verdicts.by_case(e, self.summaries)])
+            for e in run.suite.expectations
         ]
         first = remedies.slowest(self.verdict)
         asked = [s.case.case_id for s in judged(run, self.summaries)]

@@ -134,11 +134,12 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     rows = []
     for s in (s for s in of if s.case.case_id in ratios):
         ratio = ratios[s.case.case_id]
-        marks = {f"needed: {r.name}": r.go for r in rules if r.go != 1 and r.match.accepts(s.case)}
+        needed = (r for r in rules if r.go != 1 and r.match.accepts(s.case))
+        marks = {f"needed: {r.name}": r.limits[0] for r in needed}
         for e in run.suite.expectations:
             if e.metric == "step_s" and e.high and e.match.accepts(s.case):
                 limit = ratio.value * s.metrics["step_s"].value / e.high
-                marks[e.source.partition(", ")[0]] = limit
+                marks[e.name] = limit
         rows.append(row(s, ratio, **marks))
     beside = [p for p in others if any(v.theirs == p for v in found)]
     named = [run.suite.provider(v.workload, p) for v in found[:1] for p in (v.ours, *beside)]

@@ -107,9 +107,8 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
     rules = [r.stated for r in v.rules if r.stated and r.applies]
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
-    expected = [e.match for e in here if e.asks or e.counts is not Weight.NOTE]
+    rules += [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged = {c.case_id for rule in rules for c in rule.needs(run.suite.cases)}
-    judged |= {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in expected)}
     judged &= {s.case.case_id for s in ok}
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
     if all(c.program for c in run.suite.cases):

@@ -18,10 +18,10 @@ from harness.records import (
     Decision,
     Environment,
     Estimate,
-    Expectation,
     Fact,
     Finding,
     Outcome,
+    Rule,
     Run,
     Scalar,
     Verdict,
@@ -264,7 +264,7 @@ def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
 
 
 def expectations(
-    assessed: Iterable[tuple[Expectation, Sequence[Finding]]],
+    assessed: Iterable[tuple[Rule, Sequence[Finding]]],
     environment: Environment,
     names: Mapping[str, str],
 ) -> Table:
@@ -275,7 +275,7 @@ def expectations(
             elsewhere.append(e.gpu.strip("*"))
         elif of:
             shared = shared_name([names[f.subject] for f in of])
-            worst = max(of, key=lambda f: (distance(f, None), f.estimate is None))
+            worst = max(of, key=lambda f: (distance(f, e), f.estimate is None))
             own = own_name(names[worst.subject], shared) if of[1:] else ""
             counts = Counter(_result(f) for f in of)
             results = [f"{n} {word}" if of[1:] else word for word, n in counts.items()]
@@ -285,7 +285,7 @@ def expectations(
                     f"{METRICS[e.metric].title} {_range(e.metric, e.low, e.high)}",
                     e.source or NONE,
                     f"{_actual(worst)}{f' ({own})' if own else ''}",
-                    units.factor(far) if (far := distance(worst, None)) > 1 else NONE,
+                    units.factor(far) if (far := distance(worst, e)) > 1 else NONE,
                     listed(results),
                 )
             )

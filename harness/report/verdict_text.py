@@ -1,5 +1,6 @@
 """Sentences about decisions: the rules and the verdict of a suite."""
 
+import math
 from collections.abc import Sequence
 
 from harness import units
@@ -16,6 +17,7 @@ from harness.records import (
     RuleResult,
     Run,
     Verdict,
+    range_of,
 )
 from harness.report.text import BY_KERNELS, every, finding_sentence, is_speed, listed
 from harness.units import ending_text
@@ -173,8 +175,7 @@ def misses(f: Finding, stated: Rule | None) -> bool:
     if f.estimate is None:
         return False
     low, high = _limits(f, stated)
-    value = f.estimate.value
-    return (low is not None and value < low) or (high is not None and value > high)
+    return not low <= f.estimate.value <= high
 
 
 def distance(f: Finding, stated: Rule | None) -> float:
@@ -183,13 +184,11 @@ def distance(f: Finding, stated: Rule | None) -> float:
         return 0.0
     low, high = _limits(f, stated)
     value = f.estimate.value
-    return max((low or 0.0) / value, value / high if high and high > 0 else 0.0)
+    return max(0.0, low / value, value / high if high > 0 else 0.0)
 
 
-def _limits(f: Finding, stated: Rule | None) -> tuple[float | None, float | None]:
-    if stated is None:
-        return f.low, f.high
-    return (stated.go, None) if stated.higher_is_better else (None, stated.go)
+def _limits(f: Finding, stated: Rule | None) -> tuple[float, float]:
+    return stated.limits if stated else range_of(f.low, f.high)
 
 
 def _worst(result: RuleResult, stated: Rule) -> Finding | None:
@@ -245,12 +244,13 @@ def requirement_text(result: RuleResult) -> str:
     abort = ""
     if stated.abort is not None:
         worse = "under" if _is_least(stated) else "over"
-        abort = f"; NO-GO {worse} {_limit(stated, stated.abort)}"
+        abort = f"; NO-GO {worse} {_limit(stated, stated.bearable)}"
     return f"{limit_text(stated)} in {cases}{_criteria(stated.match)}{abort}"
 
 
-def _limit(stated: Rule, at: float) -> str:
+def _limit(stated: Rule, ends: tuple[float, float]) -> str:
     """`500`; of a ratio `6x`, `95 %`: of a metric that is better if less, that of its value."""
+    at = next(filter(math.isfinite, ends))
     if not stated.against:
         return units.plain(stated.metric, at)
     if is_speed(stated.metric):
@@ -266,7 +266,7 @@ def _is_least(stated: Rule) -> bool:
 
 def limit_text(stated: Rule) -> str:
     """`tokens/s ≥ 500`, or `at least 6x as fast as dense`."""
-    limit, title = _limit(stated, stated.go), stated.quantity.title
+    limit, title = _limit(stated, stated.limits), stated.quantity.title
     sign = "≥" if _is_least(stated) else "≤"
     if stated.against:
         other = _other(stated.against)
@@ -296,7 +296,7 @@ def needed_text(result: RuleResult) -> str:
     stated = result.stated
     if stated is None or _as_fast(stated):
         return ""
-    return f"{'≥' if _is_least(stated) else '≤'} {_limit(stated, stated.go)}"
+    return f"{'≥' if _is_least(stated) else '≤'} {_limit(stated, stated.limits)}"
 
 
 def margin_text(result: RuleResult) -> str:
@@ -307,14 +307,11 @@ def margin_text(result: RuleResult) -> str:
         if word(result) != NO or _as_fast(stated):  # how much slower it is stands there already
             return ""
         return f", missed by {units.factor(far)}"
-    values = [f.estimate.value for f in found if f.estimate and f.estimate.value > 0]
+    nearest = max((distance(f, stated) for f in found), default=0.0)
     speed = stated and not stated.against and stated.metric in SPEEDS
-    if stated is None or not speed or not values or word(result) != YES:
+    if not speed or not nearest or nearest > 1 / LOOSE or word(result) != YES:
         return ""
-    over = min(v / stated.go if stated.higher_is_better else stated.go / v for v in values)
-    if over < LOOSE:
-        return ""
-    return f", met {units.factor(over)} over"
+    return f", met {units.factor(1 / nearest)} over"
 
 
 def _as_fast(stated: Rule | None) -> bool:

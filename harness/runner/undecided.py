@@ -40,14 +40,11 @@ def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
         return parts.index(asks) if asks in parts else len(parts)
 
     found = [
-        (not r.abort_early, place(r.asks), r.name, r.needs(suite.cases))
-        for r in suite.rules
+        (not r.abort_early, place(r.asks), name or r.name, r.needs(suite.cases))
+        for name, rules in (("", suite.rules), (verdict.EXPECTED, suite.expectations))
+        for r in rules
         if gpu_matches(r.gpu, device) and (r.counts is not Weight.NOTE or r.asks)
     ]
-    for e in suite.expectations:
-        if gpu_matches(e.gpu, device) and e.counts is not Weight.NOTE:
-            cases = [*filter(e.match.accepts, suite.cases)]
-            found.append((True, place(e.asks), verdict.EXPECTED, cases))
     if suite.suspects:
         for s in suite.suspects.tested:
             cases = [c for pair in sides(s, suite.suspects.gap.where, suite.cases) for c in pair]

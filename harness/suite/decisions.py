@@ -1,6 +1,6 @@
 """The part of a suite file that decides: expectations, rules, suspects, labels and cost."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model, model_validator
@@ -8,7 +8,6 @@ from pydantic import AfterValidator, Field, create_model, model_validator
 from harness.records import (
     METRICS,
     CostPlan,
-    Expectation,
     Gap,
     Match,
     Observation,
@@ -52,29 +51,32 @@ _BOUNDS: dict[str, Any] = {
     if m.of_case
 }
 WeightOf = Literal["fail", "condition", "note"]
+_OF_BOTH = ("match", "gpu", "source", "asks", "counts")
+"""What the form of an expectation has of a rule."""
 _ExpectationForm = create_model(
     "Expectation",
-    __doc__=Expectation.__doc__,
-    __base__=form_of(Expectation, leave=("metric", "low", "high"), counts=WeightOf),
+    __doc__="A value that some source expects of a case.",
+    __base__=form_of(Rule, leave={f.name for f in fields(Rule)} - {*_OF_BOTH}),
     counts=(WeightOf, Field(default="condition", description="What a miss does to the verdict.")),
     source=(Text, Field(description="A report, a data sheet or a runbook, with its date.")),
     **_BOUNDS,
 )
 
 
-def _expectation(form: Any) -> Expectation:
-    """The expectation of a form with one metric."""
+def _expectation(form: Any) -> Rule:
+    """The rule of a form with one metric, called by its source."""
     named = form.model_fields_set & METRICS.keys()
     if len(named) != 1:
         raise wrong("must name exactly one metric", remedy=f"Metrics: {', '.join(_BOUNDS)}.")
     (metric,) = named
     stated = {name: value for name, value in form if name not in METRICS}
     stated |= getattr(form, metric).model_dump()
-    return Expectation(**stated | {"metric": metric, "counts": Weight(form.counts)})
+    name = form.source.partition(", ")[0]
+    return Rule(**stated | {"name": name, "metric": metric, "counts": Weight(form.counts)})
 
 
 StatedExpectation = Annotated[
-    Expectation, read_as(Annotated[_ExpectationForm, AfterValidator(_expectation)])
+    Rule, read_as(Annotated[_ExpectationForm, AfterValidator(_expectation)])
 ]
 
 
@@ -89,7 +91,7 @@ _RuleForm = create_model(
     __doc__=Rule.__doc__,
     __base__=form_of(
         Rule,
-        leave=("free", "asked"),
+        leave=("low", "high", "source", "free", "asked"),
         metric=Annotated[Text, Field(json_schema_extra={"examples": [*METRICS]})],
         go=float | None,
         quantifier=Literal["all", "any"],
@@ -129,10 +131,10 @@ def _rule(form: Any) -> Rule:
 
 def contrary(rule: Rule) -> str:
     """What is wrong with `abort`; empty if nothing."""
-    higher = rule.higher_is_better
+    higher, (low, high) = rule.higher_is_better, rule.limits
     if rule.against is not None and rule.abort is not None and rule.abort <= 0:
         return "must be above 0"
-    if rule.abort in (None, rule.go) or (rule.abort < rule.go) == higher:
+    if rule.abort is None or not low < rule.abort < high:
         return ""
     if rule.against is not None:
         return "must be below at_least"

@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -160,7 +160,7 @@ _IN_A_FILE: dict[Any, Any] = {
 """Type in a record -> in a form, where a text is not empty."""
 
 
-def form_of(record: type[Any], leave: Sequence[str] = (), **kinds: Any) -> Any:
+def form_of(record: type[Any], leave: Collection[str] = (), **kinds: Any) -> Any:
     """A form with the fields of a record, their defaults and their descriptions.
 
     A field such as `with_` has the key `with`; those to `leave` are not in a file; `kinds` are what

@@ -183,12 +183,12 @@ def _contrary(cases: Sequence[Case]) -> str:
 
 def _decision_problems(model: SuiteModel, cases: Sequence[Case]) -> Iterator[Problem]:
     """Parts of the suite that refer to cases, metrics or names it does not have."""
-    for place, match in _matches(model):
-        yield from sweep.check_match(match, place, cases)
+    for at, match in _matches(model):
+        yield from sweep.check_match(match, at, cases)
     yield from _repeated("verdict", "rules", model.verdict)
     known = {**METRICS, **program.free_metrics(model)}
-    for r, rule in enumerate(model.verdict):
-        yield from _rule_problems(rule, ("verdict", r), known, cases)
+    for place, rule in _stated(model).items():
+        yield from _rule_problems(rule, place, known, cases)
     axes = [*dict.fromkeys(name for case in cases for name in case.axes)]
     providers = [*dict.fromkeys(case.provider for case in cases)]
     named = [*providers, *dict.fromkeys(f"{case.workload}/{case.provider}" for case in cases)]
@@ -225,10 +225,14 @@ def _rule_problems(
     yield from problems
 
 
+def _stated(model: SuiteModel) -> dict[Loc, Rule]:
+    """The expectations and rules by their places."""
+    sections = {"expectations": model.expectations, "verdict": model.verdict}
+    return {(key, i): rule for key, rules in sections.items() for i, rule in enumerate(rules)}
+
+
 def _matches(model: SuiteModel) -> Iterator[tuple[Loc, Match]]:
     """Place and `match` of each part, beside the rules, that must select a case."""
-    for i, expectation in enumerate(model.expectations):
-        yield ("expectations", i, "match"), expectation.match
     for i, label in enumerate(model.labels):
         yield ("labels", i, "match"), label.match
     if model.cost:
@@ -251,10 +255,7 @@ def _matches(model: SuiteModel) -> Iterator[tuple[Loc, Match]]:
 def _unasked(model: SuiteModel) -> Iterator[Problem]:
     """Parts of the question that no rule asks, and rules that ask for no part of it."""
     parts = {} if isinstance(model.question, str) else model.question
-    asked: dict[Loc, str] = {
-        **{("expectations", i, "asks"): e.asks for i, e in enumerate(model.expectations)},
-        **{("verdict", i, "asks"): r.asks for i, r in enumerate(model.verdict)},
-    }
+    asked: dict[Loc, str] = {(*place, "asks"): r.asks for place, r in _stated(model).items()}
     if model.suspects:
         asked["suspects", "asks"] = model.suspects.asks
     named = dict(asked)

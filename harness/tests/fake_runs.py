@@ -201,7 +201,7 @@ def run(
     *,
     env: r.Environment | None = None,
     rules: Sequence[r.Rule] = (),
-    expectations: Sequence[r.Expectation] = (),
+    expectations: Sequence[r.Rule] = (),
     **changes: Any,
 ) -> r.Run:
     """A run of these cases; the changes are of its suite, or of itself."""

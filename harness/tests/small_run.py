@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records import Case, Clock, CostPlan, Expectation, Measurement, Outcome, Rule
+from harness.records import Case, Clock, CostPlan, Measurement, Outcome, Rule, Weight
 from harness.store import reader
 from harness.store.writer import RunWriter
 from harness.tests.fake_runs import H200, environment, run, sweep, to
@@ -22,7 +22,7 @@ SUITE = run(
     lambda _: [],
     name="smoke",
     path="suites/smoke.yaml",
-    expectations=[Expectation(metric="mfu", low=0.2, match=to(gc=False))],
+    expectations=[Rule(name="half", metric="mfu", low=0.2, match=to(gc=False), counts=Weight.NOTE)],
     rules=[Rule(name="floor", metric="tokens_per_s", go=500.0, abort=100.0)],
     cost=CostPlan(steps=1000),
 ).suite

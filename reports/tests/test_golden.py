@@ -24,11 +24,10 @@ from harness.analysis import comparison, summary
 from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
-from harness.analysis.expectation import assessed
 from harness.analysis.overhead import time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
-from harness.analysis.verdict import judge
+from harness.analysis.verdict import by_case, judge
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.unpaired import FEWEST, compare_stored
@@ -101,10 +100,10 @@ def of_one(run: Run) -> dict[str, Values]:
         "expectations": [
             [
                 *(f.metric, f.subject, f.decision, f.likely),
-                *(_estimate(f.estimate), f.bound, distance(f, None)),
+                *(_estimate(f.estimate), f.bound, distance(f, e)),
             ]
-            for _, found in assessed(run.suite, summaries)
-            for f in found
+            for e in run.suite.expectations
+            for f in by_case(e, summaries)
         ],
         "stored": {
             case.case_id: [

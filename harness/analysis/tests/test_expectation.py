@@ -1,12 +1,14 @@
 """Peaks of cards, and measurements compared with expectations."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from harness.analysis.expectation import assessed, peak
+from harness.analysis.expectation import peak
 from harness.analysis.summary import summarise
-from harness.records import Decision, Expectation, Finding, Measurement, Outcome
+from harness.analysis.verdict import by_case
+from harness.records import Decision, Finding, Measurement, Outcome, Rule
 from harness.tests.fake_runs import case, ended, run, timed, to
 
 CASE = case({"seq_len": 512})
@@ -31,11 +33,9 @@ def test_a_card_has_the_peak_of_its_data_sheet_and_a_slice_has_none(
     assert peak(gpu, precision) == flops_per_s
 
 
-def found(measurements: list[Measurement], **expected: Any) -> tuple[Finding, ...]:
-    expectation = Expectation(**{"metric": "tokens_per_s", **expected})
-    r = run([CASE], lambda _: measurements, expectations=[expectation])
-    ((_, findings),) = assessed(r.suite, summarise(r))
-    return findings
+def found(measurements: list[Measurement], **expected: Any) -> Sequence[Finding]:
+    expectation = Rule(**{"name": "a source", "metric": "tokens_per_s", **expected})
+    return by_case(expectation, summarise(run([CASE], lambda _: measurements)))
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_a_timeout_bounds_the_metric_and_a_hang_nothing(
 
 
 def test_an_expectation_of_another_provider_is_not_assessed() -> None:
-    assert found(timed(CASE, 0.1), low=1, match=to(provider="dense")) == ()
+    assert found(timed(CASE, 0.1), low=1, match=to(provider="dense")) == []

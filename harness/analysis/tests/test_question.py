@@ -10,7 +10,6 @@ from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, of_run
 from harness.records import (
     Case,
     Decision,
-    Expectation,
     Fact,
     Finding,
     Measurement,
@@ -178,10 +177,10 @@ def test_a_rule_counts_as_the_suite_says(counts: Weight, decision: Decision) -> 
 def test_expectations_count_in_the_verdict(
     counts: Weight, gpu: str, decision: Decision, said: str | None
 ) -> None:
-    missed = Expectation(metric="step_s", match=to(provider="nsa"), gpu=gpu, high=0.5)
+    missed = Rule(name="s", metric="step_s", match=to(provider="nsa"), gpu=gpu, high=0.5)
     met = replace(missed, high=5.0)
     for one, wanted in ((missed, decision), (met, GO)):
-        expectations = (replace(one, counts=counts, source="s"),)
+        expectations = (replace(one, counts=counts),)
         verdict = judged({"nsa": 1.0, "dense": 3.0}, expectations=expectations)
         assert verdict.decision is wanted
         results = [r.said for r in verdict.rules if r.rule == EXPECTED]
@@ -277,7 +276,7 @@ def test_a_rule_that_ended_the_run_is_its_verdict() -> None:
 
 
 def test_expectations_of_cases_that_were_not_run_are_not_asked() -> None:
-    far = Expectation(metric="step_s", match=to(provider="dense"), high=1.0, counts=Weight.FAIL)
+    far = Rule(name="s", metric="step_s", match=to(provider="dense"), high=1.0)
     made = run(CASES, lambda c: timed(c, 1.0) if c.provider == "nsa" else [], expectations=[far])
     for stop, decision in ((BUDGET, GO), (None, INCONCLUSIVE)):
         assert of_run(replace(made, stopped=stop))[1].decision is decision

@@ -117,7 +117,7 @@ def test_a_provider_is_compared_with_the_faster_of_its_rivals() -> None:
 
     rivals = replace(to(), criteria={"provider": ("dense", "split")})
     ours = to(provider="nsa")
-    peer = records.Expectation(metric="step_s", match=ours, high=0.5e-3, source="a peer, that day")
+    peer = records.Rule(name="a peer", metric="step_s", match=ours, high=0.5e-3)
     faster = asks("step_s", 3, match=ours, against=rivals)
     drawn = pictures(run(cases, measure), rules=faster, expectations=(peer,))["speed"]
 

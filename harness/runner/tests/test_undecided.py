@@ -10,7 +10,6 @@ from harness.records import (
     Case,
     Counters,
     Estimate,
-    Expectation,
     Gap,
     Measurement,
     MeasureSettings,
@@ -99,7 +98,8 @@ def test_few_processes_near_a_limit_are_confirmed() -> None:
 def test_an_open_expectation_is_named_if_it_counts(
     counts: Weight, low: float, ids: list[str]
 ) -> None:
-    assert [*left((1.0, 1.3), expectations=[Expectation(counts=counts, low=low, **SHORT)])] == ids
+    short = Rule(name="a source", counts=counts, low=low, **SHORT)
+    assert [*left((1.0, 1.3), expectations=[short])] == ids
 
 
 @pytest.mark.parametrize(
