@@ -13,7 +13,7 @@ from statistics import pvariance
 from typing import Any
 
 from harness import units
-from harness.analysis.expectation import timeout_bound
+from harness.analysis.bounds import timeout_bound
 from harness.analysis.scaling import by_workload, positive
 from harness.analysis.statistics import half_width, mapped, times_better, times_beyond
 from harness.records import CaseSummary, Estimate, Outcome, Scalar, pairs

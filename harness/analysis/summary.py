@@ -8,8 +8,8 @@ import numpy as np
 
 from harness import units
 from harness.analysis import overhead, recorded, statistics
+from harness.analysis.bounds import peak, precision_of
 from harness.analysis.dead_axes import inert_work
-from harness.analysis.expectation import peak, precision_of
 from harness.analysis.over_steps import course_metrics
 from harness.analysis.recorded import POWER_CAP, THROTTLE, TIMED, of_ranks, readings
 from harness.analysis.roofline import RooflineBound, bound

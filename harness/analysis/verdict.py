@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from harness.analysis.expectation import by_kernels, timeout_bound
+from harness.analysis.bounds import by_kernels, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit, fit
 from harness.analysis.statistics import settle, span, times_better, times_beyond
 from harness.analysis.summary import summarise

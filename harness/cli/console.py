@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness import units
-from harness.analysis.expectation import timeout_bound
+from harness.analysis.bounds import timeout_bound
 from harness.analysis.summary import summarise
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness import units
+from harness.analysis.bounds import timeout_bound
 from harness.analysis.effects import longest
-from harness.analysis.expectation import timeout_bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import settle, times_better
 from harness.records import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.analysis import expectation
+from harness.analysis import bounds
 from harness.measure import accuracy
 from harness.measure.failures import Failed
 from harness.records import Case, Scalar, Suite
@@ -142,7 +142,7 @@ def test_a_wrong_kernel_is_caught_before_it_is_timed(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16")])
 def test_training_and_reports_know_the_same_peaks(gpu: str, dtype: torch.dtype, name: str) -> None:
     """Each house has its table, as neither imports the other."""
-    assert expectation.peak(gpu, name) == peak_flops(gpu, dtype)
+    assert bounds.peak(gpu, name) == peak_flops(gpu, dtype)
 
 
 def test_flags_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

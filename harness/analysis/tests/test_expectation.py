@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.expectation import peak
+from harness.analysis.bounds import peak
 from harness.analysis.summary import summarise
 from harness.analysis.verdict import by_case
 from harness.records import Decision, Finding, Measurement, Outcome, Rule
