@@ -8,7 +8,7 @@ import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from harness.records import METRICS, Estimate, Fact, Finding, Outcome, Stop
+from harness.records import METRICS, Estimate, Fact, Finding, Interval, Outcome, Ratio, Stop
 
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
@@ -139,7 +139,7 @@ def quantity(metric: str, value: float) -> str:
     return plain(metric, value) + suffix(metric)
 
 
-def informs(metric: str, estimate: Estimate) -> bool:
+def informs(metric: str, estimate: Interval) -> bool:
     """Whether an estimate has an interval that is worth printing."""
     low, high = estimate.low, estimate.high
     if estimate.both or low is None or high is None:
@@ -149,26 +149,26 @@ def informs(metric: str, estimate: Estimate) -> bool:
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 
 
-def cell(metric: str, estimate: Estimate, end: str = "") -> str:
+def cell(metric: str, estimate: Interval, end: str = "") -> str:
     """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
 
     A count has all its digits, and its range if steps differ. Of two processes: `2.08 and 2.14 ms`.
     Without an interval that informs: `25.0 ms (not bounded by 3 processes)`. `end` follows.
     """
-    if _is_count(metric) and estimate.low is not None and estimate.high is not None:
+    if isinstance(estimate, Estimate) and _is_count(metric) and estimate.low is not None:
         if estimate.low == estimate.high:
             return _count(estimate.value) + end
-        both = " to ".join(map(_count, (estimate.low, estimate.high)))
+        both = " to ".join(map(_count, (estimate.low, estimate.high or 0.0)))
         return f"{_count(estimate.value)} ({both} in {estimate.samples} steps){end}"
     one, unit = _scaled(metric, estimate.value)
     if estimate.both:
         signed = metric in METRICS and METRICS[metric].signed
         return f"{ends(one, estimate.both, ' and ', sign=signed)}{unit}{end}"
-    if estimate.low is None and estimate.ends and estimate.processes > 1:
+    if estimate.low is None and estimate.ends and estimate.n > 1:
         return f"{ends(one, estimate.ends, ' to ')}{unit}{end}"
     if estimate.low is not None and not informs(metric, estimate):
         text = _with_interval(estimate.value / one, None, None, unit)
-        return f"{text}{end} (not bounded by {estimate.processes} processes)"
+        return f"{text}{end} (not bounded by {estimate.n} processes)"
     low, high = (None if x is None else x / one for x in (estimate.low, estimate.high))
     return _with_interval(estimate.value / one, low, high, unit) + end
 
@@ -179,7 +179,7 @@ def ends(one: float, values: Sequence[float], between: str, *, sign: bool = Fals
     return between.join(dict.fromkeys(texts))
 
 
-def measured(metric: str, estimate: Estimate) -> str:
+def measured(metric: str, estimate: Interval) -> str:
     """A measured metric with its interval and unit, for a sentence."""
     return cell(metric, estimate, suffix(metric))
 
@@ -195,31 +195,35 @@ def repeats(processes: int) -> str:
     return {1: " (measured once)", 2: " (measured twice)"}.get(processes, "")
 
 
-def change(ratio: float, low: float | None = None, high: float | None = None) -> str:
+def change(ratio: Ratio | float) -> str:
     """A ratio of times: `+24 % [+20 … +28]`, `2.4x [2.2 … 2.6]`, `91x [90 … 92] less`, or, with a
     bound beyond twice or half of it, `+24 %, not bounded`."""
-    if (low is not None and low * MOST_APART < ratio) or (
-        high is not None and high > ratio * MOST_APART
+    r = _as_ratio(ratio)
+    if (r.low is not None and r.low * MOST_APART < r.value) or (
+        r.high is not None and r.high > r.value * MOST_APART
     ):
-        return f"{change(ratio)}, not bounded"
-    if ratio <= 0.5:
-        return f"{_smaller(ratio, low, high)} less"
-    return _larger(ratio, low, high, sign=True)
+        return f"{change(r.value)}, not bounded"
+    return f"{_larger(r.inverse)} less" if r.value <= 0.5 else _larger(r, sign=True)
 
 
-def slowdown(ratio: float, low: float | None = None, high: float | None = None) -> str:
+def _as_ratio(ratio: Ratio | float) -> Ratio:
+    return ratio if isinstance(ratio, Ratio) else Ratio(value=ratio, n=1)
+
+
+def slowdown(ratio: Ratio | float) -> str:
     """A ratio of times in its plain direction: `24 % [20 … 28] slower`, or without one, if the
     interval contains 1: `+1.7 % [-0.2 … +3.3]`."""
-    if (ratio if low is None else low) <= 1 <= (ratio if high is None else high):
-        return change(ratio, low, high)
-    if ratio < 1:
-        return f"{_smaller(ratio, low, high)} faster"
-    return f"{_larger(ratio, low, high)} slower"
+    r = _as_ratio(ratio)
+    if (r.value if r.low is None else r.low) <= 1 <= (r.value if r.high is None else r.high):
+        return change(r)
+    return f"{_larger(r.inverse)} faster" if r.value < 1 else f"{_larger(r)} slower"
 
 
-def at_least(ratio: float) -> str:
+def at_least(ratio: Ratio) -> str:
     """A ratio of times of which only the nearer end is known: `at least 47x faster`."""
-    times, word = (ratio, "slower") if ratio >= 1 else (1 / ratio, "faster")
+    times, word = ratio.value, "slower"
+    if times < 1:
+        times, word = ratio.inverse.value, "faster"
     amount, unit = (times, "x") if times >= 2 else ((times - 1) * 100, " %")
     return f"at least {number(rounded_down(amount, 2), 2)}{unit} {word}"
 
@@ -234,16 +238,12 @@ def rounded_up(value: float, digits: int) -> float:
     return -rounded_down(-value, digits)
 
 
-def _smaller(ratio: float, low: float | None, high: float | None) -> str:
-    return _larger(1 / ratio, None if high is None else 1 / high, None if low is None else 1 / low)
-
-
-def _larger(ratio: float, low: float | None, high: float | None, *, sign: bool = False) -> str:
+def _larger(ratio: Ratio, *, sign: bool = False) -> str:
     """In percent, from twice on as a factor."""
-    if ratio >= 2:
-        return _with_interval(ratio, low, high, "x", digits=2)
-    below, above = (None if end is None else (end - 1) * 100 for end in (low, high))
-    return _with_interval((ratio - 1) * 100, below, above, " %", sign=sign, digits=2)
+    if ratio.value >= 2:
+        return _with_interval(ratio.value, ratio.low, ratio.high, "x", digits=2)
+    below, above = (None if end is None else (end - 1) * 100 for end in (ratio.low, ratio.high))
+    return _with_interval((ratio.value - 1) * 100, below, above, " %", sign=sign, digits=2)
 
 
 def _count(value: float) -> str:
@@ -310,11 +310,11 @@ def scalar(value: bool | int | float | str | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def times(estimate: Estimate) -> str:
+def times(estimate: Ratio) -> str:
     """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`, `1.50x and 1.93x`."""
     if estimate.both:
         return f"{ends(1.0, estimate.both, 'x and ')}x"
-    if estimate.processes < 2 or (estimate.processes == 2 and estimate.each):
+    if estimate.n < 2 or (estimate.n == 2 and estimate.each):
         return number(estimate.value, 3) + "x"
     return _with_interval(estimate.value, estimate.low, estimate.high, "x")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from harness.analysis.statistics import mapped, times_better
-from harness.records import CaseSummary, Environment, Estimate, Outcome
+from harness.records import CaseSummary, Environment, Outcome, Ratio
 
 
 def _flops(bf16: float, tf32: float, fp32: float) -> Mapping[str, float]:
@@ -72,7 +72,7 @@ def timeout_bound(summary: CaseSummary, metric: str) -> float | None:
     return summary.lower_bound_s if metric == "step_s" else None
 
 
-def by_kernels(ours: CaseSummary, theirs: CaseSummary, metric: str) -> Estimate | None:
+def by_kernels(ours: CaseSummary, theirs: CaseSummary, metric: str) -> Ratio | None:
     """How many times faster one side is by its kernels, if the host sets the speed of one."""
     own, other = ours.known("kernel_s"), theirs.known("kernel_s")
     if own is None or other is None or not (ours.behind(metric) or theirs.behind(metric)):

@@ -344,22 +344,22 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
     for e in effects(sound):
         both = [s for pair in e.cases for s in pair]
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
-        if e.axis in ("provider", *named) or sizes or e.low is None or e.high is None:
+        if e.axis in ("provider", *named) or sizes or e.ratio.low is None or e.ratio.high is None:
             continue
-        slow, quick = (e.value, e.base) if e.ratio > 1 else (e.base, e.value)
-        if not e.low <= 1 <= e.high:
+        ratio, slow, quick = e.ratio, e.value, e.base
+        if ratio.value <= 1:
+            ratio, slow, quick = ratio.inverse, e.base, e.value
+        if ratio.differs:
             slower.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
-        least = min(e.low, e.smallest) if e.ratio > 1 else 1 / max(e.high, e.largest)
-        if least < SETTING or not _same_work(e):
+        if min(ratio.low or 0.0, *ratio.each) < SETTING or not _same_work(e):
             continue
-        factor = max(e.ratio, 1 / e.ratio)
         name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
-        text = f"{name} is {units.factor(factor)} slower than {value}"
+        text = f"{name} is {units.factor(ratio.value)} slower than {value}"
         text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
         text += f" ({units.plural('pair', e.pairs)} of cases)"
         about = f"{e.axis}={units.scalar(quick)}"
         slowed = [s.case.case_id for s in both if s.case.get(e.axis) == slow]
-        found += [Cause(CauseKind.SETTING, i, text, 1 - 1 / factor, about) for i in slowed]
+        found += [Cause(CauseKind.SETTING, i, text, 1 - 1 / ratio.value, about) for i in slowed]
     yield from (c for c in found if (c.case_id.partition("/")[0], c.about) not in slower)
 
 

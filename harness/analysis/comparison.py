@@ -33,7 +33,7 @@ from harness.analysis.statistics import (
     order_free_p,
     t_factor,
 )
-from harness.records import ByCase, Change, Comparison, Pair, Thresholds, least_pairs
+from harness.records import ByCase, Change, Comparison, Pair, Ratio, Thresholds, least_pairs
 
 _quantile = NormalDist().inv_cdf  # a hundred times faster than scipy's norm.ppf
 
@@ -121,19 +121,17 @@ def pair_sd(logs: Floats, order: Flags) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What the rules need to know about one case at a look, as logarithms of ratios."""
+    """What the rules need to know about one case at a look."""
 
-    centre: float
-    low: float | None
-    high: float | None
+    ratio: Ratio
+    """`p`, as `p_faster`, is divided by the share of alpha of the look: compare with alpha."""
+    p_faster: float
     error: float
     """Of each bound: the share of alpha that the look spends."""
-    p_slower: float
-    """Divided by that share, as `p_faster`: compare with alpha."""
-    p_faster: float
+    se: float
+    """Of the logarithm, from the width of the interval: robust to outliers; infinite without."""
     cycles: float | None = None
-    """The centre in cycles (time x clock); None if the clocks were not read."""
-    pairs: int
+    """The logarithm in cycles (time x clock); None if the clocks were not read."""
     freedom: float
     """Degrees of freedom of the spread: few pairs estimate their own noise badly."""
     pair_s: float | None = None
@@ -165,21 +163,31 @@ def array_statistics(
         whole = np.hypot(se, thresholds.of_builds)
         slower = _with_builds(slower, centre, se, whole, len(order))
         faster = _with_builds(faster, -centre, se, whole, len(order))
-        low, high = (_widened(np.abs(bound - centre), thresholds, error) for bound in bounds)
-        bounds = centre - low, centre + high
+        below, above = (_widened(np.abs(bound - centre), thresholds, error) for bound in bounds)
+        bounds = centre - below, centre + above
+    low, high = bounds or (centre - np.inf, centre + np.inf)
+    pairs = logs.shape[-1]
     return tuple(
         Statistics(
-            centre=float(centre[i]),
-            low=None if bounds is None else float(bounds[0][i]),
-            high=None if bounds is None else float(bounds[1][i]),
-            error=error,
-            p_slower=float(slower[i]) / share,
+            ratio=of_logs(centre[i], low[i], high[i], n=pairs, p=float(slower[i]) / share),
             p_faster=float(faster[i]) / share,
-            pairs=logs.shape[-1],
-            freedom=logs.shape[-1] - 2,
+            error=error,
+            se=standard_error(low[i], high[i], error),
+            freedom=pairs - 2,
         )
         for i in range(len(logs))
     )
+
+
+def of_logs(centre: float, low: float, high: float, *, n: int, p: float | None = None) -> Ratio:
+    """A ratio by its logarithm, without bounds that are too far away to be used."""
+    ends = (None if abs(end) > BOUNDLESS else math.exp(end) for end in (low, high))
+    return Ratio(value=math.exp(centre), low=next(ends), high=next(ends), n=n, p=p)
+
+
+def standard_error(low: float, high: float, error: float) -> float:
+    """By bounds that are each wrong with this probability."""
+    return float(high - low) / 2 / _quantile(1 - error)
 
 
 def _with_builds(p: Floats, centre: Floats, se: Floats, whole: Floats, pairs: int) -> Floats:
@@ -197,11 +205,12 @@ def judge(
 ) -> Mapping[str, Comparison]:
     """Apply the rules of a look to all of its cases together; `beside` others are shown with these
     and judged apart."""
-    slower = holm({c: s.p_slower for c, s in looked.items()}, beside)
+    slower = holm({c: p for c, s in looked.items() if (p := s.ratio.p) is not None}, beside)
     faster = holm({c: s.p_faster for c, s in looked.items()}, beside)
-    adjusted = {c: replace(s, p_slower=slower[c], p_faster=faster[c]) for c, s in looked.items()}
     cases = len(looked) + beside
-    return {c: _judge(c, s, cases, thresholds[c]) for c, s in adjusted.items()}
+    return {
+        c: _judge(c, s, (slower[c], faster[c]), cases, thresholds[c]) for c, s in looked.items()
+    }
 
 
 def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
@@ -215,55 +224,51 @@ def holm(p_values: Mapping[str, float], beside: int = 0) -> Mapping[str, float]:
     return adjusted
 
 
-def _judge(case_id: str, s: Statistics, cases: int, thresholds: Thresholds) -> Comparison:
-    practical, tolerance = math.log1p(thresholds.practical), math.log1p(thresholds.tolerance)
-    gap = units.slowdown(math.exp(s.centre))
+def _judge(
+    case_id: str, s: Statistics, p: tuple[float, float], cases: int, thresholds: Thresholds
+) -> Comparison:
+    """The answer for one case, by the adjusted p-values that it is slower and that it is faster."""
+    p_slower, p_faster = p
+    ratio, practical = s.ratio, 1 + thresholds.practical
+    gap = units.slowdown(ratio.value)
     among = f", corrected for {cases} cases" if cases > 1 else ""
     below = f"the tolerance of {units.percent(thresholds.tolerance)}"
-    se = None  # from the width of the exact interval: robust to outliers
-    if s.low is not None and s.high is not None:
-        se = (s.high - s.low) / 2 / _quantile(1 - s.error)
-    s = replace(s, low=_bound(s.low), high=_bound(s.high))
     clock_explained, open_tolerance = False, None
-    if s.p_slower <= thresholds.alpha and s.centre > practical:
-        if s.cycles is not None and s.cycles <= practical:
+    if p_slower <= thresholds.alpha and ratio.value > practical:
+        if s.cycles is not None and s.cycles <= math.log(practical):
             clock_explained, change = True, Change.UNDECIDED
             in_cycles = units.slowdown(math.exp(s.cycles))
             reason = f"{gap} in time but {in_cycles} in clock cycles: the GPU clock differed"
         else:
             change = Change.SLOWER
-            reason = f"shown to be {gap} (p = {s.p_slower:.2g}{among})"
+            reason = f"shown to be {gap} (p = {p_slower:.2g}{among})"
             if s.cycles is None:
                 reason += "; no clock was read, so a lower clock is not ruled out"
-    elif s.p_faster <= thresholds.alpha and s.centre < -practical:
+    elif p_faster <= thresholds.alpha and ratio.value < 1 / practical:
         change = Change.FASTER
-        reason = f"shown to be {gap} (p = {s.p_faster:.2g}{among})"
-    elif s.high is not None and s.high < tolerance:
+        reason = f"shown to be {gap} (p = {p_faster:.2g}{among})"
+    elif ratio.high is not None and ratio.high < 1 + thresholds.tolerance:
         change = Change.SAME
-        reason = f"{_most(s.high)}: below {below}"
+        reason = f"{_most(ratio.high)}: below {below}"
     else:
         change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
-        most = "unbounded" if s.high is None else _most(s.high)
+        most = "unbounded" if ratio.high is None else _most(ratio.high)
         reason = f"{most}: shown neither slower nor below {below}"
     needed = None
-    if change is Change.UNDECIDED and not clock_explained and se is not None:
-        of_pairs = math.sqrt(max(0.0, se**2 - thresholds.of_builds**2))
-        needed = pairs_needed(s.centre, of_pairs * math.sqrt(s.pairs), cases, thresholds)
+    if change is Change.UNDECIDED and not clock_explained and s.se < math.inf:
+        of_pairs = math.sqrt(max(0.0, s.se**2 - thresholds.of_builds**2)) * math.sqrt(ratio.n)
+        needed = pairs_needed(math.log(ratio.value), of_pairs, cases, thresholds)
         if needed is None:
             differ = units.percent(thresholds.build_cv)
             reason += f"; more pairs cannot decide, because builds differ by {differ}"
         else:
-            needed = max(needed, s.pairs + 1)
+            needed = max(needed, ratio.n + 1)
     return Comparison(
         case_id=case_id,
         change=change,
-        ratio=math.exp(s.centre),
-        low=None if s.low is None else math.exp(s.low),
-        high=None if s.high is None else math.exp(s.high),
-        p_value=s.p_slower,
-        pairs=s.pairs,
+        ratio=replace(ratio, p=p_slower),
         clock_explained=clock_explained,
-        smallest_effect=None if se is None else _smallest_effect(se, s, cases, thresholds),
+        smallest_effect=_smallest_effect(s, cases, thresholds),
         pairs_needed=needed,
         minutes_needed=needed * s.pair_s / 60 if needed and s.pair_s else None,
         reason=reason,
@@ -271,14 +276,10 @@ def _judge(case_id: str, s: Statistics, cases: int, thresholds: Thresholds) -> C
     )
 
 
-def _bound(log: float | None) -> float | None:
-    return None if log is None or abs(log) > BOUNDLESS else log
-
-
-def _smallest_effect(se: float, s: Statistics, cases: int, thresholds: Thresholds) -> float | None:
+def _smallest_effect(s: Statistics, cases: int, thresholds: Thresholds) -> float | None:
     """The test must reject at Holm's strictest level, and the estimate must exceed `practical`."""
     found, strict = _quantile(POWER), t_factor(s.freedom, 1 - s.error / cases)
-    log = max((strict + found) * se, math.log1p(thresholds.practical) + found * se)
+    log = max((strict + found) * s.se, math.log1p(thresholds.practical) + found * s.se)
     return math.expm1(log) if log <= BOUNDLESS else None
 
 
@@ -335,8 +336,8 @@ def decided(answer: Comparison, thresholds: Thresholds) -> bool:
     """Whether a look decides the case though more pairs could be taken: it is clearly beyond
     `practical`, or as near as a case that passes the screen."""
     if answer.change in (Change.SLOWER, Change.FASTER):
-        return abs(math.log(answer.ratio)) > CLEARLY * math.log1p(thresholds.practical)
-    return answer.change is Change.SAME and answer.ratio <= thresholds.screen_ratio
+        return abs(math.log(answer.ratio.value)) > CLEARLY * math.log1p(thresholds.practical)
+    return answer.change is Change.SAME and answer.ratio.value <= thresholds.screen_ratio
 
 
 def pairs_to_take(sd: float, cases: int, thresholds: Thresholds) -> int:
@@ -364,23 +365,19 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
     """The answer for a case that passes the screen."""
     logs, order = time_logs(pairs), swapped(pairs)
     centre = float(hodges_lehmann(logs, order))
-    low, high = (_bound(float(b)) for b in student_bounds(logs, order, thresholds))
-    assert high is not None
+    low, high = map(float, student_bounds(logs, order, thresholds))
     se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
-    smallest = _bound(math.log(thresholds.screen_ratio) + _quantile(POWER) * se)
+    smallest = math.log(thresholds.screen_ratio) + _quantile(POWER) * se
     return Comparison(
         case_id=case_id,
         change=Change.SAME,
-        ratio=math.exp(centre),
-        low=None if low is None else math.exp(low),
-        high=math.exp(high),
-        pairs=len(pairs),
-        smallest_effect=None if smallest is None else math.expm1(smallest),
-        reason=f"{_most(high)} in {len(pairs)} pairs: below the tolerance of "
+        ratio=of_logs(centre, low, high, n=len(pairs)),
+        smallest_effect=math.expm1(smallest) if smallest <= BOUNDLESS else None,
+        reason=f"{_most(math.exp(high))} in {len(pairs)} pairs: below the tolerance of "
         f"{units.percent(thresholds.tolerance)}",
     )
 
 
-def _most(log: float) -> str:
+def _most(ratio: float) -> str:
     """An upper bound of a slowdown: `at most 2 % slower`, or `at least 1 % faster`."""
-    return f"{'at most' if log >= 0 else 'at least'} {units.slowdown(math.exp(log))}"
+    return f"{'at most' if ratio >= 1 else 'at least'} {units.slowdown(ratio)}"

@@ -15,8 +15,8 @@ from typing import Any
 from harness import units
 from harness.analysis.bounds import timeout_bound
 from harness.analysis.scaling import by_workload, positive
-from harness.analysis.statistics import half_width, mapped, times_better, times_beyond
-from harness.records import CaseSummary, Estimate, Outcome, Scalar, pairs
+from harness.analysis.statistics import mapped, ratio_of, times_better, times_beyond
+from harness.records import CaseSummary, Estimate, Outcome, Ratio, Scalar, pairs
 
 LARGE = 1.2
 """Two axes act together if the effect of each is beyond this at the value of the other one."""
@@ -100,14 +100,8 @@ class Effect:
     value: Scalar
     within: Mapping[str, Scalar] = field(default_factory=dict)
     """The level of other axes in which the pairs are, because it changes the effect."""
-    ratio: float
-    """Geometric mean over the pairs; of no use if they disagree."""
-    low: float | None
-    high: float | None
-    """95 % interval over processes, for exactly these pairs; None with one process per case."""
-    smallest: float
-    largest: float
-    """Ratios of the pairs that the axis slows least and most."""
+    ratio: Ratio
+    """Geometric mean over the pairs, of no use if they disagree; `each` has the ratio of a pair."""
     cases: tuple[SidePair, ...]
     """The pairs: the case at the base, and that at the value."""
     disagree: bool = False
@@ -121,12 +115,10 @@ class Effect:
 
     @property
     def negligible(self) -> bool:
-        return (
-            self.low is not None
-            and self.high is not None
-            and self.low > 1 / (1 + NO_EFFECT)
-            and self.high < 1 + NO_EFFECT
-        )
+        low, high = self.ratio.low, self.ratio.high
+        if low is None or high is None:
+            return False
+        return low > 1 / (1 + NO_EFFECT) and high < 1 + NO_EFFECT
 
 
 def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
@@ -152,8 +144,8 @@ def effects(summaries: Sequence[CaseSummary]) -> tuple[Effect, ...]:
 def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
     """What two axes do only together: one effect, of both, where each is shown to act at one value
     of the other and at no other. It is the smaller one of the two."""
-    shown = [e for e in found if e.at_least or (e.low and e.high and not e.low <= 1 <= e.high)]
-    large = [e for e in shown if abs(math.log(e.ratio)) > math.log(LARGE)]
+    shown = [e for e in found if e.at_least or e.ratio.differs]
+    large = [e for e in shown if abs(math.log(e.ratio.value)) > math.log(LARGE)]
     acting = []
     for pair in combinations(large, 2):
         a, b = pair
@@ -163,16 +155,16 @@ def together(found: Sequence[Effect]) -> tuple[Effect, ...]:
         if apart or a.axis == b.axis or None in at.values():
             continue
         toward = [_toward(e, at) for e in pair]
-        faster = toward[0].ratio < 1
+        faster = toward[0].ratio.value < 1
         alone = [
             e
             for e in shown
             if e.workload == a.workload and e.axis in at
             if any(e.within.get(axis) != value for axis, value in at.items() if axis != e.axis)
-            if e in large or (_toward(e, at).ratio < 1) == faster
+            if e in large or (_toward(e, at).ratio.value < 1) == faster
         ]
-        if (toward[1].ratio < 1) == faster and not alone:
-            least = min(toward, key=lambda e: abs(math.log(e.ratio)))
+        if (toward[1].ratio.value < 1) == faster and not alone:
+            least = min(toward, key=lambda e: abs(math.log(e.ratio.value)))
             value = "/".join(units.scalar(v) for v in at.values() if v is not None)
             acting.append(replace(least, axis="/".join(at), base="", value=value, within=rest[0]))
     return tuple(acting)
@@ -182,11 +174,10 @@ def _toward(e: Effect, at: Mapping[str, Scalar | None]) -> Effect:
     """The effect of this value of its axis against the other one."""
     if e.value == at[e.axis]:
         return e
-    low, high = (None if end is None else 1 / end for end in (e.high, e.low))
-    return replace(e, base=e.value, value=e.base, ratio=1 / e.ratio, low=low, high=high)
+    return replace(e, base=e.value, value=e.base, ratio=e.ratio.inverse)
 
 
-def slowdown(pair: SidePair) -> Estimate:
+def slowdown(pair: SidePair) -> Ratio:
     """The effect in one pair, with an interval or a guard band."""
     base, value = map(per_token, pair)
     return times_better(value, base, higher_is_better=True)
@@ -261,19 +252,9 @@ def _known(row: Contrast) -> dict[str, Any]:
 def _effects(row: Contrast) -> Iterator[Effect]:
     """One effect, or one per level of the axes that change it; none without pairs."""
     for within, some in _levels(row.timed, MAX_LEVELS) if row.timed else ():
-        mean = mean_ratio(some)
-        ratios = [slowdown(pair).value for pair in some]
-        yield Effect(
-            within=within,
-            ratio=mean.value,
-            low=mean.low,
-            high=mean.high,
-            smallest=min(ratios),
-            largest=max(ratios),
-            cases=tuple(some),
-            disagree=_disagree(some),
-            **_known(row),
-        )
+        mean = ratio_of(*((per_token(b), per_token(a)) for a, b in some))
+        apart = _disagree(some)
+        yield Effect(within=within, ratio=mean, cases=tuple(some), disagree=apart, **_known(row))
 
 
 def _bounds(row: Contrast) -> Iterator[Effect]:
@@ -284,14 +265,10 @@ def _bounds(row: Contrast) -> Iterator[Effect]:
     slower = {case_id: low for case_id, (low, _) in ends.items() if low > 1}
     for shown in filter(None, (faster, slower)):
         some = [(a, b) for a, b in bounded if a.case.case_id in shown]
-        ratios = shown.values()
+        nearest = max(shown.values()) if shown is faster else min(shown.values())
         yield Effect(
             within=shared_levels([a for a, _ in some], [a for a, _ in row.alike]),
-            ratio=max(ratios) if shown is faster else min(ratios),
-            low=None,
-            high=None,
-            smallest=min(ratios),
-            largest=max(ratios),
+            ratio=Ratio(value=nearest, n=1, each=tuple(shown.values())),
             cases=tuple(some),
             at_least=True,
             **_known(row),
@@ -308,21 +285,6 @@ def shared_levels(some: Sequence[CaseSummary], every: Sequence[CaseSummary]) -> 
     return found
 
 
-def mean_ratio(compared: Sequence[SidePair]) -> Estimate:
-    """Geometric mean of the effects, with the interval of exactly these pairs (Welch)."""
-    steps = [(per_token(a), per_token(b)) for a, b in compared]
-    every = [estimate for pair in steps for estimate in pair]
-    mean = sum(math.log(b.value / a.value) for a, b in steps) / len(steps)
-    half = half_width(every, len(steps))
-    return Estimate(
-        value=math.exp(mean),
-        low=None if half is None else math.exp(mean - half),
-        high=None if half is None else math.exp(mean + half),
-        processes=min(e.processes for e in every),
-        samples=sum(e.samples for e in every),
-    )
-
-
 # --- the first provider against each other one -------------------------------------------
 
 
@@ -334,7 +296,7 @@ class Versus:
     ours: str
     theirs: str
     axis: str
-    points: tuple[tuple[float, Estimate], ...]
+    points: tuple[tuple[float, Ratio], ...]
     """Value of the axis, ascending, and the ratio."""
     cases: tuple[str, ...]
     """Ids of our cases at the points."""
@@ -342,7 +304,7 @@ class Versus:
     @property
     def crossover(self) -> tuple[float, float] | None:
         """The last value at which ours is slower and the first from which on it is faster."""
-        shown = [(x, r) for x, r in self.points if r.processes > 1]
+        shown = [(x, r) for x, r in self.points if r.n > 1]
         faster = [x for x, r in shown if r.low is not None and r.low > 1]
         slower = [x for x, r in shown if r.high is not None and r.high < 1]
         since = [x for x in faster if x > max(slower, default=-math.inf)]
@@ -360,7 +322,7 @@ def versus(summaries: Sequence[CaseSummary]) -> tuple[Versus, ...]:
             both = [s for s in cases if s.case.case_id in partner and positive(s, axis)]
             for group in pairs(both, axis):
                 ascending = sorted(group, key=lambda s: positive(s, axis))
-                points: list[tuple[float, Estimate]] = []
+                points: list[tuple[float, Ratio]] = []
                 for s in ascending:
                     steps = [of.metrics["step_s"] for of in (s, partner[s.case.case_id])]
                     points.append((positive(s, axis), times_better(*steps, higher_is_better=False)))

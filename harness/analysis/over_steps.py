@@ -120,7 +120,7 @@ def course_metrics(ok: Sequence[Measurement]) -> dict[str, Estimate]:
             if len(ends := _ends(ok, name)) == len(ok)
         },
         **{
-            name: Estimate(value=n, low=n, high=n, processes=len(ok), samples=found.steps)
+            name: Estimate(value=n, low=n, high=n, n=len(ok), samples=found.steps)
             for name, n in exact.items()
         },
     }

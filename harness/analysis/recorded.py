@@ -305,7 +305,7 @@ def estimates(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
             value=float(median(values)),
             low=float(min(values)),
             high=float(max(values)),
-            processes=exact.processes,
+            n=exact.processes,
             samples=len(values),
         )
         for name, values in steps.items()
@@ -325,7 +325,7 @@ def error_of_bound(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
         return {}
     shares = [largest_error(m)[0] for m in ok]
     low, high = min(shares), max(shares)
-    of = Estimate(value=high, low=low, high=high, processes=len(ok), samples=len(ok))
+    of = Estimate(value=high, low=low, high=high, n=len(ok), samples=len(ok))
     return {"error_of_bound": of}
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from harness.analysis.statistics import Floats, mapped, t_factor, times_better
-from harness.records import Case, CaseSummary, Estimate, Outcome, as_text, pairs
+from harness.records import Case, CaseSummary, Estimate, Interval, Outcome, as_text, pairs
 
 MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
@@ -40,7 +40,7 @@ class Segment:
 
     begin: ScalingPoint
     end: ScalingPoint
-    exponent: Estimate
+    exponent: Interval
 
     @property
     def flat(self) -> bool:
@@ -65,7 +65,7 @@ class ScalingFit:
     reason: str = ""
     note: str = ""
     """What is suspicious about the curve; may be empty."""
-    last: Estimate | None = None
+    last: Interval | None = None
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False
     """Whether the last octave shows that no power law holds, so that only `last` is true."""
@@ -183,7 +183,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         value=slope,
         low=low,
         high=high,
-        processes=min(p.step_s.processes for p in points if p.step_s is not None),
+        n=min(p.step_s.n for p in points if p.step_s is not None),
         samples=len(timed),
         each=found.slope.each if found.slope else (),
         usual=found.slope.usual if found.slope else None,
@@ -210,16 +210,14 @@ def _any_slope(
     usual = [e.usual for e in timed if e.usual is not None]
     return Estimate(
         value=float(weights @ np.log([e.value for e in timed])),
-        low=None,
-        high=None,
-        processes=min(e.processes for e in timed),
+        n=min(e.n for e in timed),
         samples=len(timed),
         each=tuple(float(weights @ np.log(one)) for one in rounds),
         usual=float(np.linalg.norm(weights * usual)) if len(usual) == len(timed) else None,
     )
 
 
-def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
+def _slope(before: ScalingPoint, end: ScalingPoint) -> Interval | None:
     """The exponent between two points, with the interval of their ratio; None without a time."""
     if before.step_s is None or end.step_s is None or not end.x > before.x:
         return None
@@ -229,7 +227,7 @@ def _slope(before: ScalingPoint, end: ScalingPoint) -> Estimate | None:
     return replace(exponent, usual=ratio.usual and ratio.usual / octave)
 
 
-def _agree(a: Estimate, b: Estimate) -> bool:
+def _agree(a: Interval, b: Interval) -> bool:
     if abs(a.value - b.value) < FLAT:
         return True
     ends = a.low, a.high, b.low, b.high

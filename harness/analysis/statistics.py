@@ -17,17 +17,19 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import geometric_mean
 from typing import TypeVar
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from harness.records import Estimate
+from harness.records import Estimate, Interval, Ratio
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Side = TypeVar("Side")
+Number = TypeVar("Number", bound=Interval)
 
 CONFIDENCE = 0.95
 CONFIDENCE_OF_TWO = 0.975
@@ -62,14 +64,14 @@ def t_factor(freedom: float, probability: float = 0.5 + CONFIDENCE / 2) -> float
 
 def factor_of(estimate: Estimate) -> float:
     """Half the interval of an estimate in standard errors."""
-    freedom = estimate.freedom or estimate.processes - 1
+    freedom = estimate.freedom or estimate.n - 1
     return t_factor(freedom, 0.5 + confidence_of(estimate) / 2)
 
 
 def confidence_of(estimate: Estimate) -> float:
     """The nominal confidence of an estimate's interval."""
     moderated = estimate.freedom is not None
-    return CONFIDENCE_OF_TWO if moderated and estimate.processes == 2 else CONFIDENCE
+    return CONFIDENCE_OF_TWO if moderated and estimate.n == 2 else CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +144,11 @@ def arithmetic(values: Sequence[float], *, samples: int) -> Estimate:
     return replace(_with_t(values, samples), each=tuple(values))
 
 
-def mapped(estimate: Estimate, rising: Callable[[float], float]) -> Estimate:
-    """The estimate of an increasing function of the value."""
-    low, high = (None if e is None else rising(e) for e in (estimate.low, estimate.high))
-    each = tuple(map(rising, estimate.each))
-    return replace(estimate, value=rising(estimate.value), low=low, high=high, each=each)
+def mapped(number: Number, rising: Callable[[float], float]) -> Number:
+    """That of an increasing function of the value."""
+    low, high = (None if e is None else rising(e) for e in (number.low, number.high))
+    each = tuple(map(rising, number.each))
+    return replace(number, value=rising(number.value), low=low, high=high, each=each)
 
 
 def usual_scatter(cases: Iterable[Estimate]) -> float | None:
@@ -156,15 +158,15 @@ def usual_scatter(cases: Iterable[Estimate]) -> float | None:
     return float(np.median(found)) if len(found) >= MIN_ALIKE else None
 
 
-def scatter(estimate: Estimate) -> float:
+def scatter(estimate: Interval) -> float:
     """The standard deviation of a process by the range of all, on logarithms; 0 if unknown."""
-    if estimate.ends is None or estimate.ends[0] <= 0 or estimate.processes < 2:
+    if estimate.ends is None or estimate.ends[0] <= 0 or estimate.n < 2:
         return 0.0
     low, high = estimate.ends
-    return math.log(high / low) / RANGES[min(estimate.processes, max(RANGES))]
+    return math.log(high / low) / RANGES[min(estimate.n, max(RANGES))]
 
 
-def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
+def span(estimate: Interval, *, linear: bool) -> tuple[float, float] | None:
     """Where the value can be: a limit outside of it is decided. None with one process. All
     processes are inside, with a margin around them: CLEAR times their range, or BEYOND times the
     usual scatter (at least their range) if that is less; on logarithms, unless `linear`: the value
@@ -173,7 +175,7 @@ def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
     low, high = estimate.low, estimate.high
     if estimate.ends is None:
         return None if low is None or high is None else (low, high)
-    if estimate.processes < 2:
+    if estimate.n < 2:
         return None
     linear = linear or estimate.ends[0] <= 0
     first, last = estimate.ends if linear else map(math.log, estimate.ends)
@@ -183,13 +185,13 @@ def span(estimate: Estimate, *, linear: bool) -> tuple[float, float] | None:
     bottom, top = first - margin, last + margin
     if not linear:
         bottom, top = math.exp(bottom), math.exp(top)
-    if estimate.processes > 2 and low is not None and high is not None:
+    if estimate.n > 2 and low is not None and high is not None:
         bottom, top = max(bottom, low), min(top, high)
     return bottom, top
 
 
 def settle(
-    estimate: Estimate, side: Callable[[float, float], Side | None], *, linear: bool
+    estimate: Interval, side: Callable[[float, float], Side | None], *, linear: bool
 ) -> tuple[Side | None, bool]:
     """The side of its limits on which a value is, and whether that is decided: of rules, ratios,
     exponents and expectations alike. `side` is that of all values between two ends; None if they
@@ -200,14 +202,14 @@ def settle(
     if found is not None:
         return found, True
     ends = estimate.ends or (estimate.value, estimate.value)
-    single = estimate.processes < 2 or estimate.ends is not None
+    single = estimate.n < 2 or estimate.ends is not None
     return side(*ends) if single and all(map(math.isfinite, ends)) else None, False
 
 
 def _with_t(values: Sequence[float], samples: int, prior: VariancePrior | None = None) -> Estimate:
     x = np.asarray(values, dtype=float)
     mean, n = float(x.mean()), len(x)
-    found = Estimate(value=mean, low=None, high=None, processes=n, samples=samples)
+    found = Estimate(value=mean, n=n, samples=samples)
     if n < 2:
         return found
     variance, own = float(x.var(ddof=1)), n - 1
@@ -296,33 +298,40 @@ def _null_distribution(ranks: tuple[int, ...], taken: int) -> Floats:
 # --- ratios ------------------------------------------------------------------------------
 
 
-def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) -> Estimate:
-    """How many times better the first is, with the interval of the ratio (Welch) if both have one.
+def ratio_of(*pairs: tuple[Estimate, Estimate]) -> Ratio:
+    """The first of each pair over the second: of several, their geometric mean, for exactly these
+    pairs. With the interval of the ratio (Welch), unless a side is a single process."""
+    every = [estimate for pair in pairs for estimate in pair]
+    each = tuple(a.value / b.value for a, b in pairs)
+    found = Ratio(value=geometric_mean(each), n=min(e.n for e in every), each=each)
+    half = half_width(every, len(pairs))
+    return found if half is None else _within(found, half)
+
+
+def _within(found: Ratio, half: float) -> Ratio:
+    """The ratio with an interval of this half-width, on logarithms."""
+    return replace(found, low=found.value / math.exp(half), high=found.value * math.exp(half))
+
+
+def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) -> Ratio:
+    """How many times better the first is: `ratio_of`, by the processes of one round.
 
     One process has no scatter. Its interval is then a guard band: twice the disagreement between
     the other's processes, and at least GUARD.
     """
-    ratio = ours.value / theirs.value if higher_is_better else theirs.value / ours.value
-    half = half_width((ours, theirs), 1)
-    if half is None:
-        spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
-        half = math.log1p(max(GUARD, 2 * (spread - 1)))
     above, below = (ours, theirs) if higher_is_better else (theirs, ours)
+    found = ratio_of((above, below))
+    if found.low is None:
+        spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
+        found = _within(found, math.log1p(max(GUARD, 2 * (spread - 1))))
     each: tuple[float, ...] = ()
-    if len(above.each) == len(below.each) == min(above.processes, below.processes):
-        each = tuple(a / b for a, b in zip(above.each, below.each, strict=True))  # of one round
+    if len(above.each) == len(below.each) == found.n:
+        each = tuple(a / b for a, b in zip(above.each, below.each, strict=True))
     elif above.ends and below.ends:
         each = above.ends[0] / below.ends[1], above.ends[1] / below.ends[0]
     known = ours.usual is not None and theirs.usual is not None
-    return Estimate(
-        value=ratio,
-        low=ratio / math.exp(half),
-        high=ratio * math.exp(half),
-        processes=min(ours.processes, theirs.processes),
-        samples=min(ours.samples, theirs.samples),
-        each=each,
-        usual=math.hypot(ours.usual or 0.0, theirs.usual or 0.0) if known else None,
-    )
+    usual = math.hypot(ours.usual or 0.0, theirs.usual or 0.0) if known else None
+    return replace(found, each=each, usual=usual)
 
 
 def times_beyond(ours: Estimate, bound: float, *, higher_is_better: bool) -> float:
@@ -330,9 +339,9 @@ def times_beyond(ours: Estimate, bound: float, *, higher_is_better: bool) -> flo
     its processes, if these are clear of less."""
     low, high = (end and bound for end in (ours.low, ours.high))
     exact = replace(ours, value=bound, low=low, high=high, each=(bound,) * len(ours.each))
-    ratio = times_better(ours, exact, higher_is_better=higher_is_better)
-    least = span(ratio, linear=False)
-    return max(ratio.low or 0.0, least[0] if least else 0.0)
+    times = times_better(ours, exact, higher_is_better=higher_is_better)
+    least = span(times, linear=False)
+    return max(times.low or 0.0, least[0] if least else 0.0)
 
 
 def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
@@ -341,7 +350,7 @@ def half_width(estimates: Sequence[Estimate], pairs: int) -> float | None:
     for e in estimates:
         if e.low is None or e.high is None:
             return None
-        freedoms.append(e.freedom or e.processes - 1)
+        freedoms.append(e.freedom or e.n - 1)
         error = math.log(e.high / e.low) / 2 / factor_of(e)
         variances.append((error / pairs) ** 2)
     total = sum(variances)

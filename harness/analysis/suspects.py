@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-from harness.analysis.effects import mean_ratio, slowdown
+from harness.analysis.effects import per_token
 from harness.analysis.recorded import TIMED, readings
+from harness.analysis.statistics import ratio_of
 from harness.records import (
     METRICS,
     Case,
@@ -26,6 +27,7 @@ from harness.records import (
     Match,
     Observation,
     Outcome,
+    Ratio,
     Run,
     Suite,
     Suspect,
@@ -83,9 +85,10 @@ class Diagnosis:
 
     name: str
     conclusion: Conclusion
-    effect: Estimate | None = None
-    """Step time per token with the suspect over that without: above one is slower. For a control,
-    the metric of the gap."""
+    effect: Ratio | None = None
+    """Step time per token with the suspect over that without: above one is slower."""
+    control: Estimate | None = None
+    """The metric of the gap in the worst case without what the subject shares with it."""
     is_control: bool = False
     then: str = "unknown"
     """Whether it was on, or off, in the run of the gap."""
@@ -159,10 +162,10 @@ def _control(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Di
     if not higher:
         low, high, limit = -high, -low, -limit
     if low >= limit:
-        return replace(found, effect=worst, conclusion=Conclusion.RULED_OUT)
+        return replace(found, control=worst, conclusion=Conclusion.RULED_OUT)
     if high < limit:
-        return replace(found, effect=worst, conclusion=Conclusion.CONTRIBUTES)
-    return replace(found, effect=worst, conclusion=Conclusion.UNDECIDED, undecided=loose)
+        return replace(found, control=worst, conclusion=Conclusion.CONTRIBUTES)
+    return replace(found, control=worst, conclusion=Conclusion.UNDECIDED, undecided=loose)
 
 
 def _effect(suspect: Suspect, gap: Gap, summaries: Sequence[CaseSummary]) -> Diagnosis:
@@ -223,12 +226,12 @@ def in_gap(where: Match, case: Case) -> bool:
     return all(case.get(name) in (*values, None) for name, values in where.criteria.items())
 
 
-def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Estimate:
+def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Ratio:
     """The mean effect. Where the pairs disagree, its interval spans all of them."""
-    mean, ratios = mean_ratio(pairs), [slowdown(pair).value for pair in pairs]
-    if len(pairs) == 1 or mean.low is None or mean.high is None:
+    mean = ratio_of(*((per_token(b), per_token(a)) for a, b in pairs))
+    if mean.low is None or mean.high is None:
         return mean
-    return replace(mean, low=min(mean.low, *ratios), high=max(mean.high, *ratios))
+    return replace(mean, low=min(mean.low, *mean.each), high=max(mean.high, *mean.each))
 
 
 # --- what was seen that day against what each candidate does here --------------------------

@@ -26,9 +26,9 @@ from harness.records import (
     CaseSummary,
     Decision,
     Environment,
-    Estimate,
     Fact,
     Finding,
+    Interval,
     Outcome,
     Rule,
     RuleResult,
@@ -115,7 +115,7 @@ def ran(
     outcome = summary.outcome
     if outcome is Outcome.OK:
         step = summary.known("step_s")
-        count = step.processes if step else 0
+        count = step.n if step else 0
         if (asked := case.settings.processes) > count:
             fact = Fact.TOO_FEW_PROCESSES
             return _of(case, Decision.INCONCLUSIVE, fact, count=count, asked=asked)
@@ -292,7 +292,7 @@ def _pair_by_bound(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Findin
             continue
         partner = theirs.case.case_id
         found = _of(ours.case, decision, fact, bound=least, metric=name, partner=partner)
-        if estimate.processes < 2:
+        if estimate.n < 2:
             return replace(found, decision=Decision.INCONCLUSIVE, likely=decision)
         return found
     return None
@@ -375,7 +375,7 @@ def _ended(summary: CaseSummary, decision: Decision) -> Finding:
     return _of(summary.case, decision, Fact.ENDED, outcome=summary.outcome, detail=summary.detail)
 
 
-def _decide(rule: Rule, found: Finding, estimate: Estimate) -> Finding:
+def _decide(rule: Rule, found: Finding, estimate: Interval) -> Finding:
     """The finding with what an estimate says of the rule."""
     linear = rule.against is None and (rule.quantity.signed or rule.metric == "scaling_exponent")
     side, sure = settle(estimate, partial(_side, rule), linear=linear)

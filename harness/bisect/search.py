@@ -67,7 +67,7 @@ class CommitsConclusion:
     """The nearest measured commit before the culprit."""
     probability: float | None = None
     comparison: Comparison | None = None
-    """Of the culprit with `good`."""
+    """Of the culprit with `good`, or, if the step is down, of `good` with it."""
     confirmed: bool = False
 
     @property
@@ -215,7 +215,7 @@ class NoisySearch:
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
-        reason = f"{found.reason}, in {found.pairs} new pairs with the commit before it"
+        reason = f"{found.reason}, in {found.ratio.n} new pairs with the commit before it"
         if not confirmed:
             reason = f"{units.percent(cell.probability)} likely but not confirmed: {reason}"
         return CommitsConclusion(
@@ -235,14 +235,6 @@ def in_turns(stage: BisectStage, positions: tuple[int, ...], taken: int, most: i
     """The next block of some positions, forwards and backwards in turns."""
     order = positions if taken % 2 == 0 else positions[::-1]
     return NextBlock(stage=stage, positions=order, number=taken + 1, of=most)
-
-
-def change(found: Comparison) -> tuple[float, float | None, float | None]:
-    """Ratio of bad over good and its bounds, also if the sides were exchanged."""
-    if found.case_id != DOWN:
-        return found.ratio, found.low, found.high
-    low, high = (None if bound is None else 1 / bound for bound in (found.high, found.low))
-    return 1 / found.ratio, low, high
 
 
 # --- exact criteria ----------------------------------------------------------------------

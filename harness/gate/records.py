@@ -145,7 +145,7 @@ def side_of(run: Run) -> GateSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    schema: Literal[3] = 3
+    schema: Literal[4] = 4
     mode: Mode
     stage: Stage = Stage.SHADOW
     blocks: bool = False
@@ -203,8 +203,8 @@ def _passed(cases: Sequence[GateCase]) -> str:
     text += " passed"
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
     if faster:
-        best = min(faster, key=lambda c: c.ratio)
-        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio)})"
+        best = min(faster, key=lambda c: c.ratio.value)
+        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio.value)})"
     new = sum(c.state is State.NEW for c in cases)
     return f"{text}; {new} new" if new else text
 

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 
 from harness import units
-from harness.analysis.comparison import Statistics, judge, pairs_needed
+from harness.analysis.comparison import Statistics, judge, of_logs, pairs_needed, standard_error
 from harness.analysis.statistics import Floats
 from harness.records import Change, Comparison, Measurement, Thresholds
 from harness.runner.interleave import clock
@@ -85,15 +85,16 @@ def _statistics(
     se = math.sqrt(sum(parts) + known)
     centre = float(sides[1].mean() - sides[0].mean())
     half = float(scipy.special.stdtrit(freedom, 1 - thresholds.alpha)) * se
+    low, high = centre - half, centre + half
+    p_slower, p_faster = (
+        float(scipy.special.stdtr(freedom, z)) for z in (-centre / se, centre / se)
+    )
     return Statistics(
-        centre=centre,
-        low=centre - half,
-        high=centre + half,
+        ratio=of_logs(centre, low, high, n=min(map(len, sides)), p=p_slower),
+        p_faster=p_faster,
         error=thresholds.alpha,
-        p_slower=float(scipy.special.stdtr(freedom, -centre / se)),
-        p_faster=float(scipy.special.stdtr(freedom, centre / se)),
+        se=standard_error(low, high, thresholds.alpha),
         cycles=_cycles(baseline, candidate),
-        pairs=min(len(baseline), len(candidate)),
         freedom=freedom,
     )
 
@@ -123,7 +124,7 @@ def _instead(
     if answer.clock_explained:
         return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
     sd = math.sqrt(sum(_logs(side).var(ddof=1) for side in (baseline, candidate)))
-    needed, minutes = pairs_needed(math.log(answer.ratio), sd, cases, thresholds), None
+    needed, minutes = pairs_needed(math.log(answer.ratio.value), sd, cases, thresholds), None
     walls = [m.wall_s for m in candidate if m.wall_s]
     if needed is not None:
         needed = max(needed, thresholds.confirm_pairs)

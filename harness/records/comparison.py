@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.records.judged import Ratio
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
@@ -97,14 +99,9 @@ class Comparison:
 
     case_id: str
     change: Change
-    ratio: float
-    low: float | None
-    high: float | None
-    """Bounds of the ratio, each wrong at most as often as alpha; None with too few pairs."""
-    p_value: float | None = None
-    """One-sided, for a slower candidate, adjusted by Holm; None without a confirmation."""
-    pairs: int
-    """Pairs behind these numbers: all of the case."""
+    ratio: Ratio
+    """By all pairs of the case; each bound is wrong at most as often as alpha. `p` is adjusted by
+    Holm; None without a confirmation."""
     clock_explained: bool = False
     """The change in time is absent in cycles: the GPU clock differed. The case is undecided."""
     smallest_effect: float | None

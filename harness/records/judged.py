@@ -14,22 +14,20 @@ WORKS = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """A number with its 95 % interval of the typical process."""
+class Interval:
+    """A number and between what it lies."""
 
     value: float
-    low: float | None
-    high: float | None
-    """None with one process."""
-    processes: int
-    samples: int
+    low: float | None = None
+    high: float | None = None
+    """None with one process, or with too few pairs."""
+    n: int
+    """Fresh processes behind it; of a ratio, those of each side."""
     each: tuple[float, ...] = ()
     """The value of each process, in order, or the least and the greatest; empty if unknown."""
     usual: float | None = None
     """Standard deviation of a process of a case of its kind, as a share of the value (of a drift,
     of the speed); None if the run has too few such cases."""
-    freedom: float | None = None
-    """Degrees of freedom of the interval if they are not `processes` - 1."""
 
     @property
     def ends(self) -> tuple[float, float] | None:
@@ -39,15 +37,38 @@ class Estimate:
     @property
     def both(self) -> tuple[float, ...]:
         """The values of two processes that differ: people read these, not an interval."""
-        two = self.processes == len(self.each) == 2 and self.each[0] != self.each[1]
+        two = self.n == len(self.each) == 2 and self.each[0] != self.each[1]
         return self.each if two else ()
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Interval):
+    """A metric of one case, with its 95 % interval of the typical process."""
+
+    samples: int
+    freedom: float | None = None
+    """Degrees of freedom of the interval if they are not `n` - 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio(Interval):
+    """One side over the other; of several pairs of cases, `each` has the ratio of each pair."""
+
+    p: float | None = None
+    """That it is above one by chance; None if that was not tested."""
+
     @property
-    def inverse(self) -> "Estimate":
-        """Of a ratio: that of the other side."""
+    def differs(self) -> bool:
+        """Whether the whole interval is on one side of one."""
+        low, high = self.low, self.high
+        return low is not None and high is not None and not low <= 1 <= high
+
+    @property
+    def inverse(self) -> "Ratio":
+        """The other side over this one, without `p`."""
         low, high = (end and 1 / end for end in (self.high, self.low))
         each = tuple(1 / value for value in self.each)
-        return replace(self, value=1 / self.value, low=low, high=high, each=each)
+        return replace(self, value=1 / self.value, low=low, high=high, each=each, p=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +223,10 @@ class Finding:
     metric: str = ""
     partner: str = ""
     """The case of the other side, if `estimate` is how many times better the subject is."""
-    estimate: Estimate | None = None
+    estimate: Interval | None = None
     busy: float = 0.0
     """Of a speed that the host sets: the share of the step that the GPU works."""
-    beside: Estimate | None = None
+    beside: Ratio | None = None
     """Of a pair of such speeds: the ratio by the kernels' time; by time, if the kernels decide."""
     low: float | None = None
     high: float | None = None

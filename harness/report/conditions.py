@@ -204,7 +204,7 @@ def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:
     if s.outcome is Outcome.OK and e is not None:
         if e.both:
             return " and ".join(dict.fromkeys(_time_and_money(x, plan) for x in e.both))
-        ends = f" (not bounded by {units.plural('process', e.processes)})"
+        ends = f" (not bounded by {units.plural('process', e.n)})"
         if e.low is not None and e.high is not None and units.informs("step_s", e):
             ends = f" [{_time_and_money(e.low, plan)} … {_time_and_money(e.high, plan)}]"
         return f"{_time_and_money(e.value, plan)}{ends}"

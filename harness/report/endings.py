@@ -4,7 +4,7 @@ the report is, what to try next."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import units
@@ -212,10 +212,10 @@ def _compared(ours: CaseSummary, theirs: CaseSummary, suite: Suite) -> str:
     """`nsa is 3.8x [2.5 … 5.8] slower than dense (153 ms and 39.8 ms a step)`."""
     a, b = ours.metrics["step_s"], theirs.metrics["step_s"]
     ratio = times_better(b, a, higher_is_better=False)
-    ends = (ratio.low, ratio.high) if ratio.processes > 1 else (None, None)
+    ratio = ratio if ratio.n > 1 else replace(ratio, low=None, high=None)
     first, second = (suite.provider(c.workload, c.provider) for c in (ours.case, theirs.case))
     steps = f"{units.duration(a.value)} and {units.duration(b.value)} a step"
-    return f"{first} is {units.slowdown(ratio.value, *ends)} than {second} ({steps})"
+    return f"{first} is {units.slowdown(ratio)} than {second} ({steps})"
 
 
 def _pair(

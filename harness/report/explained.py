@@ -81,7 +81,7 @@ def suspects_table(
     gap = suite.suspects.gap
     higher, rows = METRICS[gap.metric].higher_is_better, []
     tested = [d for d in found if d.effect or d.conclusion is not Conclusion.NOT_TESTED]
-    then = {d.name: d for d in before if d.effect}
+    then = {d.name: d for d in before if d.effect or d.control}
     for d in tested:
         text = str(d.conclusion)
         if d.share:
@@ -105,12 +105,9 @@ def suspects_table(
 
 def _effect(d: Diagnosis | None, metric: str) -> str:
     """`76 % [48 … 111] slower (measured twice)`, or the number of a control."""
-    if d is None or d.effect is None:
-        return NONE
-    e, few = d.effect, units.repeats(d.effect.processes)
-    if d.is_control:
-        return f"control: {units.measured(metric, e)}{few}"
-    return f"{units.slowdown(e.value, e.low, e.high)}{few}"
+    if d and d.control:
+        return f"control: {units.measured(metric, d.control)}{units.repeats(d.control.n)}"
+    return f"{units.slowdown(d.effect)}{units.repeats(d.effect.n)}" if d and d.effect else NONE
 
 
 # --- what was seen that day against what each candidate does here ------------------------------

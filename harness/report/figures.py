@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
 from harness.analysis.scaling import ScalingFit, ScalingPoint
-from harness.records import Estimate
+from harness.records import Interval
 from harness.report.markdown import clipped
 from harness.report.profile import SMALL as SMALL_PART
 from harness.report.tables import growth
@@ -162,7 +162,7 @@ class Row(NamedTuple):
     """A case in a figure of dots: a value for each panel, and others beside the first by name."""
 
     name: str
-    values: tuple[Estimate, ...]
+    values: tuple[Interval, ...]
     asked: bool
     marks: Mapping[str, float]
 
@@ -281,7 +281,7 @@ def _name_rows(axes: Axes, names: Sequence[str], asked: Sequence[bool]) -> None:
         label.set_color(VERMILLION if is_asked else INK)
 
 
-def _ends(e: Estimate) -> tuple[float, float]:
+def _ends(e: Interval) -> tuple[float, float]:
     """The interval, or the range of two processes."""
     if e.low and e.high and units.informs("step_s", e):
         return e.low, e.high

@@ -12,8 +12,9 @@ from harness.records import (
     METRICS,
     Case,
     CaseSummary,
-    Estimate,
+    Interval,
     OverSteps,
+    Ratio,
     Run,
     Suite,
     Verdict,
@@ -40,7 +41,7 @@ def draw(
     """The figures of a run, in the order of the page."""
     names, asked = text.case_names(run.suite), _asked(run.suite, verdict)
 
-    def row(s: CaseSummary, *values: Estimate, **marks: float) -> Row:
+    def row(s: CaseSummary, *values: Interval, **marks: float) -> Row:
         return Row(names[s.case.case_id], values, s.case.case_id in asked, marks)
 
     drawn = [
@@ -127,7 +128,7 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
     if not found:
         return None
     far = sum(len(v.points) for v in found if v.theirs == others[0]) > MAX_DOTS
-    ratios: dict[str, Estimate] = {}
+    ratios: dict[str, Ratio] = {}
     for v in found:
         for i, (_, ratio) in [*zip(v.cases, v.points, strict=True)][-1 if far else 0 :]:
             ratios[i] = min(ratio, ratios.get(i, ratio), key=lambda e: e.value)

@@ -95,7 +95,7 @@ def _peaks(peaks: Peaks) -> str:
 def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
     ok = [s for s in summaries if s.outcome is Outcome.OK]
-    counts = sorted({e.processes for s in ok if (e := s.metrics.get("step_s"))})
+    counts = sorted({e.n for s in ok if (e := s.metrics.get("step_s"))})
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"

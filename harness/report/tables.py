@@ -239,7 +239,7 @@ def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
         return NONE
     ratio = times_better(ours, theirs, higher_is_better=False)
     side, sure = settle(ratio, lambda low, high: low > 1 or high < 1 or None, linear=False)
-    if side is None or (ratio.processes > 2 and not sure):
+    if side is None or (ratio.n > 2 and not sure):
         return f"~ {units.times(ratio)} as fast"
     faster = ratio.value >= 1
     return f"{units.times(ratio)} faster" if faster else f"{units.times(ratio.inverse)} slower"
@@ -359,8 +359,8 @@ def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
 def _count(s: CaseSummary) -> str:
     step = s.metrics.get("step_s")
     if step is None:
-        return str(s.apart["step_s"].processes if s.apart else 0)
-    return f"{step.processes} × {step.samples // step.processes}"
+        return str(s.apart["step_s"].n if s.apart else 0)
+    return f"{step.n} × {step.samples // step.n}"
 
 
 def _range(metric: str, low: float | None, high: float | None) -> str:

@@ -17,10 +17,10 @@ from harness.records import (
     SPEEDS,
     Case,
     Decision,
-    Estimate,
     Fact,
     Finding,
     Outcome,
+    Ratio,
     Run,
     Stop,
     Suite,
@@ -160,28 +160,27 @@ def together_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[st
         pair = " with ".join(f"{word(axis)}={value}" for axis, value in ends)
         levels = [f"{word(axis)}={units.scalar(at)}" for axis, at in e.within.items()]
         where = f" at {listed(levels)}" if levels else ""
-        amount = units.slowdown(e.ratio, e.low, e.high)
-        amount = units.at_least(e.ratio) if e.at_least else amount
+        amount = units.at_least(e.ratio) if e.at_least else units.slowdown(e.ratio)
         yield f"{pair} is {amount}{where}; neither alone is shown to be."
 
 
 def _effect(e: Effect, word: Word) -> str:
     """An effect on the step time: only a range where the pairs disagree."""
-    pairs = units.plural("pair", e.pairs)
+    pairs, each = units.plural("pair", e.pairs), e.ratio.each
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
-    amount = units.slowdown(e.ratio, e.low, e.high)
+    amount = units.slowdown(e.ratio)
     if e.at_least:
         amount = units.at_least(e.ratio)
-    elif e.disagree or e.largest > units.MOST_APART * e.smallest:
-        least, most = units.slowdown(e.smallest), units.slowdown(e.largest)
+    elif e.disagree or max(each) > units.MOST_APART * min(each):
+        least, most = (units.slowdown(end(each)) for end in (min, max))
         near, far = (most, least) if most.endswith("faster") else (least, most)
         amount = f"{near.removesuffix(far[far.rindex(' ') :])} to {far}"
     elif e.negligible:
-        amount = f"unchanged ({units.change(e.ratio, e.low, e.high)})"
-    elif e.low is None:
+        amount = f"unchanged ({units.change(e.ratio)})"
+    elif e.ratio.low is None:
         pairs += ", one process on a side"
-    elif e.high is not None and e.low <= 1 <= e.high:
+    elif not e.ratio.differs:
         amount = f"no difference shown ({amount})"
     return f"{amount} ({pairs})"
 
@@ -235,11 +234,11 @@ def is_speed(metric: str) -> bool:
     return metric in (*SPEEDS, "step_cycles", "kernel_s")
 
 
-def _against(e: Estimate, metric: str, partner: str) -> str:
+def _against(e: Ratio, metric: str, partner: str) -> str:
     """`1.2x slower than dense`, `last loss 102 % of that of bf16`."""
     if not is_speed(metric):
         own = e if METRICS[metric].higher_is_better else e.inverse
-        own = own if e.processes > 1 else replace(own, low=None, high=None)
+        own = own if e.n > 1 else replace(own, low=None, high=None)
         share = units.measured("mfu", own) if own.value < units.MOST_APART else units.times(own)
         return f"{units.title(metric)} {share} of that of {partner}"
     speed = _speed(e)
@@ -247,9 +246,9 @@ def _against(e: Estimate, metric: str, partner: str) -> str:
     return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
 
 
-def _speed(e: Estimate) -> str:
+def _speed(e: Ratio) -> str:
     """`1.2x as fast`, `1.2x slower`."""
-    if ((e.high if e.processes > 1 else None) or e.value) < 1:
+    if ((e.high if e.n > 1 else None) or e.value) < 1:
         return f"{units.times(e.inverse)} slower"
     return f"{units.times(e)} as fast"
 
@@ -280,7 +279,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.AT_LEAST | Fact.AT_MOST:
             return _bounded(f)
         case Fact.DECIDED | Fact.OPEN:
-            after = f.estimate.processes if f.fact is Fact.OPEN and f.estimate else 0
+            after = f.estimate.n if f.fact is Fact.OPEN and f.estimate else 0
             near = " near" if f.likely else ""
             still = f",{near} after {after} processes" if after > 2 else ""
             return f"{value}{_expected(f)}{_host_set(f)}{still}"
@@ -298,8 +297,8 @@ def _value(f: Finding) -> str:
     """The measured number of a finding; empty without one."""
     if f.estimate is None:
         return ""
-    few = units.repeats(f.estimate.processes) if f.estimate.each else ""
-    if f.partner:
+    few = units.repeats(f.estimate.n) if f.estimate.each else ""
+    if f.partner and isinstance(f.estimate, Ratio):
         return f"{_against(f.estimate, f.metric, f.partner)}{few}"
     value = units.measured(f.metric, f.estimate)
     value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value

@@ -16,8 +16,8 @@ from harness.records import (
     Case,
     CaseSummary,
     Decision,
-    Estimate,
     Finding,
+    Interval,
     Outcome,
     RuleResult,
     Run,
@@ -96,14 +96,14 @@ def _near(result: RuleResult) -> Sequence[Finding]:
     return () if one_decides and len(found) < len(result.findings) else found
 
 
-def near(e: Estimate, *limits: float | None) -> bool:
+def near(e: Interval, *limits: float | None) -> bool:
     """Whether a limit is so near that the processes may be on its wrong side by chance. Two of
     which the usual scatter is unknown are near within a factor of two; equal ones are exact."""
     exact = e.usual is None and len({*e.each}) < 2
-    if e.processes < 2 or exact or e.ends is None or e.ends[0] <= 0:
+    if e.n < 2 or exact or e.ends is None or e.ends[0] <= 0:
         return False
-    least = SURE * max(scatter(e), e.usual or 0.0) / math.sqrt(e.processes)
-    if e.usual is None and e.processes == 2:
+    least = SURE * max(scatter(e), e.usual or 0.0) / math.sqrt(e.n)
+    if e.usual is None and e.n == 2:
         least = math.log(2)
     return any(abs(math.log(e.value / at)) < least for at in limits if at and at > 0)
 

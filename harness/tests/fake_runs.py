@@ -261,15 +261,16 @@ def _telemetry(
     )
 
 
+def ratio(value: float, low: float | None, high: float | None, n: int = 6) -> r.Ratio:
+    return r.Ratio(value=value, low=low, high=high, n=n)
+
+
 def comparison(**changes: Any) -> r.Comparison:
     """A comparison that finds no slowdown; with these fields instead."""
     same: dict[str, Any] = {
         "case_id": "train/nsa",
         "change": r.Change.SAME,
-        "ratio": 1.001,
-        "low": 0.99,
-        "high": 1.01,
-        "pairs": 6,
+        "ratio": ratio(1.001, 0.99, 1.01),
         "smallest_effect": 0.02,
         "reason": "+0.1 %",
     }

@@ -4,7 +4,7 @@ from typing import Any
 
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.records import Change, CompiledKernel, Decision, Finding
-from harness.tests import fake_runs
+from harness.tests.fake_runs import comparison, ratio
 
 _SIZES: dict[str, Any] = {"registers": 127, "local_bytes": 0, "shared_bytes": 98_304, "warps": 4}
 _INSTRUCTIONS: dict[str, Any] = {"mma": 64, "loads": 12, "barriers": 8}
@@ -28,7 +28,7 @@ def gate_case(
             "findings": (ran, found),
             "baseline_s": 0.010,
             "candidate_s": 0.0101,
-            "comparison": fake_runs.comparison(ratio=1.01, low=1.005, high=1.015),
+            "comparison": comparison(ratio=ratio(1.01, 1.005, 1.015)),
             "gpu_s": 61.5,
             **changes,
         }
@@ -39,17 +39,17 @@ SLOWER = gate_case(
     "forward/nsa",
     Decision.NO_GO,
     reason="slower by 5 %",
-    comparison=fake_runs.comparison(change=Change.SLOWER, ratio=1.05, low=1.041, high=1.059),
+    comparison=comparison(change=Change.SLOWER, ratio=ratio(1.05, 1.041, 1.059)),
 )
 OPEN = gate_case(
     "decode/nsa",
     Decision.INCONCLUSIVE,
     reason="the interval lies across the tolerance",
-    comparison=fake_runs.comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
+    comparison=comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
 )
 FASTER = gate_case(
     "attention/nsa",
-    comparison=fake_runs.comparison(change=Change.FASTER, ratio=0.9, low=0.88, high=0.92),
+    comparison=comparison(change=Change.FASTER, ratio=ratio(0.9, 0.88, 0.92)),
 )
 
 

@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from harness import units
 from harness.records import METRICS, Estimate
+from harness.tests.fake_runs import ratio
 
 
 def estimate(value: float, low: float | None, high: float | None) -> Estimate:
-    return Estimate(value=value, low=low, high=high, processes=3, samples=60)
+    return Estimate(value=value, low=low, high=high, n=3, samples=60)
 
 
 def both(first: float, second: float) -> Estimate:
     """Of two processes, with an interval that does not inform."""
     mean = math.sqrt(first * second)
     each = (first, second)
-    return Estimate(value=mean, low=first / 9, high=9 * second, processes=2, samples=9, each=each)
+    return Estimate(value=mean, low=first / 9, high=9 * second, n=2, samples=9, each=each)
 
 
 PRINTED = [
@@ -62,19 +63,19 @@ PRINTED = [
     (units.cell("step_s", both(2.08e-3, 2.14e-3)), "2.08 and 2.14 ms"),
     (units.cell("step_s", both(0.4352, 0.43529)), "435 ms"),
     (units.cell("step_s", both(0.97, 1.04)), "0.970 and 1.04 s"),
-    (units.change(1.24, 1.20, 1.28), "+24 % [+20 … +28]"),
-    (units.change(0.95, 0.91, 0.99), "-5 % [-9 … -1]"),
-    (units.change(4.0, 3.4, 4.6), "4.0x [3.4 … 4.6]"),
-    (units.change(0.1, 0.08, 0.125), "10.0x [8.0 … 12.5] less"),
-    (units.change(0.953, 0.49, 1.86), "-5 % [-50 … +90]"),
-    (units.change(0.916, 0.0121, 68.981), "-8.4 %, not bounded"),
-    (units.change(0.1, 0.02, 0.5), "10x less, not bounded"),
-    (units.change(1.00003, 0.996, 1.004), "+0.0 % [-0.4 … +0.4]"),
-    (units.slowdown(1.24, 1.20, 1.28), "24 % [20 … 28] slower"),
-    (units.slowdown(0.8, 0.78, 0.82), "25.0 % [22.0 … 28.2] faster"),
-    (units.slowdown(0.01, 0.008, 0.0125), "100x [80 … 125] faster"),
-    (units.slowdown(52.0, 17.0, 155.0), "52x [17 … 155] slower"),
-    (units.slowdown(1.017, 0.998, 1.033), "+1.7 % [-0.2 … +3.3]"),
+    (units.change(ratio(1.24, 1.20, 1.28)), "+24 % [+20 … +28]"),
+    (units.change(ratio(0.95, 0.91, 0.99)), "-5 % [-9 … -1]"),
+    (units.change(ratio(4.0, 3.4, 4.6)), "4.0x [3.4 … 4.6]"),
+    (units.change(ratio(0.1, 0.08, 0.125)), "10.0x [8.0 … 12.5] less"),
+    (units.change(ratio(0.953, 0.49, 1.86)), "-5 % [-50 … +90]"),
+    (units.change(ratio(0.916, 0.0121, 68.981)), "-8.4 %, not bounded"),
+    (units.change(ratio(0.1, 0.02, 0.5)), "10x less, not bounded"),
+    (units.change(ratio(1.00003, 0.996, 1.004)), "+0.0 % [-0.4 … +0.4]"),
+    (units.slowdown(ratio(1.24, 1.20, 1.28)), "24 % [20 … 28] slower"),
+    (units.slowdown(ratio(0.8, 0.78, 0.82)), "25.0 % [22.0 … 28.2] faster"),
+    (units.slowdown(ratio(0.01, 0.008, 0.0125)), "100x [80 … 125] faster"),
+    (units.slowdown(ratio(52.0, 17.0, 155.0)), "52x [17 … 155] slower"),
+    (units.slowdown(ratio(1.017, 0.998, 1.033)), "+1.7 % [-0.2 … +3.3]"),
     (units.slowdown(1.24), "24 % slower"),
 ]
 
@@ -98,9 +99,9 @@ def test_only_0_is_printed_as_0(metric: str, values: list[float]) -> None:
 
 @given(st.lists(st.floats(1e-300, 1e6), min_size=3, max_size=3))
 def test_an_end_of_a_change_is_printed_as_0_only_if_it_is(values: list[float]) -> None:
-    low, ratio, high = sorted(values)
+    low, value, high = sorted(values)
 
-    text = units.change(ratio, low, high)
+    text = units.change(ratio(value, low, high))
 
     ends = printed_ends(text)
     if " % [" in text:

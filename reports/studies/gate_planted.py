@@ -264,8 +264,8 @@ def markdown(lines: Sequence[PlantedCase]) -> str:
         case, found = line.case, line.case.comparison
         ratio, pairs = case.reason, 0
         if found:
-            low, high = (f"{b:.3f}" if b else "?" for b in (found.low, found.high))
-            ratio, pairs = f"{found.ratio:.3f} ({low} to {high})", found.pairs
+            low, high = (f"{b:.3f}" if b else "?" for b in (found.ratio.low, found.ratio.high))
+            ratio, pairs = f"{found.ratio.value:.3f} ({low} to {high})", found.ratio.n
         rows.append(
             f"| {line.gate} | {case.case_id} | {case.decision} | {ratio} | {pairs} | "
             f"{case.gpu_s / 60:.2f} | {line.wall_s:.0f} s |"

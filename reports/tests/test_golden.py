@@ -39,9 +39,11 @@ from harness.records import (
     CaseSummary,
     Comparison,
     Estimate,
+    Interval,
     Measurement,
     Outcome,
     Pair,
+    Ratio,
     Run,
     Thresholds,
     Verdict,
@@ -84,8 +86,9 @@ def of_one(run: Run) -> dict[str, Values]:
         ],
         "effects": [
             [
-                *(e.workload, e.axis, e.base, e.value, e.ratio, e.low, e.high),
-                *(e.smallest, e.largest, e.pairs, e.negligible, e.disagree),
+                *(e.workload, e.axis, e.base, e.value),
+                *(e.ratio.value, e.ratio.low, e.ratio.high, min(e.ratio.each), max(e.ratio.each)),
+                *(e.pairs, e.negligible, e.disagree),
                 dict(e.within),
             ]
             for e in effects(summaries)
@@ -129,8 +132,8 @@ def _run(run: Run) -> list[Values]:
     ]
 
 
-def _estimate(e: Estimate | None) -> list[Values] | None:
-    return None if e is None else [e.value, e.low, e.high, e.processes, e.samples]
+def _estimate(e: Interval | None) -> list[Values] | None:
+    return [e.value, e.low, e.high, e.n, e.samples] if isinstance(e, Estimate) else None
 
 
 def _summary(s: CaseSummary) -> list[Values]:
@@ -205,7 +208,7 @@ def _compared(compared: GateVerdict) -> dict[str, Values]:
 
 def _case(c: GateCase) -> list[Values]:
     found = c.comparison
-    times = (found.ratio, found.low, found.high, found.p_value, found.pairs) if found else ()
+    times = _ratio(found.ratio) if found else ()
     open_ = (found.smallest_effect, found.pairs_needed, found.minutes_needed) if found else ()
     return [
         [c.decision, c.state, c.change or ""],
@@ -229,9 +232,13 @@ def _stored(a: Run, b: Run) -> dict[str, Values]:
     return {c.case_id: _comparison(c) for c in found}
 
 
+def _ratio(r: Ratio) -> tuple[Values, ...]:
+    return r.value, r.low, r.high, r.p, r.n
+
+
 def _comparison(c: Comparison) -> list[Values]:
     return [
-        *(c.change, c.ratio, c.low, c.high, c.p_value, c.pairs, c.clock_explained),
+        *(c.change, *_ratio(c.ratio), c.clock_explained),
         *(c.smallest_effect, c.pairs_needed, c.minutes_needed),
     ]
 

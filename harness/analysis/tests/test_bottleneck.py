@@ -31,7 +31,7 @@ SENT = {"communication_s": REDUCE.time_s}
 
 
 def estimate(value: float) -> Estimate:
-    return Estimate(value=value, low=value, high=value, processes=3, samples=30)
+    return Estimate(value=value, low=value, high=value, n=3, samples=30)
 
 
 def found(

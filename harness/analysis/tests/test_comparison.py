@@ -24,7 +24,7 @@ from harness.analysis.comparison import (
     time_logs,
 )
 from harness.analysis.statistics import Flags, exact_bounds, hodges_lehmann, order_free_p
-from harness.records import Change, Comparison, Pair, Thresholds, least_pairs
+from harness.records import Change, Comparison, Pair, Ratio, Thresholds, least_pairs
 
 DEFAULT = Thresholds()
 
@@ -114,7 +114,8 @@ def test_what_the_order_does_changes_no_answer(effect: float) -> None:
     screens = [screened("a", group, DEFAULT) for group in (few, late_few)]
     for then, now in ((judge(many), judge(late_many)), screens):
         assert now.change is then.change
-        assert (now.low, now.ratio, now.high) == pytest.approx((then.low, then.ratio, then.high))
+        ends, before = ((r.low, r.value, r.high) for r in (now.ratio, then.ratio))
+        assert ends == pytest.approx(before)
     assert sd_of(late_many) == pytest.approx(sd_of(many))
 
 
@@ -145,14 +146,13 @@ def test_the_planted_change_is_found(planted: float, spread: float, expected: Ch
     answer = screened("a", first, DEFAULT) if screen(first, DEFAULT) else judge(second)
 
     assert answer.change is expected
-    assert (answer.low or math.inf) < planted < (answer.high or 0)
+    assert (answer.ratio.low or math.inf) < planted < (answer.ratio.high or 0)
 
 
 def test_a_certain_slowdown_of_no_practical_size_is_the_same() -> None:
     answer = judge(pairs(1.013, 20, spread=0.0005))
 
-    assert answer.p_value is not None
-    assert answer.p_value < DEFAULT.alpha
+    assert (answer.ratio.p or 1.0) < DEFAULT.alpha
     assert answer.change is Change.SAME
 
 
@@ -193,7 +193,7 @@ def test_a_large_slowdown_is_decided_by_the_first_look() -> None:
     answers = [judge(pairs(1.15, n), share=EARLY) for n in (12, 11)]
 
     assert [a.change for a in answers] == [Change.SLOWER, Change.UNDECIDED]
-    assert answers[0].p_value == pytest.approx(1 / EARLY / math.comb(12, 6))
+    assert answers[0].ratio.p == pytest.approx(1 / EARLY / math.comb(12, 6))
 
 
 def test_a_look_is_as_strict_as_its_share_of_alpha() -> None:
@@ -201,9 +201,10 @@ def test_a_look_is_as_strict_as_its_share_of_alpha() -> None:
     whole, part = judge(found, one_build), judge(found, one_build, share=0.1)
     stricter = judge(found, replace(one_build, alpha=0.1 * DEFAULT.alpha))
 
-    assert whole.p_value is not None
-    assert part.p_value == pytest.approx(10 * whole.p_value)
-    assert (part.low, part.high) == (stricter.low, stricter.high) != (whole.low, whole.high)
+    assert whole.ratio.p is not None
+    assert part.ratio.p == pytest.approx(10 * whole.ratio.p)
+    ends = [(r.low, r.high) for r in (part.ratio, stricter.ratio, whole.ratio)]
+    assert ends[0] == ends[1] != ends[2]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_a_look_is_as_strict_as_its_share_of_alpha() -> None:
 def test_a_look_before_the_last_decides_what_is_clear(
     ratio: float, change: Change, done: bool
 ) -> None:
-    answer = replace(judge(pairs(1.0, 20)), ratio=ratio, change=change)
+    answer = replace(judge(pairs(1.0, 20)), ratio=Ratio(value=ratio, n=20), change=change)
 
     assert decided(answer, DEFAULT) is done
 
@@ -234,8 +235,8 @@ def test_the_more_cases_are_confirmed_the_smaller_a_p_value_must_be() -> None:
     among = comparison.judge(both, dict.fromkeys(both, DEFAULT))["a"]
     beside = comparison.judge({"a": both["a"]}, {"a": DEFAULT}, beside=59)["a"]
 
-    assert alone.p_value is not None
-    assert among.p_value == beside.p_value == pytest.approx(60 * alone.p_value)
+    assert alone.ratio.p is not None
+    assert among.ratio.p == beside.ratio.p == pytest.approx(60 * alone.ratio.p)
     assert (alone.change, among.change) == (Change.SLOWER, Change.UNDECIDED)
     adjusted = holm({"a": 0.001, "b": 0.04, "c": 0.03})
     assert adjusted == pytest.approx({"a": 0.003, "c": 0.06, "b": 0.06})  # they ascend
@@ -271,7 +272,7 @@ def test_the_pairs_that_an_undecided_case_needs_do_decide_it() -> None:
     assert answer.minutes_needed == pytest.approx(answer.pairs_needed * 20.0 / 60)
     assert answer.smallest_effect is not None
     assert 0.02 < answer.smallest_effect < 0.05
-    more = (pairs(answer.ratio, answer.pairs_needed, spread=0.025, seed=n) for n in range(10))
+    more = (pairs(answer.ratio.value, answer.pairs_needed, spread=0.025, seed=n) for n in range(10))
     assert sum(judge(p).change is not Change.UNDECIDED for p in more) >= 7
 
 
@@ -292,8 +293,8 @@ def test_the_luck_of_builds_enters_bounds_and_p_values(sd: float) -> None:
 
     assert sum(f.change is Change.SLOWER for f in found) <= 5
     for answers in (found, [screened("a", p[:6], thresholds) for p in made]):
-        assert sum((f.low or 0) > 1 for f in answers) <= 7
-        assert sum((f.high or 2) < 1 for f in answers) <= 7
+        assert sum((f.ratio.low or 0) > 1 for f in answers) <= 7
+        assert sum((f.ratio.high or 2) < 1 for f in answers) <= 7
 
 
 def test_where_builds_differ_as_far_as_the_tolerance_more_pairs_are_not_advised() -> None:
@@ -308,7 +309,7 @@ def test_a_passed_screen_would_have_found_an_effect_above_its_ratio() -> None:
     """By 1.28 standard errors of the mean of six pairs."""
     answer = screened("a", pairs(1.0, 6), DEFAULT)
 
-    assert (answer.change, answer.p_value) == (Change.SAME, None)
+    assert (answer.change, answer.ratio.p) == (Change.SAME, None)
     assert answer.smallest_effect == pytest.approx(0.018, abs=4e-3)
 
 
@@ -317,7 +318,7 @@ def test_few_pairs_decide_nothing(ratio: float, count: int) -> None:
     answer = judge(pairs(ratio, count))
 
     assert answer.change is Change.UNDECIDED
-    assert (answer.low, answer.high, answer.smallest_effect) == (None, None, None)
+    assert (answer.ratio.low, answer.ratio.high, answer.smallest_effect) == (None, None, None)
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0, math.inf])

@@ -10,7 +10,7 @@ import pytest
 from harness.analysis.effects import MAX_LEVELS, Effect, effects, longest, together
 from harness.analysis.roofline import MAX_STACKS, OTHER, OUTSIDE, Stack, stacks
 from harness.analysis.summary import summarise
-from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Scalar, Use
+from harness.records import Breakdown, Case, Measurement, Outcome, Profile, Ratio, Scalar, Use
 from harness.report.text import effect_sentences, together_sentences
 from harness.tests.fake_runs import case, ended, run, sweep, taking, timed
 
@@ -37,8 +37,8 @@ def test_the_planted_effect_is_found() -> None:
 
     assert length.axis == "seq_len"
     assert (gc.base, gc.value, gc.pairs) == ("off", "on", 2)
-    assert (gc.low or math.inf) < 1.24 < (gc.high or 0)
-    assert length.ratio == pytest.approx(1, abs=0.02)  # per token
+    assert (gc.ratio.low or math.inf) < 1.24 < (gc.ratio.high or 0)
+    assert length.ratio.value == pytest.approx(1, abs=0.02)  # per token
     assert not gc.negligible
 
 
@@ -56,7 +56,7 @@ def test_each_provider_is_compared_with_the_first_that_ran() -> None:
 
     assert (dense.base, dense.value, dense.pairs) == ("ours", "dense", 2)
     assert (peer.base, peer.value, peer.pairs) == ("ours", "peer", 1)
-    assert dense.ratio == pytest.approx(4, rel=0.02)
+    assert dense.ratio.value == pytest.approx(4, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_case_that_timed_out_bounds_the_effect(
     bounds = [e for e in made if e.axis == "gc" and e.at_least]
 
     assert [e.within for e in bounds] == [within for _, within in found]
-    assert [e.ratio for e in bounds] == pytest.approx([ratio for ratio, _ in found], rel=0.02)
-    assert all(e.low is e.high is None for e in bounds)
+    assert [e.ratio.value for e in bounds] == pytest.approx([ratio for ratio, _ in found], rel=0.02)
+    assert all(e.ratio.low is e.ratio.high is None for e in bounds)
 
 
 def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
@@ -95,7 +95,7 @@ def test_two_processes_that_scatter_are_clear_of_a_far_bound() -> None:
 
     (effect,) = found_in(sweep(gc=["off", "on"]), measure)
 
-    assert 1 / effect.ratio == pytest.approx(1000 / 1.3**5)
+    assert effect.ratio.inverse.value == pytest.approx(1000 / 1.3**5)
 
 
 def planted(effect: Callable[[Mapping[str, Any]], float], cases: Sequence[Case]) -> Any:
@@ -114,7 +114,7 @@ def test_an_effect_is_that_in_each_level_of_the_axes_that_change_it() -> None:
     found = planted(lambda axes: 1.76 if axes["seq_len"] == 512 else 1.29, TEXT)
 
     assert [(e.within, e.pairs) for e in found] == [({"seq_len": 512}, 2), ({"seq_len": 2048}, 2)]
-    assert [e.ratio for e in found] == pytest.approx([1.76, 1.29], rel=0.01)
+    assert [e.ratio.value for e in found] == pytest.approx([1.76, 1.29], rel=0.01)
     assert not any(e.disagree for e in found)
 
     def both(axes: Mapping[str, Any]) -> float:
@@ -122,7 +122,7 @@ def test_an_effect_is_that_in_each_level_of_the_axes_that_change_it() -> None:
             axes["dataset"]
         ]
 
-    ratios = sorted(e.ratio for e in planted(both, TEXT))
+    ratios = sorted(e.ratio.value for e in planted(both, TEXT))
     assert ratios == pytest.approx([1.2, 1.8, 2.4, 3.6], rel=0.01)
 
 
@@ -146,7 +146,7 @@ def test_pairs_that_too_many_levels_separate_disagree() -> None:
 
     assert found.disagree
     assert found.within == {}
-    assert (found.smallest, found.largest) == pytest.approx((1.1, 7.4), rel=0.01)
+    assert found.ratio.ends == pytest.approx((1.1, 7.4), rel=0.01)
 
 
 def test_axes_that_only_change_together_are_one() -> None:
@@ -316,5 +316,5 @@ def test_the_longest_axis_joins_cases_which_those_of_a_shape_do_not() -> None:
 def test_pairs_that_lie_twice_apart_are_a_range() -> None:
     what: Any = {"workload": "train", "axis": "route", "base": "v2", "value": "v1", "cases": "ab"}
     for ends, said in (((20, 95), "20x to 95x slower"), ((0.1, 0.25), "4.0x to 10x faster")):
-        of = Effect(**what, ratio=3.5, low=None, high=None, smallest=ends[0], largest=ends[1])
+        of = Effect(**what, ratio=Ratio(value=3.5, n=1, each=ends))
         assert next(iter(effect_sentences([of]))).startswith(f"`route`, v1 against v2: {said}")

@@ -120,7 +120,7 @@ def test_a_process_that_kept_too_few_samples_does_not_count(count: int, processe
     (summary,) = summarise(run([judged], lambda _: [first, second, third]))
 
     assert summary.outcome is Outcome.OK
-    assert summary.metrics["step_s"].processes == processes
+    assert summary.metrics["step_s"].n == processes
     assert summary.metrics["step_s"].value == pytest.approx(0.05, rel=0.01)
     (note,) = summary.notes
     assert f"process 1: {count} of 20 samples discarded ({count} throttled)" in note

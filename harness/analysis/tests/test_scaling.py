@@ -83,7 +83,7 @@ def test_a_fit_has_the_processes_of_its_poorest_point() -> None:
 
     (fit,) = scaling.fit(summarise(run(sweep(seq_len=[128, 256, 512]), measure)))
 
-    assert exponent_of(fit).processes == 1
+    assert exponent_of(fit).n == 1
 
 
 @pytest.mark.parametrize("seen", [{128, 256, 512}, {256}, set()])

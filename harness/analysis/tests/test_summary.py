@@ -81,7 +81,7 @@ def test_more_samples_in_a_process_do_not_narrow_the_interval() -> None:
 def test_an_interval_needs_two_processes() -> None:
     one, two = (statistics.arithmetic(of, samples=20) for of in ([3.0], [3.0, 5.0]))
 
-    assert (one.value, one.low, one.high, one.processes) == (3.0, None, None, 1)
+    assert (one.value, one.low, one.high, one.n) == (3.0, None, None, 1)
     assert (two.low, two.high) == pytest.approx((4 - 12.706, 4 + 12.706), abs=1e-3)
 
 
@@ -102,7 +102,7 @@ def test_the_first_process_that_is_not_ok_sets_the_outcome() -> None:
     summary = summary_of([*timed(CASE, 0.05, processes=2), *crash])
 
     assert (summary.outcome, summary.detail) == (Outcome.CRASH, "signal 11")
-    assert summary.metrics["step_s"].processes == 2
+    assert summary.metrics["step_s"].n == 2
     assert summary.notes == ("numbers from the 2 of 3 processes that ended ok",)
     assert summary_of([]).outcome is None
 

@@ -40,7 +40,7 @@ HERE = environment()
 
 def estimate(low: float | None, high: float | None) -> Estimate:
     value = 1.0 if low is None or high is None else (low + high) / 2
-    return Estimate(value=value, low=low, high=high, processes=3, samples=60)
+    return Estimate(value=value, low=low, high=high, n=3, samples=60)
 
 
 def summary(

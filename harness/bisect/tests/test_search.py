@@ -90,9 +90,9 @@ def test_a_planted_five_per_cent_is_found_and_confirmed() -> None:
     assert found.found
     assert found.culprits == (41,)
     assert found.comparison is not None
-    assert found.comparison.ratio == pytest.approx(1.05, abs=0.01)
+    assert found.comparison.ratio.value == pytest.approx(1.05, abs=0.01)
     confirming = sum(a.stage is BisectStage.CONFIRM for a in asked)
-    assert found.comparison.pairs == confirming == 12, "the first look decides"
+    assert found.comparison.ratio.n == confirming == 12, "the first look decides"
     assert {a.stage for a in asked} == {*BisectStage} - {BisectStage.PROFILE}
     assert sum(len(a.positions) for a in asked) < 80
 
@@ -118,9 +118,9 @@ def test_the_confirmation_looks_in_steps_and_stops_when_one_decides(
         block = [ProcessReading(position=p, value=values[p]) for p in asked.positions]
         search.add(asked.stage, block)
 
-    assert (asked.pairs, asked.change) == (looks, change)
+    assert (asked.ratio.n, asked.change) == (looks, change)
     if looks == 12 and change is Change.SLOWER:  # 1/924 is the least of the exact test
-        assert asked.p_value == pytest.approx(1 / 924 / 0.3, rel=0.2), "a look spends 30 % of alpha"
+        assert asked.ratio.p == pytest.approx(1 / 924 / 0.3, rel=0.2), "a look spends 30 % of alpha"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ SHOWN = Path(__file__).with_name("show.txt")
 
 
 def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> CaseSummary:
-    step = Estimate(value=0.01, low=None, high=None, processes=1, samples=9)
+    step = Estimate(value=0.01, low=None, high=None, n=1, samples=9)
     metrics = {"step_s": step} if outcome is Outcome.OK else {}
     return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **changes)  # type: ignore[arg-type]
 

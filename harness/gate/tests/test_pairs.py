@@ -48,7 +48,7 @@ def test_unsteady_pairs_are_replaced_and_a_case_that_fails_is_not_compared(
 
     assert answers.remarks.get(key, "") == said
     compared = answers.comparisons.get(key)
-    assert (compared.pairs if compared else None) == pairs
+    assert (compared.ratio.n if compared else None) == pairs
 
 
 @pytest.mark.parametrize(("disturbed", "pairs"), [({1, 4}, 6), ({1, 4, 6}, 12)])
@@ -57,7 +57,8 @@ def test_a_disturbed_pair_of_the_screen_is_measured_again_once(
 ) -> None:
     answers, key = compared_in_turns(Thresholds(), 0.001, disturbed)
 
-    assert (answers.comparisons[key].pairs, answers.comparisons[key].change) == (pairs, Change.SAME)
+    found = answers.comparisons[key]
+    assert (found.ratio.n, found.change) == (pairs, Change.SAME)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_the_scatter_and_the_change_of_a_case_decide_how_many_pairs_it_takes(
     answers, key = compared_in_turns(None, cv, ratio=ratio)
 
     found = answers.comparisons[key]
-    assert (found.pairs, found.change, found.tolerance) == (pairs, change, tolerance)
+    assert (found.ratio.n, found.change, found.tolerance) == (pairs, change, tolerance)
     assert found.case_id == key[1]
 
 
@@ -103,8 +104,8 @@ def test_a_case_that_passes_the_screen_counts_in_the_correction() -> None:
     answers, key = compared_in_turns(Thresholds(build_cv=0.0), 0.03, ratio=1.15, beside=True)
 
     found = answers.comparisons[key]
-    assert (len(answers.comparisons), found.pairs, found.change) == (2, 13, Change.SLOWER)
-    assert found.p_value == pytest.approx(2 / comparison.EARLY / math.comb(13, 6))
+    assert (len(answers.comparisons), found.ratio.n, found.change) == (2, 13, Change.SLOWER)
+    assert found.ratio.p == pytest.approx(2 / comparison.EARLY / math.comb(13, 6))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_one_pair_is_enough_if_it_runs_the_same_machine_code_as_fast(
     answers, key = compared_in_turns(None, 0.001, ratio=ratio, code=code)
 
     assert (key in answers.same) == (pairs == 1)
-    assert pairs == 1 or answers.comparisons[key].pairs == pairs
+    assert pairs == 1 or answers.comparisons[key].ratio.n == pairs
 
 
 def compared_in_turns(

@@ -155,9 +155,9 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     verdict, folder = interleaved
     slow = of(verdict, "slow")
     assert slow.comparison is not None
-    assert slow.comparison.low is not None
-    assert 1.5 < slow.comparison.low <= slow.comparison.ratio
-    assert slow.comparison.pairs >= 4, "of six; a busy machine may spoil some"
+    assert slow.comparison.ratio.low is not None
+    assert 1.5 < slow.comparison.ratio.low <= slow.comparison.ratio.value
+    assert slow.comparison.ratio.n >= 4, "of six; a busy machine may spoil some"
     assert slow.gpu_s > 0
     assert verdict.baseline is not None
     (remedy,) = (text for text in verdict.remedies if "harness bisect" in text)

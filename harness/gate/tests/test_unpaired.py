@@ -38,6 +38,6 @@ def test_the_interval_over_days_covers_the_true_ratio() -> None:
         days = np.exp(rng.normal(0.0, 0.01, size=2))
         before, now = (processes(*d * np.exp(rng.normal(0.0, 0.008, size=5))) for d in days)
         (answer,) = compare_stored({"a": (before, now)}, Thresholds(), day_cv=0.01)
-        inside += (answer.low or math.inf) < 1.0 < (answer.high or 0)
+        inside += (answer.ratio.low or math.inf) < 1.0 < (answer.ratio.high or 0)
 
     assert 0.97 < inside / 400 < 1.0

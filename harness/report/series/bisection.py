@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import units
 from harness.bisect.criteria import Criterion, CriterionKind
-from harness.bisect.search import change
+from harness.bisect.search import DOWN
 from harness.bisect.session import BisectResult
 from harness.records import METRICS
 from harness.report.markdown import cell, clipped, code, fenced, plain
@@ -68,8 +68,10 @@ def _because(result: BisectResult) -> str:
         title = str(criterion)
         if criterion.kind is CriterionKind.METRIC:
             title = units.title(criterion.name)
-        moved = f"{title} {units.change(*change(found))} against {good} before it"
-        return f"{moved}, confirmed by {found.pairs} new pairs (p = {found.p_value:.2g})"
+        pairs, p = found.ratio.n, found.ratio.p
+        ratio = found.ratio.inverse if found.case_id == DOWN else found.ratio
+        moved = f"{title} {units.change(ratio)} against {good} before it"
+        return f"{moved}, confirmed by {pairs} new pairs (p = {p:.2g})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
         ends = ((history[at].short, result.values[at]) for at in (0, -1))
         read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)

@@ -23,8 +23,8 @@ def change_text(case: GateCase) -> str:
     """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`, the counters that differ, or why
     there is no comparison."""
     c = case.comparison
-    if c is not None and math.isfinite(c.ratio) and c.ratio > 0:
-        text = units.slowdown(c.ratio, c.low, c.high)
+    if c is not None and math.isfinite(c.ratio.value) and c.ratio.value > 0:
+        text = units.slowdown(c.ratio)
         return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
     if case.counters:
         return ", ".join(map(str, case.counters))
@@ -65,7 +65,7 @@ def case_text(case: GateCase) -> str:
     lines = [f"{case.decision}: {case_sentence(case)}", f"change: {change_text(case)}"]
     if case.baseline_s is not None and case.candidate_s is not None:
         times = units.duration(case.baseline_s), units.duration(case.candidate_s)
-        pairs = case.comparison.pairs if case.comparison else 0
+        pairs = case.comparison.ratio.n if case.comparison else 0
         lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
     for f in case.findings[:MAX_CHECKS]:
         excused = "" if f.counts else " (excused)"

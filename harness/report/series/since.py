@@ -14,7 +14,7 @@ from harness.analysis import roofline
 from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
-from harness.records import CaseSummary, Change, Decision, Estimate, Outcome, Run
+from harness.records import CaseSummary, Change, Decision, Outcome, Run
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
@@ -130,7 +130,8 @@ def since(
 def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int) -> str:
     """How many cases changed, and what is excluded for the others."""
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
-    ends = [max(abs(math.log(c.low)), abs(math.log(c.high))) for c in still if c.low and c.high]
+    bounds = [(c.ratio.low, c.ratio.high) for c in still]
+    ends = [max(-math.log(low), math.log(high)) for low, high in bounds if low and high]
     unknown = Counter(g.reason.partition(":")[0] for g in both if g.change is None)
     why = unknown.most_common(1)[0][0] if unknown else ""
     why = f"mostly {why}" if len(unknown) > 1 else why
@@ -149,7 +150,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
 
 
 def _ratio(g: GateCase) -> float:
-    return g.comparison.ratio if g.comparison else 1.0
+    return g.comparison.ratio.value if g.comparison else 1.0
 
 
 def _day(run: Run) -> datetime.date:
@@ -181,7 +182,7 @@ def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
     rows = []
     for g, c in ((g, g.comparison) for g in cases if g.comparison):
         medians = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
-        change = units.change(c.ratio, c.low, c.high)
+        change = units.change(c.ratio)
         rows.append((name[g.case_id], *medians, change, str(c.change)))
     columns = ("case", ">median before", ">median now", ">change [99 %]", "conclusion")
     return Table(columns=columns, rows=tuple(rows))
@@ -207,11 +208,10 @@ def _failed(before: Run, now: Run, cases: Sequence[GateCase], name: Mapping[str,
 def _slowed(g: GateCase, name: str, alike: Mapping[str, float]) -> str:
     """`paper shape: 2.0x [1.9 … 2.1] slower`, and that it is the host if the kernels are not."""
     assert g.comparison is not None
-    c, why = g.comparison, ""
-    e = Estimate(value=c.ratio, low=c.low, high=c.high, processes=c.pairs, samples=c.pairs)
+    why = ""
     if g.case_id in alike:
         why = f", though its kernels still take {units.duration(alike[g.case_id])}: the host"
-    return f"{name}: {units.times(e)} slower{why}"
+    return f"{name}: {units.times(g.comparison.ratio)} slower{why}"
 
 
 def _kernels(summaries: Sequence[CaseSummary]) -> Mapping[str, float]:

@@ -12,10 +12,10 @@ from harness.records import (
     Accuracy,
     Case,
     CostPlan,
-    Estimate,
     Gap,
     Measurement,
     Outcome,
+    Ratio,
     Rule,
     Run,
     Stop,
@@ -121,7 +121,7 @@ def test_the_first_lines_have_the_answer_and_the_next_step(
 def test_a_large_effect_that_leaves_enough_speed_says_so_beside_the_earlier_one() -> None:
     gap = Gap(metric="tokens_per_s", expected=100, seen=33, source="s")
     suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
-    effect = Estimate(value=18.6, low=17.4, high=19.9, processes=3, samples=60)
+    effect = Ratio(value=18.6, low=17.4, high=19.9, n=3)
     undecided = Conclusion.UNDECIDED
     kernels = Diagnosis(name="kernels", conclusion=undecided, effect=effect, reached=4200.0)
     loose = replace(kernels, name="loose", reached=50.0)

@@ -215,8 +215,8 @@ def test_labels_of_parts_lie_inside_their_bars() -> None:
 
 
 def test_a_dot_has_its_interval_or_the_range_of_two_processes() -> None:
-    three = Estimate(value=2, low=1.7, high=2.4, processes=3, samples=9, each=(1.9, 2, 2.1))
-    both = three, replace(three, processes=2, each=(2.1, 1.9))
+    three = Estimate(value=2, low=1.7, high=2.4, n=3, samples=9, each=(1.9, 2, 2.1))
+    both = three, replace(three, n=2, each=(2.1, 1.9))
     rows = [Row("a", (e,), False, {}) for e in both]
 
     (axes,) = figures.dots("x", rows, [figures.Panel("x", str, {"needed": 3})], "").figure.axes

@@ -83,11 +83,11 @@ def test_the_cases_of_an_open_rule_are_named(
 
 
 def test_few_processes_near_a_limit_are_confirmed() -> None:
-    two = Estimate(value=1.0, low=None, high=None, processes=2, samples=9, each=(0.99, 1.01))
+    two = Estimate(value=1.0, low=None, high=None, n=2, samples=9, each=(0.99, 1.01))
 
     found = [near(replace(two, usual=u), None, 1.1) for u in (0.03, 0.05, None)]
     assert found == [False, True, True]
-    assert not near(replace(two, usual=0.05, processes=6), 1.1)
+    assert not near(replace(two, usual=0.05, n=6), 1.1)
     assert not near(replace(two, each=(1.0, 1.0)), 1.1), "an exact metric"
 
 

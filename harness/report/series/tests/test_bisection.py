@@ -16,7 +16,7 @@ from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
 from harness.bisect.session import BisectResult
-from harness.records import Change, Comparison, KernelChange
+from harness.records import Change, Comparison, KernelChange, Ratio
 from harness.report.series import bisection
 from harness.tests.fake_runs import case, environment
 from harness.tests.fake_verdicts import KERNEL
@@ -39,11 +39,7 @@ COMMITS = tuple(
 SLOWER = Comparison(
     case_id=UP,
     change=Change.SLOWER,
-    ratio=1.1,
-    low=1.08,
-    high=1.12,
-    p_value=2e-5,
-    pairs=14,
+    ratio=Ratio(value=1.1, low=1.08, high=1.12, p=2e-5, n=14),
     smallest_effect=None,
     reason="slower",
 )
