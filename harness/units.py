@@ -7,12 +7,15 @@ known of one side only is rounded so that it stays true.
 import datetime
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from harness.records import METRICS, Estimate, Fact, Finding, Interval, Outcome, Ratio, Stop
 
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
 
+RatioStyle = Literal["slower", "change", "least", "most", "times", "fast", "share"]
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 
@@ -149,39 +152,36 @@ def informs(metric: str, estimate: Interval) -> bool:
     return low * MOST_APART >= estimate.value >= high / MOST_APART
 
 
-def cell(metric: str, estimate: Interval, end: str = "") -> str:
-    """A measured metric with its 95 % interval, for a table: `1.23 ms [1.20 … 1.26]`.
+def value(metric: str, estimate: Interval, *, unit: bool = False) -> str:
+    """A measured metric with its 95 % interval: `1.23 ms [1.20 … 1.26]`; with `unit`, for a
+    sentence, also the unit that a table has in its heading.
 
     A count has all its digits, and its range if steps differ. Of two processes: `2.08 and 2.14 ms`.
-    Without an interval that informs: `25.0 ms (not bounded by 3 processes)`. `end` follows.
+    Without an interval that informs: `25.0 ms (not bounded by 3 processes)`.
     """
+    end = suffix(metric) if unit else ""
     if isinstance(estimate, Estimate) and _is_count(metric) and estimate.low is not None:
         if estimate.low == estimate.high:
             return _count(estimate.value) + end
         both = " to ".join(map(_count, (estimate.low, estimate.high or 0.0)))
         return f"{_count(estimate.value)} ({both} in {estimate.samples} steps){end}"
-    one, unit = _scaled(metric, estimate.value)
+    one, scale = _scaled(metric, estimate.value)
     if estimate.both:
         signed = metric in METRICS and METRICS[metric].signed
-        return f"{ends(one, estimate.both, ' and ', sign=signed)}{unit}{end}"
+        return f"{ends(one, estimate.both, ' and ', sign=signed)}{scale}{end}"
     if estimate.low is None and estimate.ends and estimate.n > 1:
-        return f"{ends(one, estimate.ends, ' to ')}{unit}{end}"
+        return f"{ends(one, estimate.ends, ' to ')}{scale}{end}"
     if estimate.low is not None and not informs(metric, estimate):
-        text = _with_interval(estimate.value / one, None, None, unit)
+        text = _with_interval(estimate.value / one, None, None, scale)
         return f"{text}{end} (not bounded by {estimate.n} processes)"
     low, high = (None if x is None else x / one for x in (estimate.low, estimate.high))
-    return _with_interval(estimate.value / one, low, high, unit) + end
+    return _with_interval(estimate.value / one, low, high, scale) + end
 
 
 def ends(one: float, values: Sequence[float], between: str, *, sign: bool = False) -> str:
     """Two numbers with three digits; one, if these do not tell them apart."""
     texts = (f"{'+' if sign and v > 0 else ''}{number(v / one, 3)}" for v in values)
     return between.join(dict.fromkeys(texts))
-
-
-def measured(metric: str, estimate: Interval) -> str:
-    """A measured metric with its interval and unit, for a sentence."""
-    return cell(metric, estimate, suffix(metric))
 
 
 def plural(noun: str, count: int) -> str:
@@ -195,37 +195,62 @@ def repeats(processes: int) -> str:
     return {1: " (measured once)", 2: " (measured twice)"}.get(processes, "")
 
 
-def change(ratio: Ratio | float) -> str:
-    """A ratio of times: `+24 % [+20 … +28]`, `2.4x [2.2 … 2.6]`, `91x [90 … 92] less`, or, with a
-    bound beyond twice or half of it, `+24 %, not bounded`."""
-    r = _as_ratio(ratio)
+def ratio(found: Ratio | float, style: RatioStyle = "slower") -> str:
+    """One side over the other, with its interval from two processes on:
+
+    - `slower`, of times: `24 % [20 … 28] slower`; as `change` if the interval contains 1
+    - `change`, of times: `+24 % [+20 … +28]`, `91x less`; if a bound is 2x away, `not bounded`
+    - `least`, of times of which only the nearer end is known: `at least 47x faster`
+    - `most`, an upper bound of times: `at most 2 % slower`, `at least 1 % faster`
+    - `times`, how many times better: `4.56x [4.53 … 4.59]`, `1.50x and 1.93x`
+    - `fast`, of speeds: `1.2x as fast`, `1.2x slower`
+    - `share`, of what is no speed: `102 % [101 … 103]`, from twice on `3.1x`
+    """
+    r = found if isinstance(found, Ratio) else Ratio(value=found, n=1)
+    r = r if r.n > 1 else replace(r, low=None, high=None)
+    match style:
+        case "change":
+            return _change(r)
+        case "least":
+            return _at_least(r)
+        case "most":
+            return f"{'at most' if r.value >= 1 else 'at least'} {_slower(r)}"
+        case "times":
+            return _times(r)
+        case "fast":
+            slower = (r.high or r.value) < 1
+            return f"{_times(r.inverse)} slower" if slower else f"{_times(r)} as fast"
+        case "share":
+            return value("mfu", r) if r.value < MOST_APART else _times(r)
+    return _slower(r)
+
+
+def _change(r: Ratio) -> str:
     if (r.low is not None and r.low * MOST_APART < r.value) or (
         r.high is not None and r.high > r.value * MOST_APART
     ):
-        return f"{change(r.value)}, not bounded"
+        return f"{_change(replace(r, low=None, high=None))}, not bounded"
     return f"{_larger(r.inverse)} less" if r.value <= 0.5 else _larger(r, sign=True)
 
 
-def _as_ratio(ratio: Ratio | float) -> Ratio:
-    return ratio if isinstance(ratio, Ratio) else Ratio(value=ratio, n=1)
-
-
-def slowdown(ratio: Ratio | float) -> str:
-    """A ratio of times in its plain direction: `24 % [20 … 28] slower`, or without one, if the
-    interval contains 1: `+1.7 % [-0.2 … +3.3]`."""
-    r = _as_ratio(ratio)
+def _slower(r: Ratio) -> str:
     if (r.value if r.low is None else r.low) <= 1 <= (r.value if r.high is None else r.high):
-        return change(r)
+        return _change(r)
     return f"{_larger(r.inverse)} faster" if r.value < 1 else f"{_larger(r)} slower"
 
 
-def at_least(ratio: Ratio) -> str:
-    """A ratio of times of which only the nearer end is known: `at least 47x faster`."""
-    times, word = ratio.value, "slower"
-    if times < 1:
-        times, word = ratio.inverse.value, "faster"
+def _at_least(r: Ratio) -> str:
+    times, word = (r.value, "slower") if r.value >= 1 else (r.inverse.value, "faster")
     amount, unit = (times, "x") if times >= 2 else ((times - 1) * 100, " %")
     return f"at least {number(rounded_down(amount, 2), 2)}{unit} {word}"
+
+
+def _times(r: Ratio) -> str:
+    if r.both:
+        return f"{ends(1.0, r.both, 'x and ')}x"
+    if r.n == 2 and r.each:
+        return number(r.value, 3) + "x"
+    return _with_interval(r.value, r.low, r.high, "x")
 
 
 def rounded_down(value: float, digits: int) -> float:
@@ -308,15 +333,6 @@ def scalar(value: bool | int | float | str | None) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def times(estimate: Ratio) -> str:
-    """How many times better one side of a pair is: `4.56x [4.53 … 4.59]`, `1.50x and 1.93x`."""
-    if estimate.both:
-        return f"{ends(1.0, estimate.both, 'x and ')}x"
-    if estimate.n < 2 or (estimate.n == 2 and estimate.each):
-        return number(estimate.value, 3) + "x"
-    return _with_interval(estimate.value, estimate.low, estimate.high, "x")
 
 
 _FACTS = {

@@ -239,7 +239,7 @@ def _over_time(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Itera
                 text = f"memory grows by {each} a step, {by} in {went.steps} steps"
                 yield Cause(CauseKind.LEAK, case_id, text)
             if went.trend == "sinking" and went.drift:
-                change = units.cell("tokens_per_s_drift", went.drift)
+                change = units.value("tokens_per_s_drift", went.drift)
                 text = f"tokens/s changes by {change} in {went.steps} steps"
                 yield Cause(CauseKind.SINKING, case_id, text)
             if went.slow and case_id not in slow_wanted:

@@ -230,14 +230,14 @@ def _judge(
     """The answer for one case, by the adjusted p-values that it is slower and that it is faster."""
     p_slower, p_faster = p
     ratio, practical = s.ratio, 1 + thresholds.practical
-    gap = units.slowdown(ratio.value)
+    gap = units.ratio(ratio.value)
     among = f", corrected for {cases} cases" if cases > 1 else ""
     below = f"the tolerance of {units.percent(thresholds.tolerance)}"
     clock_explained, open_tolerance = False, None
     if p_slower <= thresholds.alpha and ratio.value > practical:
         if s.cycles is not None and s.cycles <= math.log(practical):
             clock_explained, change = True, Change.UNDECIDED
-            in_cycles = units.slowdown(math.exp(s.cycles))
+            in_cycles = units.ratio(math.exp(s.cycles))
             reason = f"{gap} in time but {in_cycles} in clock cycles: the GPU clock differed"
         else:
             change = Change.SLOWER
@@ -249,10 +249,10 @@ def _judge(
         reason = f"shown to be {gap} (p = {p_faster:.2g}{among})"
     elif ratio.high is not None and ratio.high < 1 + thresholds.tolerance:
         change = Change.SAME
-        reason = f"{_most(ratio.high)}: below {below}"
+        reason = f"{units.ratio(ratio.high, 'most')}: below {below}"
     else:
         change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
-        most = "unbounded" if ratio.high is None else _most(ratio.high)
+        most = "unbounded" if ratio.high is None else units.ratio(ratio.high, "most")
         reason = f"{most}: shown neither slower nor below {below}"
     needed = None
     if change is Change.UNDECIDED and not clock_explained and s.se < math.inf:
@@ -368,16 +368,12 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
     low, high = map(float, student_bounds(logs, order, thresholds))
     se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
     smallest = math.log(thresholds.screen_ratio) + _quantile(POWER) * se
+    most = units.ratio(math.exp(high), "most")
     return Comparison(
         case_id=case_id,
         change=Change.SAME,
         ratio=of_logs(centre, low, high, n=len(pairs)),
         smallest_effect=math.expm1(smallest) if smallest <= BOUNDLESS else None,
-        reason=f"{_most(math.exp(high))} in {len(pairs)} pairs: below the tolerance of "
+        reason=f"{most} in {len(pairs)} pairs: below the tolerance of "
         f"{units.percent(thresholds.tolerance)}",
     )
-
-
-def _most(ratio: float) -> str:
-    """An upper bound of a slowdown: `at most 2 % slower`, or `at least 1 % faster`."""
-    return f"{'at most' if ratio >= 1 else 'at least'} {units.slowdown(ratio)}"

@@ -177,7 +177,7 @@ def _cell(summary: CaseSummary, metric: str) -> str:
     estimate, bound = summary.metrics.get(metric), timeout_bound(summary, metric)
     if estimate is None:
         return units.bound_text(metric, bound) if bound else ""
-    return units.cell(metric, estimate)
+    return units.value(metric, estimate)
 
 
 def summaries(cases: Sequence[CaseSummary]) -> RenderableType:

@@ -204,7 +204,7 @@ def _passed(cases: Sequence[GateCase]) -> str:
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
     if faster:
         best = min(faster, key=lambda c: c.ratio.value)
-        text += f"; {len(faster)} faster ({best.case_id}: {units.slowdown(best.ratio.value)})"
+        text += f"; {len(faster)} faster ({best.case_id}: {units.ratio(best.ratio.value)})"
     new = sum(c.state is State.NEW for c in cases)
     return f"{text}; {new} new" if new else text
 

@@ -4,7 +4,7 @@ the report is, what to try next."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness import units
@@ -196,7 +196,7 @@ def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -
     if pair := _pair(timed, by_id, verdict):
         yield "Compared", f"{names[pair[0].case.case_id]}: {_compared(*pair, suite)}"
     if fast := next((s for s in timed if "tokens_per_s" in s.metrics), None):
-        speed = units.measured("tokens_per_s", fast.metrics["tokens_per_s"])
+        speed = units.value("tokens_per_s", fast.metrics["tokens_per_s"], unit=True)
         yield "Speed", f"{names[fast.case.case_id]}: {speed}"
     for f in fit(cases):
         if f.last is not None:
@@ -212,10 +212,9 @@ def _compared(ours: CaseSummary, theirs: CaseSummary, suite: Suite) -> str:
     """`nsa is 3.8x [2.5 … 5.8] slower than dense (153 ms and 39.8 ms a step)`."""
     a, b = ours.metrics["step_s"], theirs.metrics["step_s"]
     ratio = times_better(b, a, higher_is_better=False)
-    ratio = ratio if ratio.n > 1 else replace(ratio, low=None, high=None)
     first, second = (suite.provider(c.workload, c.provider) for c in (ours.case, theirs.case))
     steps = f"{units.duration(a.value)} and {units.duration(b.value)} a step"
-    return f"{first} is {units.slowdown(ratio)} than {second} ({steps})"
+    return f"{first} is {units.ratio(ratio)} than {second} ({steps})"
 
 
 def _pair(

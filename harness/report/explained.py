@@ -106,8 +106,8 @@ def suspects_table(
 def _effect(d: Diagnosis | None, metric: str) -> str:
     """`76 % [48 … 111] slower (measured twice)`, or the number of a control."""
     if d and d.control:
-        return f"control: {units.measured(metric, d.control)}{units.repeats(d.control.n)}"
-    return f"{units.slowdown(d.effect)}{units.repeats(d.effect.n)}" if d and d.effect else NONE
+        return f"control: {units.value(metric, d.control, unit=True)}{units.repeats(d.control.n)}"
+    return f"{units.ratio(d.effect)}{units.repeats(d.effect.n)}" if d and d.effect else NONE
 
 
 # --- what was seen that day against what each candidate does here ------------------------------

@@ -250,7 +250,7 @@ def _losses(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> figure
         change = f": {values[0]:.3f} to {mean[-1]:.3f}"
         if base:
             last = over_steps.running_mean([theirs[s] for s in steps], 4)[-1]
-            change = f" {units.change(1 + mean[-1] / last)}"
+            change = f" {units.ratio(1 + mean[-1] / last, 'change')}"
         said.append(name + change)
         events = {}
         for what, at in (one for s in _series(run, case) for one in s.not_finite.items()):

@@ -145,7 +145,7 @@ def counts(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
 def _count(s: CaseSummary, counted: Mapping[str, Measurement], name: str) -> str:
     """The count; `12?` if steps or processes differ."""
     if name in s.metrics:
-        return units.cell(name, s.metrics[name])
+        return units.value(name, s.metrics[name])
     found = counted[s.case.case_id].counters
     value = getattr(found, name) if found else None
     return NONE if value is None else f"{value:,}?"

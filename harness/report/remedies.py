@@ -181,7 +181,7 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     slow = [(d, e) for d in told if (e := d.effect) and (e.low or 0) > 1]
     step = f"a step at {where}" if where else "a step"
     for d, e in sorted(slow, key=lambda one: -one[1].value):
-        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.slowdown(e)}"
+        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}"
 
 
 def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:

@@ -240,9 +240,10 @@ def _ratio_cell(ours: Estimate | None, theirs: Estimate | None) -> str:
     ratio = times_better(ours, theirs, higher_is_better=False)
     side, sure = settle(ratio, lambda low, high: low > 1 or high < 1 or None, linear=False)
     if side is None or (ratio.n > 2 and not sure):
-        return f"~ {units.times(ratio)} as fast"
-    faster = ratio.value >= 1
-    return f"{units.times(ratio)} faster" if faster else f"{units.times(ratio.inverse)} slower"
+        return f"~ {units.ratio(ratio, 'times')} as fast"
+    if ratio.value >= 1:
+        return f"{units.ratio(ratio, 'times')} faster"
+    return f"{units.ratio(ratio.inverse, 'times')} slower"
 
 
 def rules(verdict: Verdict, parts: Mapping[str, str]) -> Table:
@@ -303,7 +304,7 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = s
         timed = sum(p.step_s is not None for p in f.points)
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
-        by = f"by kernels {units.cell('scaling_exponent', f.kernels)}" if f.kernels else NONE
+        by = f"by kernels {units.value('scaling_exponent', f.kernels)}" if f.kernels else NONE
         rows.append((shared, word(f.axis), growth(f), f"{timed}{late}", f.note or by))
     columns = ("cases", "along", ">exponent [95 %]", ">points", "note")
     return Table(columns=columns, rows=tuple(rows))
@@ -314,8 +315,8 @@ def growth(f: ScalingFit) -> str:
     *bent, last = f.segments or (None,)
     if last is None or not bent:
         fitted = f.exponent
-        return units.cell("scaling_exponent", fitted) if fitted else unknown(f.reason)
-    end = "flat" if last.flat else units.cell("scaling_exponent", last.exponent)
+        return units.value("scaling_exponent", fitted) if fitted else unknown(f.reason)
+    end = "flat" if last.flat else units.value("scaling_exponent", last.exponent)
     return f"{', '.join(bends(f))}, then {end} to {last.end.x:,g}"
 
 
@@ -342,7 +343,7 @@ def metric_cell(s: CaseSummary, metric: str, intervals: bool) -> str:
     estimate = s.metrics.get(metric)
     if estimate is not None:
         whole = intervals or metric in ("tokens_per_s", "step_s")
-        text = units.cell(metric, estimate) if whole else units.plain(metric, estimate.value, 3)
+        text = units.value(metric, estimate) if whole else units.plain(metric, estimate.value, 3)
         if metric == "roofline_share" and s.roofline_by:
             text = f"{text} ({s.roofline_by})"
         return text if s.outcome is Outcome.OK else f"{text} ({units.outcome_name(s.outcome)})"
@@ -382,7 +383,7 @@ def _result(f: Finding) -> str:
 
 def _actual(f: Finding) -> str:
     if f.estimate is not None:
-        return units.cell(f.metric, f.estimate)
+        return units.value(f.metric, f.estimate)
     if f.bound is None:
         return unknown("no measurement")
     return f"{units.bound_text(f.metric, f.bound)} (timeout)"

@@ -6,7 +6,6 @@ profile and steadiness (their sections), series/gate_text and series/bisection.
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
@@ -160,7 +159,7 @@ def together_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[st
         pair = " with ".join(f"{word(axis)}={value}" for axis, value in ends)
         levels = [f"{word(axis)}={units.scalar(at)}" for axis, at in e.within.items()]
         where = f" at {listed(levels)}" if levels else ""
-        amount = units.at_least(e.ratio) if e.at_least else units.slowdown(e.ratio)
+        amount = units.ratio(e.ratio, "least" if e.at_least else "slower")
         yield f"{pair} is {amount}{where}; neither alone is shown to be."
 
 
@@ -169,15 +168,15 @@ def _effect(e: Effect, word: Word) -> str:
     pairs, each = units.plural("pair", e.pairs), e.ratio.each
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
-    amount = units.slowdown(e.ratio)
+    amount = units.ratio(e.ratio)
     if e.at_least:
-        amount = units.at_least(e.ratio)
+        amount = units.ratio(e.ratio, "least")
     elif e.disagree or max(each) > units.MOST_APART * min(each):
-        least, most = (units.slowdown(end(each)) for end in (min, max))
+        least, most = (units.ratio(end(each)) for end in (min, max))
         near, far = (most, least) if most.endswith("faster") else (least, most)
         amount = f"{near.removesuffix(far[far.rindex(' ') :])} to {far}"
     elif e.negligible:
-        amount = f"unchanged ({units.change(e.ratio)})"
+        amount = f"unchanged ({units.ratio(e.ratio, 'change')})"
     elif e.ratio.low is None:
         pairs += ", one process on a side"
     elif not e.ratio.differs:
@@ -238,19 +237,10 @@ def _against(e: Ratio, metric: str, partner: str) -> str:
     """`1.2x slower than dense`, `last loss 102 % of that of bf16`."""
     if not is_speed(metric):
         own = e if METRICS[metric].higher_is_better else e.inverse
-        own = own if e.n > 1 else replace(own, low=None, high=None)
-        share = units.measured("mfu", own) if own.value < units.MOST_APART else units.times(own)
-        return f"{units.title(metric)} {share} of that of {partner}"
-    speed = _speed(e)
+        return f"{units.title(metric)} {units.ratio(own, 'share')} of that of {partner}"
+    speed = units.ratio(e, "fast")
     than = "than" if speed.endswith("slower") else "as"
     return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
-
-
-def _speed(e: Ratio) -> str:
-    """`1.2x as fast`, `1.2x slower`."""
-    if ((e.high if e.n > 1 else None) or e.value) < 1:
-        return f"{units.times(e.inverse)} slower"
-    return f"{units.times(e)} as fast"
 
 
 def _host_set(f: Finding) -> str:
@@ -258,7 +248,7 @@ def _host_set(f: Finding) -> str:
     speed that the host does not set, or that is enough."""
     if f.beside:
         by = " by time, which leaves it open" if f.metric == "kernel_s" else BY_KERNELS
-        return f"; {_speed(f.beside)}{by}"
+        return f"; {units.ratio(f.beside, 'fast')}{by}"
     low = f.busy and f.decision is not Decision.GO
     return f"; host-bound: kernels are {units.percent(f.busy)} of the step" if low else ""
 
@@ -300,7 +290,7 @@ def _value(f: Finding) -> str:
     few = units.repeats(f.estimate.n) if f.estimate.each else ""
     if f.partner and isinstance(f.estimate, Ratio):
         return f"{_against(f.estimate, f.metric, f.partner)}{few}"
-    value = units.measured(f.metric, f.estimate)
+    value = units.value(f.metric, f.estimate, unit=True)
     value = f"{_NAMED[f.metric]} {value}" if f.metric in _NAMED else value
     if f.low is not None or f.high is not None:
         name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""

@@ -50,8 +50,8 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 940,  # the modules beside the rooms
-    "harness/analysis": 4_141,
+    "harness": 956,  # the modules beside the rooms
+    "harness/analysis": 4_137,
     "harness/bisect": 1_529,
     "harness/cli": 1_818,
     "harness/executor": 292,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_114,
     "harness/program": 1_581,
     "harness/records": 1_862,
-    "harness/report": 4_530,
+    "harness/report": 4_519,
     "harness/runner": 2_115,
     "harness/store": 749,
     "harness/suite": 1_903,

@@ -49,34 +49,34 @@ PRINTED = [
     (units.scalar(True), "true"),
     (units.scalar(0.5), "0.5"),
     # The interval sets the digits: plain, narrow, wide, beyond 2x, down to 0, none, millions.
-    (units.cell("tokens_per_s", estimate(10_512, 10_301, 10_728)), "10,500 [10,300 … 10,700]"),
-    (units.cell("tokens_per_s", estimate(10_512, 10_507, 10_517)), "10,512 [10,507 … 10,517]"),
-    (units.cell("tokens_per_s", estimate(24.2, 13.1, 44.8)), "24 [13 … 45]"),
-    (units.cell("tokens_per_s", estimate(24.2, 3.1, 310)), "24.2 (not bounded by 3 processes)"),
-    (units.cell("tokens_per_s", estimate(24.2, 0.0, 40)), "24.2 (not bounded by 3 processes)"),
-    (units.cell("tokens_per_s", estimate(11.3, None, None)), "11.3"),
-    (units.cell("tokens_per_s", estimate(0.9996, None, None)), "1.00"),
-    (units.cell("tokens_per_s", estimate(1_512_000, 1_501_000, 1_523_000)), "1.51 M [1.50 … 1.52]"),
+    (units.value("tokens_per_s", estimate(10_512, 10_301, 10_728)), "10,500 [10,300 … 10,700]"),
+    (units.value("tokens_per_s", estimate(10_512, 10_507, 10_517)), "10,512 [10,507 … 10,517]"),
+    (units.value("tokens_per_s", estimate(24.2, 13.1, 44.8)), "24 [13 … 45]"),
+    (units.value("tokens_per_s", estimate(24.2, 3.1, 310)), "24.2 (not bounded by 3 processes)"),
+    (units.value("tokens_per_s", estimate(24.2, 0.0, 40)), "24.2 (not bounded by 3 processes)"),
+    (units.value("tokens_per_s", estimate(11.3, None, None)), "11.3"),
+    (units.value("tokens_per_s", estimate(0.9996, None, None)), "1.00"),
+    (units.value("tokens_per_s", estimate(1.512e6, 1.501e6, 1.523e6)), "1.51 M [1.50 … 1.52]"),
     # An end that would be rounded to 0 has digits of its own.
-    (units.cell("scaling_exponent", estimate(0.4, -0.02, 0.8)), "0.4 [-0.02 … 0.8]"),
-    (units.cell("loss", estimate(276, 1.86, 40_957)), "280 [2 … 40,960]"),
-    (units.cell("step_s", both(2.08e-3, 2.14e-3)), "2.08 and 2.14 ms"),
-    (units.cell("step_s", both(0.4352, 0.43529)), "435 ms"),
-    (units.cell("step_s", both(0.97, 1.04)), "0.970 and 1.04 s"),
-    (units.change(ratio(1.24, 1.20, 1.28)), "+24 % [+20 … +28]"),
-    (units.change(ratio(0.95, 0.91, 0.99)), "-5 % [-9 … -1]"),
-    (units.change(ratio(4.0, 3.4, 4.6)), "4.0x [3.4 … 4.6]"),
-    (units.change(ratio(0.1, 0.08, 0.125)), "10.0x [8.0 … 12.5] less"),
-    (units.change(ratio(0.953, 0.49, 1.86)), "-5 % [-50 … +90]"),
-    (units.change(ratio(0.916, 0.0121, 68.981)), "-8.4 %, not bounded"),
-    (units.change(ratio(0.1, 0.02, 0.5)), "10x less, not bounded"),
-    (units.change(ratio(1.00003, 0.996, 1.004)), "+0.0 % [-0.4 … +0.4]"),
-    (units.slowdown(ratio(1.24, 1.20, 1.28)), "24 % [20 … 28] slower"),
-    (units.slowdown(ratio(0.8, 0.78, 0.82)), "25.0 % [22.0 … 28.2] faster"),
-    (units.slowdown(ratio(0.01, 0.008, 0.0125)), "100x [80 … 125] faster"),
-    (units.slowdown(ratio(52.0, 17.0, 155.0)), "52x [17 … 155] slower"),
-    (units.slowdown(ratio(1.017, 0.998, 1.033)), "+1.7 % [-0.2 … +3.3]"),
-    (units.slowdown(1.24), "24 % slower"),
+    (units.value("scaling_exponent", estimate(0.4, -0.02, 0.8)), "0.4 [-0.02 … 0.8]"),
+    (units.value("loss", estimate(276, 1.86, 40_957)), "280 [2 … 40,960]"),
+    (units.value("step_s", both(2.08e-3, 2.14e-3)), "2.08 and 2.14 ms"),
+    (units.value("step_s", both(0.4352, 0.43529)), "435 ms"),
+    (units.value("step_s", both(0.97, 1.04)), "0.970 and 1.04 s"),
+    (units.ratio(ratio(1.24, 1.20, 1.28), "change"), "+24 % [+20 … +28]"),
+    (units.ratio(ratio(0.95, 0.91, 0.99), "change"), "-5 % [-9 … -1]"),
+    (units.ratio(ratio(4.0, 3.4, 4.6), "change"), "4.0x [3.4 … 4.6]"),
+    (units.ratio(ratio(0.1, 0.08, 0.125), "change"), "10.0x [8.0 … 12.5] less"),
+    (units.ratio(ratio(0.953, 0.49, 1.86), "change"), "-5 % [-50 … +90]"),
+    (units.ratio(ratio(0.916, 0.0121, 68.981), "change"), "-8.4 %, not bounded"),
+    (units.ratio(ratio(0.1, 0.02, 0.5), "change"), "10x less, not bounded"),
+    (units.ratio(ratio(1.00003, 0.996, 1.004), "change"), "+0.0 % [-0.4 … +0.4]"),
+    (units.ratio(ratio(1.24, 1.20, 1.28)), "24 % [20 … 28] slower"),
+    (units.ratio(ratio(0.8, 0.78, 0.82)), "25.0 % [22.0 … 28.2] faster"),
+    (units.ratio(ratio(0.01, 0.008, 0.0125)), "100x [80 … 125] faster"),
+    (units.ratio(ratio(52.0, 17.0, 155.0)), "52x [17 … 155] slower"),
+    (units.ratio(ratio(1.017, 0.998, 1.033)), "+1.7 % [-0.2 … +3.3]"),
+    (units.ratio(1.24), "24 % slower"),
 ]
 
 
@@ -92,7 +92,7 @@ POSITIVE = st.floats(1e-12, 1e15)
 def test_only_0_is_printed_as_0(metric: str, values: list[float]) -> None:
     low, value, high = sorted(values)
 
-    ends = printed_ends(units.cell(metric, estimate(value, low, high)))
+    ends = printed_ends(units.value(metric, estimate(value, low, high)))
 
     assert 0 not in ends
 
@@ -101,7 +101,7 @@ def test_only_0_is_printed_as_0(metric: str, values: list[float]) -> None:
 def test_an_end_of_a_change_is_printed_as_0_only_if_it_is(values: list[float]) -> None:
     low, value, high = sorted(values)
 
-    text = units.change(ratio(value, low, high))
+    text = units.ratio(ratio(value, low, high), "change")
 
     ends = printed_ends(text)
     if " % [" in text:
@@ -120,7 +120,7 @@ def printed_ends(text: str) -> list[float]:
 def test_a_printed_value_is_close_to_the_value(metric: str, value: float, spread: float) -> None:
     e = estimate(value, value * (1 - spread), value * (1 + spread))
 
-    text = units.cell(metric, e)
+    text = units.value(metric, e)
 
     number, _, unit = text.partition(" [")[0].partition(" ")
     size = {

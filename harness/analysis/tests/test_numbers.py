@@ -310,4 +310,4 @@ def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
     assert (found.low, found.value, found.high, found.samples) == (12, 12, 30, 5)
     assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note
     assert note.endswith("alike: add")
-    assert units.cell("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"
+    assert units.value("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"

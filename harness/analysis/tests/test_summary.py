@@ -153,7 +153,7 @@ def test_two_processes_are_printed_as_they_are() -> None:
     for s in summarise(run(SIX, lambda c: timed(c, 0.05, cv=0.005, processes=2))):
         for name in ("step_s", "tokens_per_s", "mfu"):
             assert len(s.metrics[name].both) == 2
-            assert "[" not in units.cell(name, s.metrics[name])
+            assert "[" not in units.value(name, s.metrics[name])
 
 
 @pytest.mark.parametrize("other", ["clock", "kind"])

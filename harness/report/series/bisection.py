@@ -48,7 +48,7 @@ def markdown(result: BisectResult, date: datetime.date) -> str:
         "command": shlex.join(result.request.command),
         "calls": lambda number: f"{number:.4g}",
         "reading": lambda values: _median(result.request.criterion, values),
-        "change": units.change,
+        "change": lambda ratio: units.ratio(ratio, "change"),
         "zip": zip,
         "kernels": kernel_table(result.profile.kernels if result.profile else (), cases=False),
         "ir": ir_table(result.profile.kernels if result.profile else ()),
@@ -70,7 +70,7 @@ def _because(result: BisectResult) -> str:
             title = units.title(criterion.name)
         pairs, p = found.ratio.n, found.ratio.p
         ratio = found.ratio.inverse if found.case_id == DOWN else found.ratio
-        moved = f"{title} {units.change(ratio)} against {good} before it"
+        moved = f"{title} {units.ratio(ratio, 'change')} against {good} before it"
         return f"{moved}, confirmed by {pairs} new pairs (p = {p:.2g})"
     if not (criterion.exact and conclusion.culprits and conclusion.good is not None):
         ends = ((history[at].short, result.values[at]) for at in (0, -1))

@@ -1,6 +1,5 @@
 """Sentences about the cases of a gate: a change against its base."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -23,13 +22,13 @@ def change_text(case: GateCase) -> str:
     """`4.1 % [3.2 … 5.0] slower`, `+0.1 % [-1.0 … +1.0] (same)`, the counters that differ, or why
     there is no comparison."""
     c = case.comparison
-    if c is not None and math.isfinite(c.ratio.value) and c.ratio.value > 0:
-        text = units.slowdown(c.ratio)
+    if c is not None:
+        text = units.ratio(c.ratio)
         return text if c.change in (Change.SLOWER, Change.FASTER) else f"{text} ({c.change})"
     if case.counters:
         return ", ".join(map(str, case.counters))
     state = "not compared" if case.state is State.UNCOMPARED else str(case.state)
-    if case.candidate_s is not None and math.isfinite(case.candidate_s):
+    if case.candidate_s is not None:
         return f"{state}: {units.duration(case.candidate_s)}"
     return state
 

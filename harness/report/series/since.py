@@ -182,7 +182,7 @@ def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
     rows = []
     for g, c in ((g, g.comparison) for g in cases if g.comparison):
         medians = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
-        change = units.change(c.ratio)
+        change = units.ratio(c.ratio, "change")
         rows.append((name[g.case_id], *medians, change, str(c.change)))
     columns = ("case", ">median before", ">median now", ">change [99 %]", "conclusion")
     return Table(columns=columns, rows=tuple(rows))
@@ -211,7 +211,7 @@ def _slowed(g: GateCase, name: str, alike: Mapping[str, float]) -> str:
     why = ""
     if g.case_id in alike:
         why = f", though its kernels still take {units.duration(alike[g.case_id])}: the host"
-    return f"{name}: {units.times(g.comparison.ratio)} slower{why}"
+    return f"{name}: {units.ratio(g.comparison.ratio, 'times')} slower{why}"
 
 
 def _kernels(summaries: Sequence[CaseSummary]) -> Mapping[str, float]:
