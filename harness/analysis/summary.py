@@ -178,6 +178,12 @@ def _evidence(case: Case, measurements: Sequence[Measurement]) -> list[Measureme
     return [m for m in ok if m.is_evidence(case.settings.min_samples)]
 
 
+def step_time(case: Case, measurements: Sequence[Measurement]) -> float | None:
+    """The step time of a case: the geometric mean over its processes; None without evidence."""
+    steps = [m.step_s for m in _evidence(case, measurements)]
+    return statistics.geometric(steps, samples=len(steps)).value if steps else None
+
+
 def _apart(values: Sequence[float]) -> bool:
     """Whether the processes disagree so much that none of them is typical."""
     return bool(values) and max(values) > APART * min(values)
@@ -186,7 +192,7 @@ def _apart(values: Sequence[float]) -> bool:
 def _rates(case: Case, evidence: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
     """The rates that have a scatter of their own; none without evidence."""
     hertz = [recorded.median_clock_hz(m.telemetry, m.phases) for m in evidence]
-    steps = [float(np.median(m.kept_s)) for m in evidence]
+    steps = [m.step_s for m in evidence]
     rates = {
         "step_s": steps,
         "step_cycles": [s * hz for s, hz in zip(steps, hertz, strict=True) if hz],

@@ -128,7 +128,7 @@ def _metric(name: str, measurement: Measurement, min_samples: int) -> float:
     if measurement.steady is False:
         raise Unreadable("it did not reach a steady state", again=True)
     if name == "step_s":
-        return statistics.median(measurement.kept_s)
+        return measurement.step_s
     reported = measurement.readings.get(name, ())
     value = statistics.median(reported) if reported else measurement.peak_memory_bytes
     if value is None or (name != "peak_memory_bytes" and not reported):

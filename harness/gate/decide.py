@@ -7,12 +7,12 @@ Anything missing or unknown is INCONCLUSIVE, never GO.
 
 import datetime
 import shlex
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness import units
 from harness.analysis import verdict
+from harness.analysis.summary import step_time
 from harness.gate import counters
 from harness.gate.policy import Policy
 from harness.gate.records import GateCase, Mode, State
@@ -94,8 +94,8 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         counters=evidence.counted[0] if evidence.counted else (),
         kernels=tuple(changed_kernels(*(m[0].profile for m in sides))) if all(sides) else (),
         # A counted case runs once, which does not measure its time.
-        baseline_s=None if evidence.counted else _median(evidence.baseline, evidence.case),
-        candidate_s=None if evidence.counted else _median(evidence.candidate, evidence.case),
+        baseline_s=None if evidence.counted else step_time(evidence.case, evidence.baseline),
+        candidate_s=None if evidence.counted else step_time(evidence.case, evidence.candidate),
         gpu_s=sum(m.wall_s for m in (*evidence.baseline, *evidence.candidate)),
         log=f"{evidence.folder}/{bad.log}" if bad and bad.log else "",
     )
@@ -180,12 +180,6 @@ def _excused(
     meant = [f for f in meant if whole or f.check in AGAINST.values()]
     kept = [replace(f, counts=False) if f in meant else f for f in found]
     return kept, f"exempt until {entry.expires}: {entry.because}" if meant else ""
-
-
-def _median(measured: Sequence[Measurement], case: Case) -> float | None:
-    enough = case.settings.min_samples
-    medians = [statistics.median(m.kept_s) for m in measured if m.is_evidence(enough)]
-    return statistics.median(medians) if medians else None
 
 
 def blocks(decision: Decision, policy: Policy) -> bool:

@@ -80,7 +80,7 @@ class GateCase:
     """Of times; None if they were not compared."""
     baseline_s: float | None = None
     candidate_s: float | None = None
-    """Step time of each side, the median over processes of their medians."""
+    """Step time of each side, as that of a case in a report."""
     counters: tuple[CounterChange, ...] = ()
     """Counters that differ, if they were compared."""
     kernels: tuple[KernelChange, ...] = ()

@@ -4,7 +4,6 @@ measure."""
 import ast
 import re
 from pathlib import Path
-from statistics import median
 
 from harness.analysis.recorded import works
 from harness.records import MAX_USES, Measurement
@@ -58,7 +57,7 @@ def same_step(before: Measurement, after: Measurement, ratio: float) -> bool:
     known &= all(use.name in named or _LIBRARY.search(use.name) for use in a.kernels)
     ran = [(p.fingerprint, p.compiled, m.counters) for p, m in ((a, before), (b, after))]
     busy = [p.breakdown.device_busy_s or 0.0 for p in (a, b) if p.breakdown and not p.no_kernels]
-    steps = [median(m.kept_s) for m in (before, after)]
+    steps = [m.step_s for m in (before, after)]
     near = len(busy) == 2 and 0 < max(busy) <= ratio * min(busy)
     full = near and all(b >= FULL * s for b, s in zip(busy, steps, strict=True))
     near &= full or max(steps) <= ratio * min(steps)

@@ -6,7 +6,6 @@ same model, and the tolerance is wider.
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -67,7 +66,7 @@ def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
 
 
 def _logs(side: Sequence[Measurement]) -> Floats:
-    return np.log([statistics.median(m.kept_s) for m in side])
+    return np.log([m.step_s for m in side])
 
 
 def _statistics(

@@ -247,12 +247,17 @@ class Measurement:
         return tuple(s for i, s in enumerate(self.samples_s) if i not in bad)
 
     @property
+    def step_s(self) -> float:
+        """The time of a step: the median of the samples that were not discarded."""
+        return statistics.median(self.kept_s)
+
+    @property
     def breakdown(self) -> Breakdown | None:
         """Where the time of a step goes; the step time is by the clock of the samples."""
         recorded = self.profile.breakdown if self.profile else None
         if recorded is None or not self.kept_s:
             return recorded
-        return replace(recorded, step_s=statistics.median(self.kept_s))
+        return replace(recorded, step_s=self.step_s)
 
     def is_evidence(self, min_samples: int) -> bool:
         """Whether the process counts: it kept min_samples, or more than half of its samples."""

@@ -142,8 +142,8 @@ def pairs(task: Task, base: Side, head: Side) -> tuple[tuple[Pair, ...], int]:
             unsteady += 1
             continue
         pair = Pair(
-            baseline_s=statistics.median(baseline.kept_s),
-            candidate_s=statistics.median(candidate.kept_s),
+            baseline_s=baseline.step_s,
+            candidate_s=candidate.step_s,
             baseline_hz=clock(baseline),
             candidate_hz=clock(candidate),
             wall_s=(baseline.wall_s + candidate.wall_s) or None,

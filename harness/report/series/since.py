@@ -181,10 +181,10 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:
     rows = []
     for g, c in ((g, g.comparison) for g in cases if g.comparison):
-        medians = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
+        times = (units.duration(s) if s else NONE for s in (g.baseline_s, g.candidate_s))
         change = units.ratio(c.ratio, "change")
-        rows.append((name[g.case_id], *medians, change, str(c.change)))
-    columns = ("case", ">median before", ">median now", ">change [99 %]", "conclusion")
+        rows.append((name[g.case_id], *times, change, str(c.change)))
+    columns = ("case", ">step time before", ">step time now", ">change [99 %]", "conclusion")
     return Table(columns=columns, rows=tuple(rows))
 
 
