@@ -30,10 +30,6 @@ REDUCE = Use(name="ncclDevKernel_AllReduce_Sum_bf16", calls=1, time_s=0.6 * STEP
 SENT = {"communication_s": REDUCE.time_s}
 
 
-def estimate(value: float) -> Estimate:
-    return Estimate(value=value, low=value, high=value, n=3, samples=30)
-
-
 def found(
     busy: float | None = None,
     *,
@@ -62,7 +58,7 @@ def found(
         for m in timed(one, STEP_S, telemetry={"gpu_utilisation": nvml} if nvml else None)
     ]
     known = {"step_s": STEP_S, "roofline_share": share}
-    metrics = {name: estimate(value) for name, value in known.items() if value is not None}
+    metrics = {k: Estimate(value=v, low=v, high=v, n=3, samples=30) for k, v in known.items() if v}
     seen = CaseSummary(case=one, outcome=Outcome.OK, metrics=metrics, roofline_by=by)
     return bottleneck(seen, measured, PEAKS)
 

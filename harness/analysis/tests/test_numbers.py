@@ -38,10 +38,6 @@ LEAST_S = 512 * FLOPS_PER_TOKEN / 8e14
 """The roofline bound of CASE."""
 
 
-def summary_of(measured: list[Measurement], **changes: Any) -> CaseSummary:
-    return summarise(run([CASE], lambda _: measured, **changes))[0]
-
-
 # --- discards ----------------------------------------------------------------------------
 
 REASONS, CLOCK = "gpu_throttle_reasons", "gpu_sm_clock_hz"
@@ -140,7 +136,8 @@ def test_a_case_without_evidence_is_an_invalid_environment() -> None:
 def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
     wrong = SelfTestCheck(name="spin_kernel", holds=False, fact="1,000 MHz, NVML read 1,980 MHz")
 
-    summary = summary_of([], self_tests=(replace(SELF_TEST, checks=(wrong,)),), ended_at="")
+    proof = replace(SELF_TEST, checks=(wrong,))
+    (summary,) = summarise(run([CASE], lambda _: [], self_tests=(proof,), ended_at=""))
 
     assert summary.outcome is Outcome.INVALID_ENVIRONMENT
     assert "spin_kernel: 1,000 MHz" in summary.detail

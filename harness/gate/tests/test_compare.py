@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +11,8 @@ from typer.testing import CliRunner
 from harness.cli import console
 from harness.cli import main as cli
 from harness.errors import HarnessError
-from harness.gate import compare as comparing
+from harness.gate.compare import commits
+from harness.gate.compare import runs as compare
 from harness.gate.records import GateVerdict, State
 from harness.records import (
     Case,
@@ -61,17 +61,9 @@ def side(
     return run(six, measure, env=env or at(name), run_id=f"run-{name}", folder=f"runs/run-{name}")
 
 
-def compare(a: Run, b: Run, **options: Any) -> GateVerdict:
-    return comparing.runs(a, b, **options)
-
-
 def of(compared: GateVerdict, case_id: str) -> tuple[Decision, State, str | None]:
     (found,) = (c for c in compared.cases if c.case_id == case_id)
     return found.decision, found.state, found.change
-
-
-def single(c: Case) -> list[Measurement]:
-    return timed(c, 0.2, processes=1)
 
 
 def unsteady(c: Case) -> list[Measurement]:
@@ -88,7 +80,7 @@ SIDES: dict[str, tuple[Measure, Measure, Decision, State, str]] = {
     "slower": (FAST, steady(0.15), NO_GO, State.COMPARED, "shown to be 50 % slower (p = "),
     "faster": (FAST, steady(0.05), GO, State.COMPARED, "shown to be 2.0x faster (p = "),
     "days vary as much": (FAST, FAST, OPEN, State.COMPARED, ""),
-    "one": (FAST, single, OPEN, State.UNCOMPARED, "1 of 6 processes"),
+    "one": (FAST, lambda c: timed(c, 0.2, processes=1), OPEN, State.UNCOMPARED, "1 of 6 processes"),
     "unsteady": (FAST, unsteady, OPEN, State.UNCOMPARED, "1 in the candidate"),
     "broken": (FAST, CRASHED, NO_GO, State.FAILED, "crash"),
     "repaired": (CRASHED, FAST, OPEN, State.UNCOMPARED, "crash"),
@@ -228,7 +220,7 @@ def test_the_working_tree_is_compared_with_a_commit(
 def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
     verdict = gate_verdict(*(gate_case(state=s) for s in (State.COMPARED, State.NEW)))
 
-    answer = comparing.commits(verdict, ())
+    answer = commits(verdict, ())
 
     assert verdict.reason == "2 cases passed; 1 new"
     assert [c.decision for c in answer.cases] == [GO, OPEN]

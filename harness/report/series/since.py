@@ -88,9 +88,17 @@ def since(
     both_s = {i: (s, then[i]) for i, s in kernels.items() if i in then}
     alike = {i: s[0] for i, s in both_s.items() if max(s) < ALIKE_KERNELS * min(s)}
 
+    busy = {s.case.case_id: s.busy for s in summaries}
+
     def by_host(g: GateCase) -> bool:
-        same = bool(host) and g.case_id in alike
-        return _ratio(g) > 1 and (same or _ratio(g) <= pace.get(g.case_id, 1.0) ** ALIKE)
+        if not host or g.comparison is None or g.comparison.ratio.value <= 1:
+            return False
+        ratio, share = g.comparison.ratio, busy[g.case_id]
+        # The part of a step in which the GPU does not work takes as much longer as the host does.
+        most = 1 / (share + (1 - share) / min(host.values())) if share else 1.0
+        within = ratio.low is not None and ratio.low <= most
+        paced = ratio.value <= pace.get(g.case_id, 1.0) ** ALIKE
+        return within or paced or g.case_id in alike
 
     shown = [g for g in moved if not by_host(g)]
     slower = [g for g in shown if g.change is Change.SLOWER]

@@ -64,11 +64,6 @@ def section(now: Run, before: Run) -> str:
     return "\n".join((since.head, *since.bullets))
 
 
-def line(text: str, start: str) -> str:
-    (found,) = (one for one in text.splitlines() if one.startswith(f"**{start}**"))
-    return found
-
-
 def test_a_report_says_what_fails_and_what_is_slower_now_and_shows_what_was_decided() -> None:
     before = measured(STEPS, run_id="before")
     now = measured(
@@ -77,7 +72,8 @@ def test_a_report_says_what_fails_and_what_is_slower_now_and_shows_what_was_deci
 
     text = section(now, before)
 
-    assert line(text, "Failed now") == "**Failed now**: nsa, what=broken (crash, ok before)."
+    failed = [one for one in text.splitlines() if one.startswith("**Failed now**")]
+    assert failed == ["**Failed now**: nsa, what=broken (crash, ok before)."]
     assert "6 cases in both runs; 1 slower; 1 faster; 1 moved by less than 10 %" in text
     assert "; 3 not compared (mostly the baseline failed)." in text
     assert "The node is the same" in text
@@ -102,6 +98,7 @@ def test_a_changed_node_is_named_and_widens_every_interval() -> None:
 
 
 LESS_POWER: dict[str, Any] = {"power_limit_w": 500.0}
+SLOW = environment(gpu=replace(H200, **LESS_POWER))
 
 
 def moved(
@@ -261,6 +258,25 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
     assert "his host ran" not in text(environment())
 
 
+@pytest.mark.parametrize(("kernels_s", "regressed"), [(0.09, False), (0.10, True)])
+def test_a_busy_case_regressed_if_its_kernels_did(kernels_s: float, regressed: bool) -> None:
+    """On a host that is half as fast, 90 ms of kernels and 10 ms of the host take 110 ms."""
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
+
+    def taken(c: Case, host: float, kernels_s: float) -> list[Measurement]:
+        busy_s, host_s = (kernels_s, 0.01) if c is both[1] else (0.01, 0.09)
+        work = Breakdown(step_s=busy_s + host * host_s, device_busy_s=busy_s)
+        profile = Profile(breakdown=work) if host > 1 else None
+        busy = {"gpu_utilisation": busy_s / work.step_s}
+        return timed(c, work.step_s, cv=0.001, profile=profile, telemetry=busy)
+
+    before = run(both, lambda c: taken(c, 1.0, 0.09), run_id="before")
+    said = compared(run(both, lambda c: taken(c, 2.0, kernels_s), env=SLOW), before)
+
+    assert ("nsa, seq_len=2048: 1.20" in said.regressed) is regressed
+    assert f"; {3 + (not regressed)} slower by no more than the host explains" in said.bullets[-1]
+
+
 @pytest.mark.parametrize(("busy_s", "host"), [(0.0041, True), (0.0060, False), (None, False)])
 def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
     busy_s: float | None, host: bool
@@ -291,7 +307,6 @@ def test_a_slow_node_excuses_no_crash_and_no_case_far_slower_than_its_provider(
     both = [
         c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[256, 512, 1024, 2048, 4096])
     ]
-    slow = environment(gpu=replace(H200, **LESS_POWER))
     before = run(both, lambda c: timed(c, 0.01), run_id="before")
 
     def measure(c: Case) -> list[Measurement]:
@@ -299,7 +314,7 @@ def test_a_slow_node_excuses_no_crash_and_no_case_far_slower_than_its_provider(
             return ended(c, first)
         return timed(c, first if c is both[0] and isinstance(first, float) else 0.013)
 
-    said = compared(run(both, measure, env=slow), before).regressed
+    said = compared(run(both, measure, env=SLOW), before).regressed
 
     assert regressed in said
     assert bool(said) is bool(regressed)
