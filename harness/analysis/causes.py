@@ -12,13 +12,13 @@ from enum import StrEnum
 from statistics import fmean, median
 
 from harness import units
-from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import Effect, effects
 from harness.analysis.over_steps import course, leaked
 from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
-from harness.analysis.roofline import WAITS, Limit, bottleneck
+from harness.analysis.roofline import WAITS, Limit
 from harness.analysis.scaling import positive
-from harness.records import CaseSummary, Measurement, Outcome, Peaks, Run, Scalar
+from harness.analysis.study import Study
+from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -97,9 +97,10 @@ class Cause:
         return replace(seen[0], beside=tuple(seen[1:])) if seen else None
 
 
-def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
+def causes(of: Study) -> tuple[Cause, ...]:
     """Every cause that the record of a run shows."""
-    ours = [s for s in summaries if s.case.provider not in run.suite.peers]
+    run = of.run
+    ours = [s for s in of.summaries if s.case.provider not in run.suite.peers]
     measured = {s.case.case_id: run.of(s.case.case_id) for s in ours}
     wrong = [*_misconfigured(ours), *_disturbances(run, measured)]
     mistaken = {one.case_id for one in wrong if one.share is None}
@@ -109,9 +110,9 @@ def causes(run: Run, summaries: Sequence[CaseSummary]) -> tuple[Cause, ...]:
         *wrong,
         *_failures(measured),
         *_in_output(run),
-        *_without_effect(run, ours),
+        *_without_effect(of, ours),
         *_over_time(run, measured),
-        *_limits(run, sound, {s.case.case_id for s in judged}),
+        *_limits(of, sound, {s.case.case_id for s in judged}),
         *_ranks(measured),
         *_settings(run, judged),
     ]
@@ -181,17 +182,18 @@ def _in_output(run: Run) -> Iterator[Cause]:
             yield Cause(CauseKind.RAISED, m.case_id, text)
 
 
-def _without_effect(run: Run, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
+def _without_effect(of: Study, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
     """Axes whose values all do the same, and variables that a program never read."""
-    never_read: set[str] = set()
+    run, never_read = of.run, set[str]()
     for s in ours:
         flags = [m.flags_read for m in run.of(s.case.case_id) if m.effective or m.flags_read]
         for name in s.case.env if flags else ():
             if all(read.get(name) is False for read in flags):
                 never_read.add(name)
                 yield Cause(CauseKind.DEAD, s.case.case_id, f"sets {name}, which was never read")
-    for d in dead_axes(run, ours):
-        if d.axes == ("provider",) or d.time_differs or never_read & {*d.axes}:
+    for d in of.dead_axes:
+        apart = d.axes == ("provider",) or d.provider in run.suite.peers
+        if apart or d.time_differs or never_read & {*d.axes}:
             continue
         kind = d.workload, d.provider
         own = [s.case for s in ours if (s.case.workload, s.case.provider) == kind]
@@ -260,17 +262,17 @@ def _over_time(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Itera
 # --- what costs time ---------------------------------------------------------------------
 
 
-def _limits(run: Run, sound: Sequence[CaseSummary], judged: set[str]) -> Iterator[Cause]:
+def _limits(of: Study, sound: Sequence[CaseSummary], judged: set[str]) -> Iterator[Cause]:
     """What the GPU waits for, and cold starts: in the cases that are judged, have a suspect, or
     have the settings of the gap's day."""
+    run = of.run
     if run.environment.gpu is None:
         return
     asked = {*judged}
     if suspects := run.suite.suspects:
         named = [*(s.with_ for s in suspects.tested if s.control is None), suspects.gap.then]
         asked |= {s.case.case_id for s in sound if any(m and m.accepts(s.case) for m in named)}
-    peaks = run.self_test.peaks if run.self_test else Peaks()
-    found = [(s, b) for s in sound if (b := bottleneck(s, run.of(s.case.case_id), peaks))]
+    found = [(s, b) for s in sound if (b := of.bottlenecks.get(s.case.case_id))]
     counted: dict[str, tuple[int, float]] = {}
     for s, b in found:
         step, counts = s.metrics.get("step_s"), [m.counters for m in run.of(s.case.case_id)]

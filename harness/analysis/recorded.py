@@ -7,8 +7,8 @@ range over its steps, or no number.
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from statistics import fmean, median
+from itertools import chain, pairwise
+from statistics import median
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from harness import units
 from harness.records import (
     COUNTERS,
     METRICS,
-    WORKS,
     Case,
     Counters,
     Estimate,
@@ -33,6 +32,8 @@ MAX_LISTED = 8
 """Values of a counter that varies, and names of what varies, in a note."""
 MIN_READINGS = 5
 """Fewer telemetry readings do not make a reliable mean utilisation."""
+ENERGY_S = 2.0
+"""Shortest time over which NVML's counter of energy, with steps of up to 0.1 s, says a power."""
 TIMED = ("warmup", "sampling")
 """Phases in which the worker only runs the workload; utilisation is averaged over them."""
 LAG_S = {"gpu_utilisation": 0.4}
@@ -230,6 +231,21 @@ def _limit_of(
     )
 
 
+def power_w(m: Measurement) -> float | None:
+    """Mean power of the GPU while sampling, by NVML's counter of energy; None for less than
+    ENERGY_S, or if several GPUs share the step."""
+    counter, sampling = (m.telemetry, next((p for p in m.phases if p.name == "sampling"), None))
+    if not counter or not sampling or m.ranks:
+        return None
+    read = zip(counter.t_s, counter.channels.get("gpu_energy_j", ()), strict=False)
+    within = [(t, e) for t, e in read if e is not None and sampling.start_s <= t <= sampling.end_s]
+    if not within or within[-1][0] - within[0][0] < ENERGY_S:
+        return None
+    (began_s, begin), (ended_s, end) = within[0], within[-1]
+    rises = all(a <= b for (_, a), (_, b) in pairwise(within))  # else the counter began anew
+    return (end - begin) / (ended_s - began_s) if rises and end > begin else None
+
+
 # --- counters ----------------------------------------------------------------------------
 
 
@@ -347,15 +363,6 @@ def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
             values = _values([m.counters for m in ok if m.counters], name)
             notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
     return tuple(notes)
-
-
-def works(ok: Sequence[Measurement]) -> bool:
-    """Whether the GPU is known to work for most of a step: then the host's scatter does not reach
-    it. By the profile, else by NVML while sampling."""
-    gaps = [m.breakdown.launch_gap for m in ok if m.breakdown]
-    known = [1 - gap for gap in gaps if gap is not None]
-    busy = known or [x for m in ok for x in readings(m, "gpu_utilisation", ("sampling",))]
-    return bool(busy) and fmean(busy) >= WORKS
 
 
 def launches(m: Measurement) -> int | None:

@@ -188,13 +188,13 @@ def bottleneck(
     return replace(found, evidence=text)
 
 
-def waiting(run: Run, summaries: Sequence[CaseSummary]) -> set[str]:
-    """The cases in which the GPU waits for the host; a step that is one CUDA graph does not."""
-    found = {s.case.case_id: bottleneck(s, run.of(s.case.case_id), Peaks()) for s in summaries}
-    by_host = (Limit.HOST, Limit.LAUNCHES)
-    hidden = [m for m in run.measurements if m.counters and launches(m) is None]
-    graphs = {m.case_id for m in hidden if m.counters and m.counters.kernel_launches == 1}
-    return {i for i, b in found.items() if b and b.limit in by_host and i not in graphs}
+def works(ok: Sequence[Measurement]) -> bool:
+    """Whether the GPU is known to work for most of a step: then the host's scatter does not reach
+    it. By the profile, else by NVML while sampling."""
+    gaps = [m.breakdown.launch_gap for m in ok if m.breakdown]
+    known = [1 - gap for gap in gaps if gap is not None]
+    busy = known or [x for m in ok for x in readings(m, "gpu_utilisation", ("sampling",))]
+    return bool(busy) and fmean(busy) >= HOST_BELOW
 
 
 def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
@@ -210,8 +210,6 @@ def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
             yield "cause not profiled"
     if found.share is not None and (found.busy or 0) >= BUSY_FROM:
         yield f"{units.percent(found.share)} of the {bound_by} bound"
-    if found.clock:
-        yield str(found.clock)
 
 
 def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[Limit, float]]:

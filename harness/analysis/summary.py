@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from harness import units
-from harness.analysis import overhead, recorded, statistics
+from harness.analysis import recorded, statistics
 from harness.analysis.bounds import peak, precision_of
 from harness.analysis.dead_axes import inert_work
 from harness.analysis.over_steps import course_metrics
 from harness.analysis.recorded import POWER_CAP, THROTTLE, TIMED, of_ranks, readings
-from harness.analysis.roofline import RooflineBound, bound
+from harness.analysis.roofline import RooflineBound, bound, works
 from harness.records import (
     METRICS,
     Case,
@@ -52,7 +52,7 @@ def summarise(run: Run) -> tuple[CaseSummary, ...]:
     """One summary per case, also without a measurement, in the order of the suite."""
     evidence = [_evidence(case, run.of(case.case_id)) for case in run.suite.cases]
     rates = [_rates(case, of) for case, of in zip(run.suite.cases, evidence, strict=True)]
-    kinds = [(of[0].clock if of else None, recorded.works(of)) for of in evidence]
+    kinds = [(of[0].clock if of else None, works(of)) for of in evidence]
     alike = defaultdict(list)
     for own, kind in zip(rates, kinds, strict=True):
         for name, values in own.items():
@@ -281,7 +281,7 @@ def _metrics(
         "tokens_per_s": [m.tokens / s for m, s in timed if m.tokens],
         "tokens_per_s_per_gpu": [m.tokens / s / size for m, s in timed if m.tokens and size],
         "mfu": [m.flops / s / card for m, s in timed if card and m.flops],
-        "energy_j": (spent := [w * s for m, s in timed if (w := overhead.power_w(m))]),
+        "energy_j": (spent := [w * s for m, s in timed if (w := recorded.power_w(m))]),
         "energy_per_token_j": [e / m.tokens for m, e in zip(ok, spent, strict=False) if m.tokens],
     }
     metrics |= {

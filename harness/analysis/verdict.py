@@ -16,9 +16,8 @@ from functools import partial
 from typing import Any
 
 from harness.analysis.bounds import by_kernels, timeout_bound
-from harness.analysis.scaling import FLAT, ScalingFit, fit
+from harness.analysis.scaling import FLAT, ScalingFit
 from harness.analysis.statistics import settle, span, times_better, times_beyond
-from harness.analysis.summary import summarise
 from harness.records import (
     FAILURES,
     METRICS,
@@ -32,7 +31,6 @@ from harness.records import (
     Outcome,
     Rule,
     RuleResult,
-    Run,
     Suite,
     Verdict,
     Weight,
@@ -93,12 +91,6 @@ def judge(
         here=decisive.decision if elsewhere else None,
         partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
     )
-
-
-def of_run(run: Run) -> tuple[Sequence[CaseSummary], Verdict]:
-    """The summaries of a run, and its verdict by them."""
-    cases = summarise(run)
-    return cases, judge(run.suite, run.environment, cases, fit(cases))
 
 
 # --- built-in rules ----------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from harness.analysis.study import Study
 from harness.cli import console, options
 from harness.cli.options import command, out, say
 from harness.cli.progress import GateProgress
@@ -61,7 +62,9 @@ def compare(
     if first and second:
         if suite:
             raise HarnessError("--suite applies to commits only", "Remove --suite.")
-        answer = comparing.runs(first, second, filters=only or (), counters=counters, across=across)
+        answer = comparing.runs(
+            first, Study(second), filters=only or (), counters=counters, across=across
+        )
     elif first or second:
         raise HarnessError(
             f"only one of {baseline} and {candidate} is a run",

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.bounds import timeout_bound
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
@@ -152,23 +153,21 @@ def verdict(v: Verdict) -> RenderableType:
     return Group(head, rules)
 
 
-def ending(
-    run: Run, cases: Sequence[CaseSummary], verdict: Verdict, page: Path | None
-) -> RenderableType:
+def ending(of: Study, page: Path | None) -> RenderableType:
     """The last lines of a run; a text that is too long for the terminal goes on below itself."""
     rows = Table.grid(padding=(0, 2))
 
     def add(label: str, text: str, style: str = "") -> None:
         rows.add_row(Text(label, style="bold"), Text(text, style=style, overflow="fold"))
 
-    (label, said), *rest = endings.verdict_lines(run, verdict)
-    add(label, said, DECISION_STYLE[verdict.decision])
-    for line in (*rest, *endings.number_lines(run.suite, cases, verdict)):
+    (label, said), *rest = endings.verdict_lines(of)
+    add(label, said, DECISION_STYLE[of.verdict.decision])
+    for line in (*rest, *endings.number_lines(of)):
         add(*line)
-    add("Run", run.folder)
+    add("Run", of.run.folder)
     if page:
         add("Report", str(page), f"link {page.resolve().as_uri()}")
-    for line in endings.next_lines(run, cases):
+    for line in endings.next_lines(of):
         add(*line)
     return rows
 

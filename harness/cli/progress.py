@@ -7,10 +7,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness import units
+from harness.analysis.study import case_names
 from harness.cli import console
 from harness.cli.options import err
 from harness.records import Case, Measurement, Outcome, Suite
-from harness.report.text import case_names
 from harness.runner.watchdog import RunObserver
 
 BAR_WIDTH = 24

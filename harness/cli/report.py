@@ -1,18 +1,16 @@
 """The command `report`: dated pages of recorded runs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from harness import units
-from harness.analysis import verdict as verdicts
-from harness.analysis.dead_axes import dead_axes
+from harness.analysis.study import Study
 from harness.cli import console, options
 from harness.cli.options import out, say, show
 from harness.errors import HarnessError
-from harness.records import CaseSummary, Run
+from harness.records import Run
 from harness.report import conditions, text
 from harness.report.series import since
 from harness.report.series.rules import judged_by
@@ -24,19 +22,19 @@ LATEST, NEWEST, NO_RUN = "latest", "newest", since.NO_RUN
 """What the run and `--against` may be beside ids."""
 
 
-def written(recorded: Run, reports: Path, *, against: str = NEWEST) -> Path:
+def written(of: Study, reports: Path, *, against: str = NEWEST) -> Path:
     """The path of a new report. `against` is a run of the same store, `none`, or `newest`: the
     newest earlier full run of the suite on the same GPU model."""
     from harness.report.series import pages  # imports matplotlib, which is slow
 
-    before = since.earlier(recorded, say)
+    recorded, before = of.run, since.earlier(of.run, say)
     if against == NEWEST:
         device = recorded.environment.device_name
         against = next((name for name in reversed(before) if before[name] == device), NO_RUN)
-    return pages.write(recorded, reports, _compared(recorded, against), len(before) + 1)
+    return pages.write(of, reports, _compared(recorded, against), len(before) + 1)
 
 
-def _compared(recorded: Run, against: str) -> Run | None:
+def _compared(recorded: Run, against: str) -> Study | None:
     """The earlier run of a comparison; a HarnessError if it is absent, or the run itself."""
     if against == NO_RUN:
         return None
@@ -46,7 +44,7 @@ def _compared(recorded: Run, against: str) -> Run | None:
             f"--against {before.run_id} is the run itself",
             f"Name another: harness list runs --suite {recorded.suite.name}; or --against none.",
         )
-    return before
+    return Study(before)
 
 
 def report_(
@@ -90,25 +88,23 @@ def report_(
             show(str(path))
         show(f"{units.plural('file', len(changed))} changed in {reports}")
         return
-    recorded = judged_by(rules or "", reader.load(store_root, run_id))
-    page = written(recorded, reports, against=against)
-    conclude(recorded, page)
+    of = Study(judged_by(rules or "", reader.load(store_root, run_id)))
+    conclude(of, written(of, reports, against=against))
 
 
-def conclude(recorded: Run, page: Path | None) -> NoReturn:
+def conclude(of: Study, page: Path | None) -> NoReturn:
     """Show the few lines of a run that a person reads first, and exit with its verdict."""
-    cases, verdict = verdicts.of_run(recorded)
-    if len(cases) <= SHORT_TABLE:
-        show_cases(recorded, cases)
-    out.print(console.ending(recorded, cases, verdict, page))
-    raise typer.Exit(verdict.decision.exit_status)
+    if len(of.summaries) <= SHORT_TABLE:
+        show_cases(of)
+    out.print(console.ending(of, page))
+    raise typer.Exit(of.verdict.decision.exit_status)
 
 
-def show_cases(recorded: Run, cases: Sequence[CaseSummary]) -> None:
+def show_cases(of: Study) -> None:
     """The table of cases, what programs ran, and what is odd."""
-    out.print(console.summaries(cases))
-    for program in text.ran_lines(recorded):
+    out.print(console.summaries(of.summaries))
+    for program in text.ran_lines(of.run):
         show(program)
-    dead = map(text.dead_axis_sentence, dead_axes(recorded, cases))
-    for note in (*recorded.notes, *dead, *conditions.flag_sentences(recorded)):
+    dead = map(text.dead_axis_sentence, of.dead_axes)
+    for note in (*of.run.notes, *dead, *conditions.flag_sentences(of.run)):
         show(f"note: {note.replace('`', '')}")

@@ -1,6 +1,7 @@
 """The command `run`: measure a suite."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from harness import units
-from harness.analysis import overhead as sampling
+from harness.analysis.study import Study
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, err, out, say
@@ -121,7 +122,7 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        out.print(console.plan(chosen, sampling.last_runs(chosen, _alike(chosen, store_root))))
+        out.print(console.plan(chosen, last_runs(chosen, _alike(chosen, store_root))))
         return
     if report:
         render.check_writable(reports)
@@ -148,8 +149,8 @@ def run(
     if stop:
         rest = text.rest_command(stop, folder)
         say(f"stopped: {units.stop_text(stop)}\n  To measure the rest: {rest}")
-    recorded = reader.load(store_root, folder)
-    pages.conclude(recorded, pages.written(recorded, reports) if report else None)
+    of = Study(reader.load(store_root, folder))
+    pages.conclude(of, pages.written(of, reports) if report else None)
 
 
 def _unfinished(store_root: Path, name: str, abort: bool) -> Run:
@@ -285,3 +286,18 @@ def _alike(suite: Suite, store_root: Path) -> list[Run]:
         models = {"cpu"}
     found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)
     return [r for r in found if len(models) > 1 or r.environment.device_name in models]
+
+
+def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:
+    """Case id -> the last of the runs that measured it with its settings. The runs are of the same
+    suite on the same GPU model, newest last."""
+    asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, Run]()
+    for run in runs:
+        for case in run.suite.cases:
+            now = asked.get(case.case_id)
+            of = now and replace(
+                case.settings, processes=now.processes, most_processes=now.most_processes
+            )
+            if now and run.of(case.case_id) and of == now:
+                found[case.case_id] = run
+    return found

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from harness import units
-from harness.analysis import verdict as verdicts
+from harness.analysis.study import Study
 from harness.cli import console, options, pivots
 from harness.cli import report as pages
 from harness.cli.options import out, say, show
@@ -91,9 +91,9 @@ def show_(
         if len(runs) > 1:
             raise HarnessError("several runs need a pivot table", "Add --cols run.")
         run = judged_by(rules or "", runs[0])
-        cases, verdict = verdicts.of_run(run)
-        pages.show_cases(run, cases)
-        out.print(console.verdict(verdict))
+        of = Study(run)
+        pages.show_cases(of)
+        out.print(console.verdict(of.verdict))
         show(f"Run: {run.folder}")
-        raise typer.Exit(verdict.decision.exit_status)
+        raise typer.Exit(of.verdict.decision.exit_status)
     show(pivots.pivot(runs, rows, cols, metric or "step_s", only or ()))

@@ -8,7 +8,7 @@ is undecided.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from harness.analysis import summary
+from harness.analysis.study import Study
 from harness.errors import HarnessError
 from harness.gate import counters as counting
 from harness.gate import decide
@@ -33,15 +33,16 @@ PLAIN = Policy(path="", form=PolicyForm.model_construct(stage="shadow", suites=[
 
 def runs(
     baseline: Run,
-    candidate: Run,
+    study: Study,
     *,
     filters: Sequence[str] = (),
     counters: bool = False,
     across: bool = False,
 ) -> GateVerdict:
-    """Compare two stored runs, in their times or their counters per step; a HarnessError if they
-    are the same run, or have no case that passes the filters. With `across` they are judged even if
-    their environments differ."""
+    """Compare a stored run with that of a study, in their times or their counters per step; a
+    HarnessError if they are the same run, or have no case that passes the filters. With `across`
+    they are judged even if their environments differ."""
+    candidate = study.run
     if baseline.run_id == candidate.run_id:
         raise HarnessError(f"both are run {baseline.run_id}", "Name two runs: harness list runs.")
     sides = (passing(run.suite.cases, filters) for run in (baseline, candidate))
@@ -56,7 +57,7 @@ def runs(
     changed = {i: text for i in both if (text := _differs(before[i], after[i]))}
     # In one suite only `--set` differs, so that times can be compared.
     one_suite = baseline.suite.sha256 == candidate.suite.sha256
-    cases = _judged(baseline, candidate, [after[i] for i in both], changed, one_suite, counters)
+    cases = _judged(baseline, study, [after[i] for i in both], changed, one_suite, counters)
     foreign = [d.name for d in around if d.name not in (*EXPECTED, CARD)]
     if not across:
         every = dict.fromkeys(both, f"{foreign[0]} differs") if foreign else {}
@@ -125,18 +126,18 @@ def _times(
 
 
 def _judged(
-    a: Run, b: Run, both: Sequence[Case], changed: Mapping[str, str], timed: bool, counters: bool
+    a: Run, of: Study, both: Sequence[Case], changed: Mapping[str, str], timed: bool, counters: bool
 ) -> list[GateCase]:
     """The cases of both runs, as a gate judges them. How some have `changed` is part of the reason;
     their times are compared if they are `timed`."""
+    b, why = of.run, changed
     times: Mapping[str, Comparison] = {}
-    why = changed
     if not counters:
         times, few = _times(a, b, [c for c in both if timed or c.case_id not in changed])
         why = {**changed, **few}
     counted = {c.case_id: counting.compare(a.of(c.case_id), b.of(c.case_id)) for c in both}
     cases = []
-    for summed in (s for s in summary.summarise(b) if s.case.case_id in counted):
+    for summed in (s for s in of.summaries if s.case.case_id in counted):
         case_id = summed.case.case_id
         evidence = decide.CaseEvidence(
             suite=b.suite.path,

@@ -5,7 +5,7 @@ import ast
 import re
 from pathlib import Path
 
-from harness.analysis.recorded import works
+from harness.analysis.roofline import works
 from harness.records import MAX_USES, Measurement
 
 FULL = 0.975

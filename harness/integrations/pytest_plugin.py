@@ -19,6 +19,7 @@ import pytest
 # Every pytest session in an environment with the harness loads this module, so other modules are
 # imported only when they are needed.
 if TYPE_CHECKING:
+    from harness.analysis.study import Study
     from harness.records import Case, CaseSummary, Measurement, Run
 
 _SUFFIXES = (".yaml", ".yml")
@@ -110,7 +111,7 @@ class SuiteFile(pytest.File):
 
     def _finish(self) -> None:
         """Finish the run, release the machine, and judge the run by the rules of its suite."""
-        from harness.analysis import verdict as rules
+        from harness.analysis.study import Study
         from harness.records import Decision
         from harness.report.markdown import plain
         from harness.report.text import rest_command
@@ -128,7 +129,7 @@ class SuiteFile(pytest.File):
         elif cases < whole:
             said = f"no verdict on the suite: {cases} of {whole} cases were selected"
         else:
-            _, verdict = rules.of_run(run)
+            verdict = Study(run).verdict
             good = verdict.decision is Decision.GO
             said = f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}"
         lines = f"{run.suite.path}: {said}\nrun: {run.folder}"
@@ -162,12 +163,12 @@ class SuiteCase(pytest.Function):
 
     def measure(self, benchmark: Any) -> None:
         """Measure the case and hand its step times to pytest-benchmark, one a round."""
-        from harness.analysis import summary
+        from harness.analysis.study import Study
         from harness.records import Outcome
 
         assert isinstance(self.parent, SuiteFile)
-        run = self.parent.measure(self.case)
-        (seen,) = summary.summarise(run)
+        of = Study(self.parent.measure(self.case))
+        run, (seen,) = of.run, of.summaries
         samples = [sample for m in run.measurements for sample in m.samples_s]
         self._readings.extend(reading for sample in samples for reading in (0.0, sample))
         benchmark.params = dict(self.case.axes)
@@ -182,7 +183,7 @@ class SuiteCase(pytest.Function):
             return
 
         def fail() -> None:
-            raise CaseFailure("\n".join(_failure_lines(run, seen)))
+            raise CaseFailure("\n".join(_failure_lines(of, seen)))
 
         self._readings.append(0.0)
         try:
@@ -206,17 +207,17 @@ class SuiteCase(pytest.Function):
         return self.path, None, self.name
 
 
-def _failure_lines(run: "Run", seen: "CaseSummary") -> Iterator[str]:
+def _failure_lines(of: "Study", seen: "CaseSummary") -> Iterator[str]:
     """How a case ended, as in the failures of a report."""
     from harness import units
     from harness.report.endings import failures
 
     yield f"{seen.case.case_id}: {units.outcome_name(seen.outcome)}"
     yield seen.detail.rstrip()
-    for failure in failures([seen], run):
+    for failure in failures(of):
         yield from failure.facts
         yield from filter(None, (failure.log, failure.command))
-    yield f"run: {run.folder}"
+    yield f"run: {of.run.folder}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from harness import units
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.study import Study
 from harness.records import (
     FAILURES,
     SPEEDS,
@@ -25,7 +26,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import case_names, listed, shared_name
+from harness.report.text import listed, shared_name
 from harness.report.verdict_text import (
     BESIDE,
     NO,
@@ -51,10 +52,10 @@ _ELSEWHERE = (Fact.ENDED, Fact.NO_PARTNER, Fact.ALLOWED)
 """Facts whose detail is in a section of its own: what failed or did not run, what was expected."""
 
 
-def named(v: Verdict, suite: Suite, fits: Sequence[ScalingFit] = ()) -> Verdict:
+def named(v: Verdict, of: Study, fits: Sequence[ScalingFit] = ()) -> Verdict:
     """The verdict with short names for its cases and axes, and the segments of curves that bend.
     The partner of a pair is named by what differs from the case."""
-    short, cases = case_names(suite), {c.case_id: c for c in suite.cases}
+    suite, short, cases = of.run.suite, of.names, {c.case_id: c for c in of.run.suite.cases}
     curves: dict[object, ScalingFit] = {(f.group, f.axis): f for f in fits}
 
     def about(r: RuleResult, f: Finding) -> Finding:

@@ -1,14 +1,17 @@
 """Under what conditions a run was measured, and what its time and its steps cost."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from harness import units
-from harness.analysis.overhead import time_use
+from harness.analysis.study import Study
 from harness.machine import requirements
 from harness.records import CaseSummary, CostPlan, Environment, Grade, Outcome, Run
 from harness.report.tables import NONE, Table, settings_text, unknown
 from harness.report.text import quoted
 
+WORK = ("accuracy", "profile", "counters", "warmup", "sampling", "repeat")
+"""Phases in which a worker does what the suite asks for: compare, count, warm up, sample, and
+compare again."""
 _OPERATOR = ("version", "licence", "definition", "differs", "install")
 """What an operator of another project says of itself."""
 
@@ -115,6 +118,17 @@ def flag_sentences(run: Run) -> Iterable[str]:
 # --- time and money ----------------------------------------------------------------------
 
 
+def time_use(run: Run) -> tuple[float, float, float] | None:
+    """Seconds of a run (or of all its processes), of its work, and of what else a process does on
+    average: it builds the workload, imports and compiles. None without a time or phases."""
+    lives_s = sum(m.wall_s for m in run.measurements)
+    phases = (p for m in run.measurements for p in m.phases if p.name in WORK)
+    work_s = sum(p.end_s - p.start_s for p in phases)
+    if min(lives_s, work_s) <= 0:
+        return None
+    return run.wall_s or lives_s, work_s, (lives_s - work_s) / len(run.measurements)
+
+
 def time_use_sentence(run: Run) -> str:
     """How the wall time of a run was spent."""
     if (used := time_use(run)) is None:
@@ -127,14 +141,14 @@ def time_use_sentence(run: Run) -> str:
     )
 
 
-def operators(summaries: Sequence[CaseSummary], run: Run) -> Table | None:
+def operators(of: Study) -> Table | None:
     """Of each provider that says how it is installed: what was measured, and its largest error."""
     rows: dict[tuple[str, ...], float] = {}
-    for s in summaries:
+    for s in of.summaries:
         seen = {name: str(s.effective.get(name, NONE)) for name in _OPERATOR}
         if "install" in s.effective:
             error = s.metrics.get("error_of_bound")
-            row = (run.suite.provider(s.case.workload, s.case.provider), *seen.values())
+            row = (of.run.suite.provider(s.case.workload, s.case.provider), *seen.values())
             rows[row] = max(rows.get(row, 0.0), error.value if error else 0.0)
     columns = ("operator", *_OPERATOR, ">largest error / bound")
     made = tuple((*row, units.number(error, 3) if error else NONE) for row, error in rows.items())
@@ -172,24 +186,24 @@ def price_sentence(run: Run) -> str:
     return f"The verdict took {units.number(60 * hours)} GPU minutes{money}."
 
 
-def cost(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
+def cost(of: Study) -> Table | None:
     """Time, and money if the suite names a price, for the steps of the suite's `cost`."""
-    plan = run.suite.cost
+    plan = of.run.suite.cost
     if plan is None:
         return None
-    asked = [s for s in summaries if plan.match.accepts(s.case)]
-    rows = tuple((names[s.case.case_id], _extrapolated(s, plan)) for s in asked)
+    asked = [s for s in of.summaries if plan.match.accepts(s.case)]
+    rows = tuple((of.names[s.case.case_id], _extrapolated(s, plan)) for s in asked)
     price = plan.usd_per_gpu_hour
     at = f", at ${price:,.2f} a GPU hour" if price is not None else ""
     return Table(columns=("case", f">{plan.steps:,} steps take{at} [95 %]"), rows=rows)
 
 
-def cost_sentence(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
+def cost_sentence(of: Study) -> str:
     """` Here 50,000 steps need 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
-    plan = run.suite.cost
+    plan = of.run.suite.cost
     steps = [
-        (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", names[s.case.case_id])
-        for s in summaries
+        (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", of.names[s.case.case_id])
+        for s in of.summaries
         if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
     ]
     if plan is None or not steps:

@@ -9,13 +9,12 @@ from urllib.parse import quote
 
 from harness import units
 from harness.analysis import scaling
-from harness.analysis import verdict as verdicts
 from harness.analysis.causes import CauseKind, causes
-from harness.analysis.dead_axes import dead_axes
-from harness.analysis.effects import Effect, effects, longest, versus
+from harness.analysis.effects import longest
 from harness.analysis.roofline import stacks
-from harness.analysis.summary import summarise
+from harness.analysis.study import Study
 from harness.analysis.suspects import diagnose, fingerprint, reproduction
+from harness.analysis.verdict import by_case
 from harness.records import (
     VARIABLE_PREFIXES,
     CaseSummary,
@@ -41,7 +40,7 @@ from harness.report import (
 from harness.report.endings import failures, not_run
 from harness.report.figures import Picture
 from harness.report.markdown import code
-from harness.report.pictures import draw, is_asked, judged
+from harness.report.pictures import draw, is_asked
 from harness.report.profile import counts, limit_sentence, limits, where_sentence, where_table
 from harness.report.series.since import NO_RUN, since
 
@@ -53,132 +52,123 @@ PERFETTO = "https://ui.perfetto.dev"
 """Shows Chrome traces."""
 
 
-class Study:
-    """What the analysis finds in a run, each thing once."""
+class _Page:
+    """What a page says of a run beyond its study."""
 
-    def __init__(self, run: Run, before: Run | None = None) -> None:
-        self.summaries = summarise(run)
-        withdrawn = {s.case.case_id for s in self.summaries if s.withdrawn}
-        known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
-        device = run.environment.device_name
-        parts = {n: q.replace("{gpu}", device) for n, q in run.suite.parts.items()}
-        suite = replace(run.suite, parts=parts)
-        self.run = run = replace(run, measurements=tuple(known), suite=suite)
-        self.names = text.case_names(run.suite)
-        self.fits = scaling.fit(self.summaries)
-        earlier = summarise(before) if before else ()
-        self.changed = None
-        if before:
-            self.changed = since(before, run, earlier, self.summaries, self.names)
-        judged_as = verdicts.judge(run.suite, run.environment, self.summaries, self.fits)
+    def __init__(self, of: Study, before: Study | None) -> None:
+        run = of.run
+        self.of, self.before = of, before
+        self.changed = since(before, of) if before else None
         pace = self.changed.pace if self.changed else {}
-        self.verdict = answer.excused(judged_as, pace)
+        self.verdict = answer.excused(of.verdict, pace)
         self.expected = [
-            (e, [answer.excuse(f, e, pace) for f in verdicts.by_case(e, self.summaries)])
+            (e, [answer.excuse(f, e, pace) for f in by_case(e, of.summaries)])
             for e in run.suite.expectations
         ]
         first = remedies.slowest(self.verdict)
-        asked = [s.case.case_id for s in judged(run, self.summaries)]
-        self.stacks = stacks(run, self.summaries, asked, first=first)
-        self.causes = causes(run, self.summaries)
-        self.diagnoses = diagnose(run.suite, self.summaries)
-        self.earlier = diagnose(run.suite, earlier)
-        self.again = reproduction(run.suite, self.summaries)
-        self.marks = fingerprint(run, self.summaries, pace)
-        self.why = explained.line(self.diagnoses, run.suite, device, self.again, self.marks)
+        asked = [s.case.case_id for s in of.asked]
+        self.stacks = stacks(run, of.summaries, asked, first=first)
+        self.causes = causes(of)
+        self.earlier = diagnose(run.suite, before.summaries) if before else ()
+        self.again = reproduction(run.suite, of.summaries)
+        self.marks = fingerprint(run, of.summaries, pace)
+        device = run.environment.device_name
+        self.why = explained.line(of.diagnoses, run.suite, device, self.again, self.marks)
         # With the names to show, without what other sections say.
-        self.shown = answer.brief(answer.named(self.verdict, run.suite, self.fits))
+        self.shown = answer.brief(answer.named(self.verdict, of, of.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]
 
 
 def build(
-    run: Run, directory: Path, before: Run | None = None
+    of: Study, directory: Path, before: Study | None = None
 ) -> tuple[dict[str, object], tuple[Picture, ...]]:
     """The values that the template prints, by name, except those of a version; the figures.
     Records below the folder of the report are linked."""
-    of = Study(run, before)
-    pictures = draw(of.run, of.summaries, of.fits, of.stacks, of.verdict)
+    page = _Page(of, before)
+    pictures = draw(of, page.stacks, page.verdict)
     values: dict[str, object] = {
         "run": of.run,
-        "against": before.run_id if before else "",
-        **_screen(of),
+        "against": before.run.run_id if before else "",
+        **_screen(page),
         **_results(of),
-        **_evidence(of, [p.name for p in pictures]),
-        **_closing(of, directory, before),
+        **_evidence(page, [p.name for p in pictures]),
+        **_closing(page, directory),
     }
     return values, pictures
 
 
-def _screen(of: Study) -> dict[str, object]:
+def _screen(page: _Page) -> dict[str, object]:
     """The first five lines, the answers, why, and what to do next."""
-    run, v, suite, changed = of.run, of.verdict, of.run.suite, of.changed
+    of, v, changed, again = page.of, page.verdict, page.changed, page.again
+    run, suite = of.run, of.run.suite
     slow = bool(changed and changed.node)
-    needed = remedies.next_steps(v, run, of.diagnoses, of.causes, of.stacks, slow_host=slow)
+    needed = remedies.next_steps(v, of, page.causes, page.stacks, slow_host=slow)
     search = [changed.step] if changed and changed.step else []
     steps = [*[*dict.fromkeys(needed)][: remedies.MAX_STEPS - len(search)], *search]
-    relevant = remedies.relevant(of.causes, v)
+    relevant = remedies.relevant(page.causes, v)
     if suite.suspects:  # how the step of that day goes explains what somebody saw
-        then = of.again.case_id if of.again else ""
-        dispatch = [c for c in of.causes if c.kind is CauseKind.DISPATCH]
+        then = again.case_id if again else ""
+        dispatch = [c for c in page.causes if c.kind is CauseKind.DISPATCH]
         how = [own for c in dispatch if (own := c.within({(then, "")}))]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
-    trust = steadiness.trust(run, of.summaries, v)
-    notes = [(e, found) for e, found in of.expected if e.counts is Weight.NOTE]
+    trust = steadiness.trust(of)
+    notes = [(e, found) for e, found in page.expected if e.counts is Weight.NOTE]
     noted = [f for e, found in notes if gpu_matches(e.gpu, v.device) for f in found]
     lines = answer.first_lines(
-        of.parts,
-        of.shown,
+        page.parts,
+        page.shown,
         run,
-        cost=conditions.cost_sentence(of.summaries, run, of.names),
-        why=_why(of) or ("Why", next(iter(causes_said), "")),
+        cost=conditions.cost_sentence(of),
+        why=_why(page) or ("Why", next(iter(causes_said), "")),
         steps=steps,
         missed=sum(f.fact is Fact.DECIDED and f.decision is Decision.NO_GO for f in noted),
         node=changed.node if changed else "",
         trust="; ".join(trust),
     )
     return {
-        "outcome": answer.outcome(of.parts, of.shown),
+        "outcome": answer.outcome(page.parts, page.shown),
         "lines": lines,
         "status": verdict_text.status(v, run),
-        "parts": answer.parts_table(of.parts),
+        "parts": answer.parts_table(page.parts),
         "answers": (
-            *answer.beside(of.shown, suite),
+            *answer.beside(page.shown, suite),
             *([changed.regressed] if changed and changed.regressed else []),
-            *text.crossovers(versus(of.summaries), suite),
+            *text.crossovers(of.versus, suite),
         ),
         "why": causes_said,
         "suspects": explained.suspects_table(
-            of.diagnoses, suite, of.earlier, str(changed.day) if changed else ""
+            of.diagnoses, suite, page.earlier, str(changed.day) if changed else ""
         ),
-        "fingerprint": explained.fingerprint_table(of.marks, suite),
-        "reproduced": explained.reproduced_sentence(of.again, suite),
-        "where": where_table(of.stacks, of.names),
+        "fingerprint": explained.fingerprint_table(page.marks, of),
+        "reproduced": explained.reproduced_sentence(again, of),
+        "where": where_table(page.stacks, of.names),
         "next_steps": tuple(steps),
-        "readiness": [*answer.readiness(of.parts, suite, of.summaries)],
-        "cost": conditions.cost(of.summaries, run, of.names),
+        "readiness": [*answer.readiness(page.parts, suite, of.summaries)],
+        "cost": conditions.cost(of),
     }
 
 
-def _why(of: Study) -> tuple[str, str] | None:
+def _why(page: _Page) -> tuple[str, str] | None:
     """The cause of what was seen, if the suite asks for it; else the largest parts of a step, or
     what limits it in the cases that decide."""
-    asks = of.run.suite.suspects.asks if of.run.suite.suspects else ""
-    if of.why:
-        return of.run.suite.parts.get(asks, "Why").rstrip("?"), of.why
-    deciding = next((r.evidence for r in of.verdict.rules if r.stated and r.applies), ())
+    of, suite = page.of, page.of.run.suite
+    if page.why:
+        asks = suite.suspects.asks if suite.suspects else ""
+        return suite.parts.get(asks, "Why").rstrip("?"), page.why
+    deciding = next((r.evidence for r in page.verdict.rules if r.stated and r.applies), ())
     asked = [s for s in of.summaries if s.case.case_id in deciding]
-    takes = where_sentence(of.stacks, of.names) or limit_sentence(of.run, asked, of.names)
+    takes = where_sentence(page.stacks, of.names) or limit_sentence(of, asked)
     return ("Why", takes) if takes else None
 
 
 def _results(of: Study) -> dict[str, object]:
     """The sections of the workloads: those on the page, and those in the appendix."""
-    suite, axis_effects = of.run.suite, effects(of.summaries)
+    suite = of.run.suite
     found = scaling.by_workload(of.summaries).items()
     ran = {w: m for w, m in found if any(s.outcome is not Outcome.UNSUPPORTED for s in m)}
     leads = any(map(_many, ran.values()))
-    sections = {w: _section(of.run, w, m, axis_effects, leads) for w, m in ran.items()}
+    sections = {w: _section(of, w, m, leads) for w, m in ran.items()}
     counting = [r for r in suite.rules if r.counts is not Weight.NOTE]
     timed = [r.match for r in counting if tables.shows(r.metric)]
     stated = [*timed, *(e.match for e in suite.expectations if tables.shows(e.metric))]
@@ -197,23 +187,23 @@ def _results(of: Study) -> dict[str, object]:
     }
 
 
-def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
+def _evidence(page: _Page, pictures: Sequence[str]) -> dict[str, object]:
     """What the answer rests on."""
-    run, names, word = of.run, of.names, of.run.suite.axis
+    of, run, names, word = page.of, page.of.run, page.of.names, page.of.run.suite.axis
     fitted = [f for f in of.fits if is_asked(f, run.suite)]
     return {
-        "verdict": of.verdict,
-        "rules": tables.rules(of.shown, run.suite.parts),
-        "operators": conditions.operators(of.summaries, run),
-        "correctness": steadiness.correctness(run, of.summaries),
+        "verdict": page.verdict,
+        "rules": tables.rules(page.shown, run.suite.parts),
+        "operators": conditions.operators(of),
+        "correctness": steadiness.correctness(of),
         "programs": [*text.ran_lines(run)],
-        "limits": limits(run, of.summaries, names),
-        "counts": counts(run, of.summaries, names),
-        "causes": remedies.table(of.causes, names),
-        "dead": [text.dead_axis_sentence(d, word) for d in dead_axes(run, of.summaries)],
-        "failures": failures(of.summaries, run),
-        "not_run": not_run(of.summaries, run, names),
-        "expectations": tables.expectations(of.expected, run.environment, names),
+        "limits": limits(of),
+        "counts": counts(of),
+        "causes": remedies.table(page.causes, names),
+        "dead": [text.dead_axis_sentence(d, word) for d in of.dead_axes],
+        "failures": failures(of),
+        "not_run": not_run(of),
+        "expectations": tables.expectations(page.expected, run.environment, names),
         "judged_scaling": tables.scaling(fitted, names, word) if fitted else None,
         "scaling": tables.scaling(of.fits, names, word) if of.fits else None,
         "scaling_pictures": [n for n in pictures if n.startswith("scaling-")],
@@ -223,23 +213,23 @@ def _evidence(of: Study, pictures: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _closing(of: Study, directory: Path, before: Run | None) -> dict[str, object]:
+def _closing(page: _Page, directory: Path) -> dict[str, object]:
     """Where and when it was measured, what changed since, and how to repeat it."""
-    run, env = of.run, of.run.environment
+    run, env = page.of.run, page.of.run.environment
     return {
-        "since": of.changed,
+        "since": page.changed,
         "commit": env.git.commit if env.git else "not available (not a git repository)",
         "dirty": env.uncommitted,
         "machine": conditions.environment_line(env),
         "models": sorted(
-            {str(s.effective["model"]) for s in of.summaries if "model" in s.effective}
+            {str(s.effective["model"]) for s in page.of.summaries if "model" in s.effective}
         ),
         "environment": conditions.environment(run),
         "doctor": (*conditions.requirement_bullets(run), *conditions.doctor_bullets(env)),
         "flags": tuple(conditions.flag_sentences(run)),
         "price": conditions.price_sentence(run),
         "time_use": conditions.time_use_sentence(run),
-        "commands": _commands(of, before),
+        "commands": _commands(page),
         "exports": [
             f"export {n}={shlex.quote(v)}"
             for n, v in env.variables.items()
@@ -268,13 +258,10 @@ def _many(members: Sequence[CaseSummary]) -> bool:
 
 
 def _section(
-    run: Run,
-    workload: str,
-    members: Sequence[CaseSummary],
-    axis_effects: Sequence[Effect],
-    leads: bool,
+    of: Study, workload: str, members: Sequence[CaseSummary], leads: bool
 ) -> dict[str, Any]:
     """The results of one workload. `leads`: by the fastest provider of each case."""
+    run = of.run
     cases = [s.case for s in members]
     moving = tables.varying(cases)
     several = len({c.provider for c in cases}) > 1
@@ -291,7 +278,7 @@ def _section(
     ids, where = _essential(members)
     page = [s for s in members if s.case.case_id in ids]
     sure = any(e.low is not None for s in members for e in s.metrics.values())
-    full = tables.pivot(members, run) if several else tables.results(members, run)
+    full = tables.pivot(members, run) if several else tables.results(members, of)
     shown, which = full, ""
     if leads:
         shown = tables.leaders(members, run)
@@ -299,7 +286,7 @@ def _section(
             which = "The first rows; "
             shown = replace(shown, rows=shown.rows[: tables.MAX_ROWS])
     elif len(page) < len(members):
-        shown = tables.pivot(page, run) if several else tables.results(page, run)
+        shown = tables.pivot(page, run) if several else tables.results(page, of)
         which = (
             f"Rows with {run.suite.axis(where[0])}={where[1]}; " if where else "The first rows; "
         )
@@ -307,16 +294,16 @@ def _section(
         said = f"{which or 'By provider: '}the appendix has all {len(full.rows)}."
         said = f"Fixed: {fixed}. {said}" if leads else said
         shown = replace(shown, remarks=(" ".join((said, *shown.remarks)),))
-    waits = profile.host_bound(run, members) if several else ""
+    waits = profile.host_bound(of, members) if several else ""
     # The table shows how a step grows, and compares the providers.
     told = {"provider" if several else "", longest(members) if len(members) == 2 else ""}
-    own = [e for e in axis_effects if e.workload == workload and e.axis not in told]
+    own = [e for e in of.effects if e.workload == workload and e.axis not in told]
     return {
         "title": workload,
         "fixed": "" if leads else fixed,
         "table": replace(shown, remarks=(*shown.remarks, waits)) if waits else shown,
         "full": full if shown is not full else None,
-        "details": tables.results(members, run, intervals=sure) if sure or several else None,
+        "details": tables.results(members, of, intervals=sure) if sure or several else None,
         "per_token": any(s.tokens for s in members),
         "effects": []
         if leads
@@ -330,10 +317,11 @@ def _section(
     }
 
 
-def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
+def _commands(page: _Page) -> tuple[str, ...]:
     """The page again, from the stored run; then the run again, and the case that decides."""
-    run, env = of.run, of.run.environment
-    options = {"--rules": run.judged_by, "--against": before.run_id if before else NO_RUN}
+    run, env = page.of.run, page.of.run.environment
+    against = page.before.run.run_id if page.before else NO_RUN
+    options = {"--rules": run.judged_by, "--against": against}
     again = shlex.join([run.run_id, *(x for o in options.items() if o[1] for x in o)])
     lines = [f"harness report {again}  # this page again, from the stored run"]
     changed = ", but for what was not committed" if env.uncommitted else ""
@@ -347,7 +335,7 @@ def _commands(of: Study, before: Run | None) -> tuple[str, ...]:
     if run.suite.name != PurePath(run.suite.path).stem:
         return tuple(lines)  # a study made its cases itself
     there = [c.case_id for c in run.suite.cases]
-    decides = [i for r in of.verdict.rules if r.stated and r.applies for i in r.evidence]
+    decides = [i for r in page.verdict.rules if r.stated and r.applies for i in r.evidence]
     only = shlex.quote(next((i for i in decides if i in there), there[0]))
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
     return tuple(lines)

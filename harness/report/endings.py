@@ -3,14 +3,13 @@ lines on the screen, for a person who has never seen the harness: the verdict, t
 the report is, what to try next."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness import units
-from harness.analysis.effects import effects
-from harness.analysis.scaling import fit
 from harness.analysis.statistics import times_better
+from harness.analysis.study import Study
 from harness.records import (
     CaseSummary,
     Decision,
@@ -26,7 +25,7 @@ from harness.records import (
 from harness.report.answer import named
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, case_names, command_text, listed, together_sentences
+from harness.report.text import alone_command, command_text, listed, together_sentences
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
@@ -63,10 +62,10 @@ class Failure:
     """On this machine, in the run's folder."""
 
 
-def failures(summaries: Sequence[CaseSummary], run: Run) -> tuple[Failure, ...]:
+def failures(of: Study) -> tuple[Failure, ...]:
     """Every case of the run that ended otherwise than OK or unsupported, in the suite's order."""
-    found = []
-    for s in summaries:
+    run, found = of.run, []
+    for s in of.summaries:
         m = next((m for m in run.of(s.case.case_id) if m.outcome in FAILED), None)
         if m is None:
             continue
@@ -97,11 +96,11 @@ def _origin(o: NonFiniteOrigin) -> str:
     return f"{text}; {o.note}" if o.note else text
 
 
-def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> Table | None:
+def not_run(of: Study) -> Table | None:
     """Cases that a provider declined, that the machine was not fit for, or that did not start; one
     row a reason. Failures have a section of their own."""
-    rows: dict[tuple[str, str, str], list[CaseSummary]] = {}
-    for s in summaries:
+    run, rows = of.run, dict[tuple[str, str, str], list[CaseSummary]]()
+    for s in of.summaries:
         outcome, measured = s.outcome, run.of(s.case.case_id)
         declined = next((m for m in measured if m.outcome is Outcome.UNSUPPORTED), None)
         if declined:
@@ -121,16 +120,16 @@ def not_run(summaries: Sequence[CaseSummary], run: Run, names: Mapping[str, str]
         rows.setdefault(key, []).append(s)
     if not rows:
         return None
-    shown = ((_whose(cases, run, names), *key) for key, cases in rows.items())
+    shown = ((_whose(cases, of), *key) for key, cases in rows.items())
     return Table(columns=("cases", "outcome", "why", "allowed"), rows=tuple(shown))
 
 
-def _whose(found: Sequence[CaseSummary], run: Run, names: Mapping[str, str]) -> str:
+def _whose(found: Sequence[CaseSummary], of: Study) -> str:
     """The cases, or how many of one provider if they are many."""
     if len(found) <= MAX_OF_ONE or len({s.case.provider for s in found}) > 1:
-        return listed([names[s.case.case_id] for s in found], MAX_CASES)
-    theirs = [c for c in run.suite.cases if c.provider == found[0].case.provider]
-    shown = run.suite.provider(found[0].case.workload, found[0].case.provider)
+        return listed([of.names[s.case.case_id] for s in found], MAX_CASES)
+    theirs = [c for c in of.run.suite.cases if c.provider == found[0].case.provider]
+    shown = of.run.suite.provider(found[0].case.workload, found[0].case.provider)
     return f"{shown}: {len(found)} of {units.plural('case', len(theirs))}"
 
 
@@ -140,12 +139,12 @@ Line = tuple[str, str]
 """A label and a text."""
 
 
-def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
+def verdict_lines(of: Study) -> Iterator[Line]:
     """The verdict in one sentence, and the rules that are not met."""
-    v = named(verdict, run.suite)
+    v = named(of.verdict, of)
     decided = [r for r in v.rules if r.decides]
     unmet = [r for r in decided if r.decision is not Decision.GO]
-    said = f"{verdict_sentence(v, 1)}{_checked(run)}" if len(unmet) < 2 else ""
+    said = f"{verdict_sentence(v, 1)}{_checked(of.run)}" if len(unmet) < 2 else ""
     yield "Verdict", f"{v.said}: {said or f'{len(unmet)} of {len(decided)} rules are not met'}"
     for r in unmet[:MAX_UNMET] if not said else ():
         yield "", f"{r.decision}: {rule_reason(r, 1)}"
@@ -153,8 +152,9 @@ def verdict_lines(run: Run, verdict: Verdict) -> Iterator[Line]:
         yield "", f"and {units.plural('more rule', more)}"
 
 
-def next_lines(run: Run, cases: Sequence[CaseSummary]) -> Iterator[Line]:
+def next_lines(of: Study) -> Iterator[Line]:
     """What to try next: after a failure its log and the command that repeats the case."""
+    run = of.run
     steps = [f"Every number of this run: harness show {run.run_id}"]
     if run.suite.name in NEXT:
         steps = [NEXT[run.suite.name], OWN]
@@ -162,7 +162,7 @@ def next_lines(run: Run, cases: Sequence[CaseSummary]) -> Iterator[Line]:
         steps = [f"Read its output: {run.folder}/{bad.log}"] if bad.log else []
         steps.append(f"Repeat it alone: {alone_command(run, bad.case_id)}")
         if _unread(bad):
-            case = next(s.case for s in cases if s.case.case_id == bad.case_id)
+            case = next(c for c in run.suite.cases if c.case_id == bad.case_id)
             way = f"harness init --command {shlex.quote(command_text(case))}"
             steps.append(f"Correct `progress` in {run.suite.path}, or let init find it: {way}")
     for i, step in enumerate(steps):
@@ -186,19 +186,19 @@ def _checked(run: Run) -> str:
     return f"; {units.plural('process', agreed)} {verb} with the reference{others}"
 
 
-def number_lines(suite: Suite, cases: Sequence[CaseSummary], verdict: Verdict) -> Iterator[Line]:
+def number_lines(of: Study) -> Iterator[Line]:
     """What two axes do only together; up to three numbers: two providers compared, the speed, its
     growth along an axis."""
-    names = case_names(suite)
-    yield from (("Together", said) for said in together_sentences(effects(cases), suite.axis))
-    by_id = {s.case.case_id: s for s in cases}
-    timed = [s for s in cases if s.outcome is Outcome.OK and "step_s" in s.metrics]
-    if pair := _pair(timed, by_id, verdict):
+    suite, names = of.run.suite, of.names
+    yield from (("Together", said) for said in together_sentences(of.effects, suite.axis))
+    by_id = {s.case.case_id: s for s in of.summaries}
+    timed = [s for s in of.summaries if s.outcome is Outcome.OK and "step_s" in s.metrics]
+    if pair := _pair(timed, by_id, of.verdict):
         yield "Compared", f"{names[pair[0].case.case_id]}: {_compared(*pair, suite)}"
     if fast := next((s for s in timed if "tokens_per_s" in s.metrics), None):
         speed = units.value("tokens_per_s", fast.metrics["tokens_per_s"], unit=True)
         yield "Speed", f"{names[fast.case.case_id]}: {speed}"
-    for f in fit(cases):
+    for f in of.fits:
         if f.last is not None:
             begin, end = f.last_ends
             law = f"{suite.axis(f.axis)}^{units.number(f.last.value, 2)}"

@@ -1,13 +1,14 @@
 """What explains a gap: the Why line, the suspects, and what was seen against each candidate."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness import units
+from harness.analysis.study import Study
 from harness.analysis.suspects import Candidate, Conclusion, Diagnosis, Fingerprint, Reproduction
 from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
-from harness.report.text import case_names, gap_place, listed
+from harness.report.text import gap_place, listed
 
 
 def line(
@@ -61,14 +62,14 @@ def _again(again: Reproduction, suite: Suite) -> str:
     return f"makes {here} here, {units.factor(again.times)} as much"
 
 
-def reproduced_sentence(again: Reproduction | None, suite: Suite) -> str:
+def reproduced_sentence(again: Reproduction | None, of: Study) -> str:
     """Whether the settings of that day reproduce the gap; empty without a case of them."""
     if again is None:
         return ""
     does = "reproduces it" if again.reproduced else "does not reproduce it, whatever it costs here"
-    case = case_names(suite)[again.case_id]
     settings = "With that day's settings, as far as the suite has them,"
-    return f"{settings} {case} {_again(again, suite)}: that {does}."
+    made = _again(again, of.run.suite)
+    return f"{settings} {of.names[again.case_id]} {made}: that {does}."
 
 
 def suspects_table(
@@ -113,7 +114,7 @@ def _effect(d: Diagnosis | None, metric: str) -> str:
 # --- what was seen that day against what each candidate does here ------------------------------
 
 
-def fingerprint_table(found: Fingerprint | None, suite: Suite) -> Table | None:
+def fingerprint_table(found: Fingerprint | None, of: Study) -> Table | None:
     """A row an observation, a column a candidate; a mark where they agree. None for only one, of
     which `reproduced_sentence` says enough."""
     if found is None or not found.candidates[1:]:
@@ -121,20 +122,21 @@ def fingerprint_table(found: Fingerprint | None, suite: Suite) -> Table | None:
     rows = []
     for i, o in enumerate(found.seen):
         cells = (_cell(o, c.here[i], c.agrees[i]) for c in found.candidates)
-        rows.append((_observed(o, suite), _number(o, o.seen), *cells))
-    names = [f">{_name(c, suite)}" for c in found.candidates]
+        rows.append((_observed(o, of.run.suite), _number(o, o.seen), *cells))
+    names = [f">{_name(c, of.names)}" for c in found.candidates]
     columns = ("seen in that run", ">then", *names)
-    return Table(columns=columns, rows=tuple(rows), remarks=(fingerprint_sentence(found, suite),))
+    remark = fingerprint_sentence(found, of.names)
+    return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
 
-def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
+def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str]) -> str:
     """Which candidates contradict least of what was seen."""
     least = found.candidates[0].against
     best = [c for c in found.candidates if c.against == least]
     only = "Only " if len(best) < len(found.candidates) else ""
     if not any(any(c.agrees) for c in found.candidates):
         return f"None agrees with any of {units.plural('observation', len(found.seen))}."
-    names, agree = listed([_name(c, suite) for c in best]), "agree" if best[1:] else "agrees"
+    names, agree = listed([_name(c, short) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
     of = units.plural("observation", max(len(c.here) - c.here.count(None) for c in best))
     all_ = "with all that was measured here, " if not least else "with most, " if only else "with "
@@ -145,9 +147,9 @@ def fingerprint_sentence(found: Fingerprint, suite: Suite) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
-def _name(c: Candidate, suite: Suite) -> str:
+def _name(c: Candidate, short: Mapping[str, str]) -> str:
     """Of its suspects, or of its case if that is shorter."""
-    case = case_names(suite)[c.case_id]
+    case = short[c.case_id]
     return min(case, listed(c.suspects) or case, key=len)
 
 

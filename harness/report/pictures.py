@@ -5,9 +5,9 @@ from statistics import fmean
 
 from harness import units
 from harness.analysis import over_steps
-from harness.analysis.effects import versus
-from harness.analysis.roofline import HOST_BELOW, Stack, waiting
+from harness.analysis.roofline import HOST_BELOW, Stack
 from harness.analysis.scaling import ScalingFit
+from harness.analysis.study import Study
 from harness.records import (
     METRICS,
     Case,
@@ -18,7 +18,6 @@ from harness.records import (
     Run,
     Suite,
     Verdict,
-    gpu_matches,
 )
 from harness.report import figures, remedies, text
 from harness.report.figures import MAX_DOTS, Line, Panel, Picture, Row
@@ -31,33 +30,21 @@ Rows = Callable[..., Row]
 """Makes a row of a case, its estimates and its marks."""
 
 
-def draw(
-    run: Run,
-    summaries: Sequence[CaseSummary],
-    fits: Sequence[ScalingFit],
-    parts: Sequence[Stack],
-    verdict: Verdict,
-) -> tuple[Picture, ...]:
-    """The figures of a run, in the order of the page."""
-    names, asked = text.case_names(run.suite), _asked(run.suite, verdict)
+def draw(of: Study, parts: Sequence[Stack], verdict: Verdict) -> tuple[Picture, ...]:
+    """The figures of a run, in the order of the page; `verdict` as the page has it."""
+    run, names, asked = of.run, of.names, _asked(of.run.suite, verdict)
 
     def row(s: CaseSummary, *values: Interval, **marks: float) -> Row:
         return Row(names[s.case.case_id], values, s.case.case_id in asked, marks)
 
     drawn = [
         figures.where(parts, names, asked),
-        _speeds(run.suite, summaries, row) or _versus(run, summaries, row),
-        *_scalings(run.suite, fits, names),
+        _speeds(run.suite, of.summaries, row) or _versus(of, row),
+        *_scalings(run.suite, of.fits, names),
         _over_steps(run, names),
-        _utilisation(judged(run, summaries), waiting(run, summaries), row),
+        _utilisation(of.asked, of.waiting, row),
     ]
     return tuple(p for p in drawn if p is not None)
-
-
-def judged(run: Run, summaries: Sequence[CaseSummary]) -> list[CaseSummary]:
-    """The cases that a rule of the suite asks on this GPU."""
-    rules = [r for r in run.suite.rules if gpu_matches(r.gpu, run.environment.device_name)]
-    return [s for s in summaries if any(r.match.accepts(s.case) for r in rules)]
 
 
 def _asked(suite: Suite, verdict: Verdict) -> tuple[str, ...]:
@@ -118,13 +105,14 @@ def _speeds(suite: Suite, of: Sequence[CaseSummary], row: Rows) -> Picture | Non
     return _dots("speed", rows, [panel], said)
 
 
-def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
+def _versus(of: Study, row: Rows) -> Picture | None:
     """How many times as fast the first provider is as those that a rule compares it with, along the
     longest axis, or at its far end."""
+    run = of.run
     rules = [r for r in run.suite.rules if r.against and {*r.against.criteria} == {"provider"}]
     compared = [pair for r in rules for pair in r.pairs(run.suite.cases)]
     others = [*dict.fromkeys(b.provider for _, b in compared)]
-    found = [v for v in versus(of) if v.theirs in others and v.ours == compared[0][0].provider]
+    found = [v for v in of.versus if v.theirs in others and v.ours == compared[0][0].provider]
     if not found:
         return None
     far = sum(len(v.points) for v in found if v.theirs == others[0]) > MAX_DOTS
@@ -133,7 +121,7 @@ def _versus(run: Run, of: Sequence[CaseSummary], row: Rows) -> Picture | None:
         for i, (_, ratio) in [*zip(v.cases, v.points, strict=True)][-1 if far else 0 :]:
             ratios[i] = min(ratio, ratios.get(i, ratio), key=lambda e: e.value)
     rows = []
-    for s in (s for s in of if s.case.case_id in ratios):
+    for s in (s for s in of.summaries if s.case.case_id in ratios):
         ratio = ratios[s.case.case_id]
         needed = (r for r in rules if r.go != 1 and r.match.accepts(s.case))
         marks = {f"needed: {r.name}": r.limits[0] for r in needed}

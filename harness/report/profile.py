@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
-from harness.analysis import roofline
-from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack, bottleneck
-from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement, Peaks, Run
+from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack
+from harness.analysis.study import Study
+from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement
 from harness.report.tables import NONE, Table
 from harness.report.text import listed, own_name, shared_name
 
@@ -64,52 +64,49 @@ def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
     return f"{units.duration(taken)} ({100 * taken / stack.step_s:.0f} %)"
 
 
-def limits(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
+def limits(of: Study) -> Table | None:
     """Each kind of bottleneck, its cases, and the evidence of the longest of them; None without a
     GPU or profiles."""
     kinds: dict[str, list[tuple[float, CaseSummary, Bottleneck]]] = {}
-    profiled = any(s.case.settings.profile for s in summaries)
-    for s, found in _bottlenecks(run, summaries if profiled else ()):
+    profiled = any(s.case.settings.profile for s in of.summaries)
+    for s, found in _bottlenecks(of, of.summaries if profiled else ()):
         one = s.metrics["step_s"].value, s, found
         if s.case.settings.profile or found.limit is not Limit.NOT_MEASURED:
             kinds.setdefault(_kind(found), []).append(one)
     rows = []
     for kind in sorted(kinds, key=lambda kind: [*Limit].index(kinds[kind][0][2].limit)):
         _, s, found = max(kinds[kind], key=lambda one: one[0])
-        evidence = f"{names[s.case.case_id]}: {found.evidence}"
-        rows.append((kind, f"{len(kinds[kind])} of {len(summaries)}", evidence))
+        evidence = f"{of.names[s.case.case_id]}: {_evidence(found)}"
+        rows.append((kind, f"{len(kinds[kind])} of {len(of.summaries)}", evidence))
     columns = ("bottleneck", ">cases", "evidence in the longest such case")
     return Table(columns=columns, rows=tuple(rows)) if rows else None
 
 
-def limit_sentence(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> str:
+def limit_sentence(of: Study, cases: Sequence[CaseSummary]) -> str:
     """What limits the longest step of these; empty if that is not known."""
-    found = max(
-        _bottlenecks(run, summaries), key=lambda one: one[0].metrics["step_s"].value, default=None
-    )
+    timed = _bottlenecks(of, cases)
+    found = max(timed, key=lambda one: one[0].metrics["step_s"].value, default=None)
     if found is None or found[1].limit in (Limit.NOT_MEASURED, Limit.COLD, Limit.GPU):
         return ""
-    name = names[found[0].case.case_id]
-    return f"{name} is limited by {_kind(found[1])}: {found[1].evidence}"
+    name = of.names[found[0].case.case_id]
+    return f"{name} is limited by {_kind(found[1])}: {_evidence(found[1])}"
 
 
-def host_bound(run: Run, summaries: Sequence[CaseSummary]) -> str:
+def host_bound(of: Study, members: Sequence[CaseSummary]) -> str:
     """`Host-bound: dense SDPA (2 of 3 cases), ….`: whose speed is not that of its kernels."""
-    cases, ids = [s.case for s in summaries], roofline.waiting(run, summaries)
-    every = Counter(run.suite.provider(c.workload, c.provider) for c in cases)
-    some = Counter(run.suite.provider(c.workload, c.provider) for c in cases if c.case_id in ids)
+    provider = of.run.suite.provider
+    shown = {s.case.case_id: provider(s.case.workload, s.case.provider) for s in members}
+    every = Counter(shown.values())
+    some = Counter(name for case_id, name in shown.items() if case_id in of.waiting)
     said = (f"{name} ({n} of {units.plural('case', every[name])})" for name, n in some.items())
     return f"Host-bound: {', '.join(said)}." if some else ""
 
 
 def _bottlenecks(
-    run: Run, summaries: Sequence[CaseSummary]
+    of: Study, cases: Sequence[CaseSummary]
 ) -> Iterator[tuple[CaseSummary, Bottleneck]]:
-    gpu = run.environment.gpu
-    peaks = run.self_test.peaks if run.self_test else Peaks()
-    for s in summaries if gpu else ():
-        found = bottleneck(s, run.of(s.case.case_id), peaks, gpu.max_sm_clock_hz if gpu else None)
-        if found is not None and "step_s" in s.metrics:
+    for s in cases if of.run.environment.gpu else ():
+        if (found := of.bottlenecks.get(s.case.case_id)) and "step_s" in s.metrics:
             yield s, found
 
 
@@ -117,20 +114,25 @@ def _kind(found: Bottleneck) -> str:
     return f"{found.limit}, at the {found.clock.by} limit" if found.clock else str(found.limit)
 
 
-def counts(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str]) -> Table | None:
+def _evidence(found: Bottleneck) -> str:
+    clock = found.clock if found.busy is not None else None
+    return f"{found.evidence}; {clock}" if clock else found.evidence
+
+
+def counts(of: Study) -> Table | None:
     """A case a row; cases of one workload and provider with equal counts share one. Below, what was
     not counted, and why."""
     counted: dict[str, Measurement] = {}
-    for m in run.measurements:
+    for m in of.run.measurements:
         if m.counters or m.profile:
             counted.setdefault(m.case_id, m)
-    known = [s for s in summaries if s.case.case_id in counted]
+    known = [s for s in of.summaries if s.case.case_id in counted]
     shown = [n for n in COUNTERS if any(_count(s, counted, n) != NONE for s in known)]
     rows: dict[tuple[str, ...], list[str]] = {}
     for s in known:
         head = f"{s.case.workload}/{s.case.provider}"
         cells = (_count(s, counted, name) for name in shown)
-        rows.setdefault((head, *cells), []).append(names[s.case.case_id])
+        rows.setdefault((head, *cells), []).append(of.names[s.case.case_id])
     if not rows or not shown:
         return None
     heads = [head for head, *_ in rows]
@@ -139,7 +141,7 @@ def counts(run: Run, summaries: Sequence[CaseSummary], names: Mapping[str, str])
         for (head, *cells), members in rows.items()
     ]
     columns = ("cases", *(f">{_HEADS[n]}" for n in shown))
-    return Table(columns=columns, rows=tuple(table), remarks=_not_counted(counted, names))
+    return Table(columns=columns, rows=tuple(table), remarks=_not_counted(counted, of.names))
 
 
 def _count(s: CaseSummary, counted: Mapping[str, Measurement], name: str) -> str:

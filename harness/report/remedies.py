@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.roofline import OUTSIDE, Stack
+from harness.analysis.study import Study
 from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import LOOSE
 from harness.records import (
@@ -23,7 +24,7 @@ from harness.records import (
     worst_first,
 )
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, case_names, gap_place, listed, rest_command
+from harness.report.text import alone_command, gap_place, listed, rest_command
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
@@ -142,14 +143,14 @@ def slowest(v: Verdict) -> tuple[str, ...]:
 
 def next_steps(
     v: Verdict,
-    run: Run,
-    diagnoses: Sequence[Diagnosis] = (),
+    of: Study,
     found: Sequence[Cause] = (),
     parts: Sequence[Stack] = (),
     *,
     slow_host: bool = False,
 ) -> Iterator[str]:
     """What would turn the answer into a GO, the most urgent first, each with its command."""
+    run = of.run
     if not run.ended_at:
         yield f"Finish the run: `{rest_command(run.stopped, run.folder)}`"
         return
@@ -164,9 +165,9 @@ def next_steps(
     tested = run.suite.suspects.tested if run.suite.suspects else ()
     controls = [s.control for s in tested if s.control]
     beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}
-    yield from _speed_up([r for r in left if not beside & {*r.evidence}], run, parts)
-    yield from _steps([f for r in left for f in r.findings], run, slow_host)
-    yield from _keep_out(diagnoses, gap_place(run.suite))
+    yield from _speed_up([r for r in left if not beside & {*r.evidence}], of, parts)
+    yield from _steps([f for r in left for f in r.findings], of, slow_host)
+    yield from _keep_out(of.diagnoses, gap_place(run.suite))
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
@@ -184,30 +185,30 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
         yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}"
 
 
-def _speed_up(left: Sequence[RuleResult], run: Run, parts: Sequence[Stack]) -> Iterator[str]:
+def _speed_up(left: Sequence[RuleResult], of: Study, parts: Sequence[Stack]) -> Iterator[str]:
     """By how much the slowest case of the worst rule must become faster, and its largest part."""
-    taken, names = {s.case.case_id: s for s in parts}, case_names(run.suite)
+    taken = {s.case.case_id: s for s in parts}
     for r in left:
         if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
             f, times = next(iter(due.items()))
             more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
-            said = f"Speed up {names.get(f.subject, f.subject)} by {units.factor(times)}{more}"
-            if of := taken.get(f.subject):
-                part = max(of.parts, key=lambda name: of.parts[name])
-                share = units.percent(of.parts[part] / of.step_s)
+            said = f"Speed up {of.names.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            if its := taken.get(f.subject):
+                part = max(its.parts, key=lambda name: its.parts[name])
+                share = units.percent(its.parts[part] / its.step_s)
                 said += f"; {part} {'are' if part == OUTSIDE else 'is'} {share} of its step"
             yield said
             return
 
 
-def _steps(found: Sequence[Finding], run: Run, slow_host: bool) -> Iterator[str]:
+def _steps(found: Sequence[Finding], of: Study, slow_host: bool) -> Iterator[str]:
     """What repeats a failure, and measures what is absent or not decided."""
-    cases, names = {c.case_id: c for c in run.suite.cases}, case_names(run.suite)
+    run, cases = of.run, {c.case_id: c for c in of.run.suite.cases}
     again = f"harness run {shlex.quote(run.suite.path)}"
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
     for f in ended[:1]:
         alone = alone_command(run, f.subject)
-        yield f"Reproduce {names.get(f.subject)} ({units.outcome_name(f.outcome)}): `{alone}`"
+        yield f"Reproduce {of.names.get(f.subject)} ({units.outcome_name(f.outcome)}): `{alone}`"
     partners = [(f, c) for f in found if f.fact is Fact.NO_PARTNER and (c := cases.get(f.partner))]
     lacking = {c.case_id: c for f, c in partners if f.outcome not in c.allow}
     if lacking:

@@ -5,20 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness import units
 from harness.analysis.over_steps import LEAKS_BYTES, course
-from harness.analysis.recorded import clock_limit, largest_error
+from harness.analysis.recorded import largest_error
 from harness.analysis.scaling import by_workload
+from harness.analysis.study import Study
 from harness.machine import requirements
-from harness.records import (
-    CaseSummary,
-    Grade,
-    Measurement,
-    Outcome,
-    Peaks,
-    Run,
-    Verdict,
-    Weight,
-    gpu_matches,
-)
+from harness.records import Grade, Measurement, Outcome, Peaks, Run, Weight, gpu_matches
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
 
@@ -92,8 +83,9 @@ def _peaks(peaks: Peaks) -> str:
 # --- one line for the first screen, and what was compared ---
 
 
-def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[str]:
+def trust(of: Study) -> Iterator[str]:
     """One line: processes, correctness, and what disturbed the numbers."""
+    run, summaries = of.run, of.summaries
     ok = [s for s in summaries if s.outcome is Outcome.OK]
     counts = sorted({e.n for s in ok if (e := s.metrics.get("step_s"))})
     if counts:
@@ -105,7 +97,7 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
         yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 2)}"
-    rules = [r.stated for r in v.rules if r.stated and r.applies]
+    rules = [r.stated for r in of.verdict.rules if r.stated and r.applies]
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
     rules += [e for e in here if e.asks or e.counts is not Weight.NOTE]
     judged = {c.case_id for rule in rules for c in rule.needs(run.suite.cases)}
@@ -118,8 +110,7 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
         right = ", all right" if done else ""  # a wrong one is a failure
         yield f"{len(done):,} of {units.plural('output', there)} checked{right}"
     gpu = run.environment.gpu
-    most_hz = gpu.max_sm_clock_hz if gpu else None
-    limited = {s.case.case_id for s in ok if clock_limit(run.of(s.case.case_id), most_hz)}
+    limited = {s.case.case_id for s in ok} & {i for i, b in of.bottlenecks.items() if b.clock}
     apart = {s.case.case_id for s in summaries if "step_s" in s.apart}
     loose = {s.case.case_id for s in ok if s.spread > LOOSE} - apart
     few = {s.case.case_id: s.case.settings.min_samples for s in ok}
@@ -135,19 +126,19 @@ def trust(run: Run, summaries: Sequence[CaseSummary], v: Verdict) -> Iterator[st
     touched = {what: len(ids & judged if judged else ids) for what, ids in disturbed.items()}
     if seen := [f"{n} {what}" for what, n in touched.items() if n]:
         answers = " behind the answers" if judged else ""
-        of = units.plural("case", len(judged or summaries)) + answers
-        yield f"of {of}: {', '.join(seen)}"
+        cases = units.plural("case", len(judged or summaries)) + answers
+        yield f"of {cases}: {', '.join(seen)}"
     if gpu and (gpu.power_limit_share or 1) != 1:
         yield f"power limit {units.percent(gpu.power_limit_share or 1)} of its default"
 
 
-def correctness(run: Run, summaries: Sequence[CaseSummary]) -> Table | None:
+def correctness(of: Study) -> Table | None:
     """By workload: how many processes were compared, how closely, and why not all."""
-    if all(s.case.program for s in summaries):
+    if all(s.case.program for s in of.summaries):
         return None
     rows = []
-    for workload, members in by_workload(summaries).items():
-        measured = [m for s in members for m in run.of(s.case.case_id)]
+    for workload, members in by_workload(of.summaries).items():
+        measured = [m for s in members for m in of.run.of(s.case.case_id)]
         if measured and all(m.outcome is Outcome.UNSUPPORTED for m in measured):
             continue
         done = [m for m in measured if m.accuracy and m.accuracy.tensors]

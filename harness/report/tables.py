@@ -9,6 +9,7 @@ from harness.analysis.bounds import timeout_bound
 from harness.analysis.effects import longest
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.statistics import settle, times_better
+from harness.analysis.study import Study
 from harness.records import (
     METRICS,
     OVER_STEPS,
@@ -28,7 +29,7 @@ from harness.records import (
     gpu_matches,
     pairs,
 )
-from harness.report.text import Word, case_names, listed, own_name, shared_name
+from harness.report.text import Word, listed, own_name, shared_name
 from harness.report.verdict_text import (
     NOTED,
     distance,
@@ -72,12 +73,11 @@ def varying(cases: Sequence[Case]) -> tuple[str, ...]:
     return tuple(n for n in names if len({(type(v), v) for v in (c.get(n) for c in cases)}) > 1)
 
 
-def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = False) -> Table:
+def results(summaries: Sequence[CaseSummary], of: Study, *, intervals: bool = False) -> Table:
     """Speed, utilisation and memory of one workload's cases; with `intervals` each metric, and all
     with their intervals."""
     cases = [s.case for s in summaries]
     axes = varying(cases)
-    names = case_names(run.suite)
     if len(axes) > MAX_AXIS_COLUMNS:
         heads: tuple[str, ...] = ("case",)
     else:
@@ -90,14 +90,14 @@ def results(summaries: Sequence[CaseSummary], run: Run, *, intervals: bool = Fal
         metrics = [m for m in metrics if m in _SHOWN or m not in METRICS]
     rows = []
     for s in summaries:
-        first = [names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
+        first = [of.names[s.case.case_id]] if heads == ("case",) else axis_cells(s.case, heads)
         if heads[0] == "provider":
-            first[0] = run.suite.provider(s.case.workload, s.case.provider)
+            first[0] = of.run.suite.provider(s.case.workload, s.case.provider)
         count = (_count(s),) if intervals else ()
         rows.append((*first, *(metric_cell(s, m, intervals) for m in metrics), *count))
     named = titles(cases)
     last = (">n",) if intervals else ()
-    columns = (*map(run.suite.axis, heads), *(f">{named[m]}" for m in metrics), *last)
+    columns = (*map(of.run.suite.axis, heads), *(f">{named[m]}" for m in metrics), *last)
     return Table(columns=columns, rows=tuple(rows))
 
 

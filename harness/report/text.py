@@ -49,33 +49,6 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
     return f"{', '.join(head)} and {last}" if head else last
 
 
-def case_names(suite: Suite) -> dict[str, str]:
-    """Case id -> the suite's label for it, or its provider and swept axes; each name once.
-
-    A label that several workloads share means the first of them; of several providers it means the
-    suite's first one.
-    """
-    several = len({c.workload for c in suite.cases}) > 1
-    names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
-    for c in suite.cases:
-        axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
-        provider = suite.provider(c.workload, c.provider)
-        words = ", ".join([f"{c.workload}: {provider}" if several else provider, *axes])
-        label = suite.label(c)
-        groups.setdefault(label or words, []).append(c)
-        means.setdefault(label.partition(", ")[0], c.workload)
-    for label, cases in groups.items():
-        workload = means.get(label.partition(", ")[0], cases[0].workload)
-        ours = suite.cases[0].provider if len({c.provider for c in cases}) > 1 else ""
-        apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
-        for c in cases:
-            where = "" if c.workload == workload else f"{c.workload}: "
-            own = suite.provider(c.workload, c.provider)
-            whose = f" ({own})" if ours and c.provider != ours else ""
-            names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
-    return names
-
-
 def shared_name(names: Sequence[str]) -> str:
     """The parts that names of cases share."""
     split = [name.split(", ") for name in names]

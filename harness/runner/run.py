@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.analysis import verdict
+from harness.analysis.study import Study
 from harness.records import (
     Case,
     Decision,
@@ -154,7 +154,7 @@ class Agenda:
         run = self._read()
         most = {c.case_id: c.settings.processes for c in self.suite.cases}
         first = tuple(m for m in run.measurements if m.process < most[m.case_id])
-        results = verdict.of_run(replace(run, measurements=first))[-1].rules
+        results = Study(replace(run, measurements=first)).verdict.rules
         no_go = {r.rule for r in results if r.applies and r.decision is Decision.NO_GO}
         return next((name for name in complete if name in no_go), "")
 

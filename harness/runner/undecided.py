@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from harness.analysis import verdict
 from harness.analysis.statistics import scatter
-from harness.analysis.suspects import diagnose, sides
+from harness.analysis.study import Study
+from harness.analysis.suspects import sides
 from harness.records import (
     METRICS,
     Case,
@@ -59,12 +60,12 @@ def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
 def undecided(run: Run) -> dict[str, str]:
     """Case id -> the rule or suspect that another process of it may decide: the most decisive
     first, and of one rule the case whose processes differ most."""
-    cases, judged = verdict.of_run(run)
-    by_id = {s.case.case_id: s for s in cases}
-    left: dict[str, list[str]] = {name: [] for name in needed(run.suite, judged.device)}
+    of = Study(run)
+    by_id = {s.case.case_id: s for s in of.summaries}
+    left: dict[str, list[str]] = {name: [] for name in needed(run.suite, of.verdict.device)}
     for name, ids in (
-        *_open_rules(judged.rules, by_id),
-        *((d.name, d.undecided) for d in diagnose(run.suite, cases)),
+        *_open_rules(of.verdict.rules, by_id),
+        *((d.name, d.undecided) for d in of.diagnoses),
     ):
         left.setdefault(name, []).extend(i for i in ids if by_id[i].outcome is Outcome.OK)
     found: dict[str, str] = {}

@@ -12,7 +12,7 @@ import pytest
 
 from harness import records as r
 from harness.analysis.causes import CauseKind, causes
-from harness.analysis.summary import summarise
+from harness.analysis.study import Study
 from harness.runner.launcher import Launcher
 from harness.tests import faulty, workers
 from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed, trained
@@ -83,7 +83,7 @@ def planted(damage: Damage, cases: Sequence[r.Case] = CASES, **suite: Any) -> r.
 
 
 def kinds(recorded: r.Run) -> list[CauseKind]:
-    return [c.kind for c in causes(recorded, summarise(recorded))]
+    return [c.kind for c in causes(Study(recorded))]
 
 
 # --- the damages -------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> Non
         return replace(m, counters=counted(dispatched_ops=1111)) if c is CASES[0] else m
 
     made = planted(damage)
-    wrong, right = causes(made, summarise(made))
+    wrong, right = causes(Study(made))
 
     assert (wrong.kind, wrong.cases) == (CauseKind.HOST, (CASES[0].case_id,))
     assert wrong.evidence.startswith("1,111 operators x 12.0 µs = 13.3 ms, 33.2 % of the step of")
@@ -311,7 +311,7 @@ def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> N
         return taking(c, *(0.02 * (1 + again * p) for p in range(3)), tokens=rows * length)
 
     made = run(cases, measure)
-    (cause,) = causes(made, summarise(made))
+    (cause,) = causes(Study(made))
 
     assert cause.evidence.startswith("BATCH=8 is 2.0x slower than BATCH=16 (1 pair of")
     assert cause.cases == (cases[0].case_id,), "without a speed a case shows no cause"

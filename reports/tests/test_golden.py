@@ -24,9 +24,9 @@ from harness.analysis import comparison, summary
 from harness.analysis.comparison import screen, screened, statistics
 from harness.analysis.dead_axes import dead_axes
 from harness.analysis.effects import effects
-from harness.analysis.overhead import time_use
 from harness.analysis.recorded import unfit
 from harness.analysis.scaling import fit
+from harness.analysis.study import Study
 from harness.analysis.verdict import by_case, judge
 from harness.gate.compare import runs
 from harness.gate.records import GateCase, GateVerdict, Mode
@@ -48,6 +48,7 @@ from harness.records import (
     Thresholds,
     Verdict,
 )
+from harness.report.conditions import time_use
 from harness.report.verdict_text import distance
 from harness.runner.interleave import clock, usable
 from harness.store.reader import load
@@ -188,9 +189,9 @@ def _verdict(verdict: Verdict, run: Run) -> list[Values]:
 def of_two(a: Run, b: Run) -> dict[str, Values]:
     """Two runs compared: by time, by time across environments, by counters."""
     return {
-        "times": _compared(runs(a, b)),
-        "across": _compared(runs(a, b, across=True)),
-        "counters": _compared(runs(a, b, counters=True, across=True)),
+        "times": _compared(runs(a, Study(b))),
+        "across": _compared(runs(a, Study(b), across=True)),
+        "counters": _compared(runs(a, Study(b), counters=True, across=True)),
         "noisier": _stored(a, b),
     }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.study import Study
 from harness.git import repository as git
 from harness.report.series import every_page, pages
 from harness.report.series.pages import Made
@@ -49,7 +50,7 @@ def page(request: pytest.FixtureRequest) -> tuple[str, list[str]]:
     if shown := SHOWN.get(run.run_id):
         return shown.read_text(encoding="utf-8"), ids
     run = judged_by(run.suite.name, run)
-    texts, _ = pages.again(run, Path("page.md"), Made(run=run.run_id, mark="v1"))
+    texts, _ = pages.again(Study(run), Path("page.md"), Made(run=run.run_id, mark="v1"))
     return texts["page.md"], ids
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness.analysis import verdict
+from harness.analysis.study import Study
 from harness.records import Run, Scalar, Verdict
 from harness.suite import load as suites
 from harness.tests import fake_runs
@@ -40,4 +40,4 @@ def smaller(name: str, changes: Mapping[str, str]) -> str:
 
 
 def judged(run: Run) -> Verdict:
-    return verdict.of_run(run)[-1]
+    return Study(run).verdict

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import summary
+from harness.analysis.study import Study
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run
 from harness.report import answer, conditions, steadiness
-from harness.report.text import case_names
 from harness.runner.launcher import Launcher
 from harness.runner.run import Agenda, run_suite
 from harness.suite import load as suites
@@ -69,7 +69,7 @@ def test_fast_steps_may_start_the_training_and_the_cost_has_an_interval() -> Non
     run = run_of()
 
     assert {*decisions(run).values()} == {Decision.GO}
-    cost = conditions.cost(summary.summarise(run), run, case_names(run.suite))
+    cost = conditions.cost(Study(run))
     assert cost
     assert [name.split(",")[0] for name, *_ in cost.rows] == [
         "NSA Triton + graph",
@@ -131,12 +131,12 @@ def test_the_settings_that_slow_a_run_down_are_named_and_the_innocent_are_not() 
 
 def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
     run = run_of(lambda case: 39.0)
-    shown = answer.brief(answer.named(judged(run), run.suite))
+    shown = answer.brief(answer.named(judged(run), Study(run)))
 
     first = next(iter(answer.parts(shown, run.suite, "")))
 
     assert (first.word, first.limit, "missed by 13x" in first.said) == ("no", "≥ 500", True)
-    trusted = [*steadiness.trust(run, summary.summarise(run), shown)]
+    trusted = [*steadiness.trust(Study(run))]
     assert "requirements not met: deterministic, gpu_free_bytes and 5 more" in trusted
 
 

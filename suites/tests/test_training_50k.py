@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from harness.analysis import summary
+from harness.analysis.study import Study
 from harness.analysis.suspects import Conclusion, diagnose
 from harness.records import Case, Decision, Measurement, Outcome, Run, worst_first
 from harness.report import conditions
-from harness.report.text import case_names
 from harness.suite import load as suites
 from harness.tests import fake_runs
 from harness.tests.answers import answered
@@ -114,7 +114,7 @@ def test_the_causes_that_are_there_are_named_and_the_innocent_is_not() -> None:
 
 def test_each_part_of_the_question_has_its_answer() -> None:
     run = planted_run()
-    cost = conditions.cost(summary.summarise(run), run, case_names(run.suite))
+    cost = conditions.cost(Study(run))
     slow = planted_run(lambda c: planted(c) / 60)
 
     assert decisions(run) == {

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.recorded import clock_limit
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck, waiting
-from harness.analysis.summary import summarise
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.study import Study
 from harness.records import (
     Breakdown,
     CaseSummary,
@@ -105,7 +105,7 @@ def test_a_step_that_is_one_graph_does_not_wait_for_the_host() -> None:
     n = {c.case_id: int(c.axes["n"]) for c in made.suite.cases}
     each = ((m, replace(graph, kernel_launches=n[m.case_id])) for m in made.measurements)
     made = replace(made, measurements=tuple(replace(m, counters=of) for m, of in each))
-    assert waiting(made, summarise(made)) == {[*n][1]}
+    assert Study(made).waiting == {[*n][1]}
 
 
 @pytest.mark.parametrize("hot", [0, 1])

@@ -1,15 +1,14 @@
 """Discards, cycles, the roofline, spread, targets, the use of time, the cost of sampling."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from harness import units
-from harness.analysis import overhead, recorded
-from harness.analysis import verdict as gate
+from harness.analysis import recorded
 from harness.analysis.roofline import bound
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.records import (
     Case,
@@ -23,7 +22,6 @@ from harness.records import (
     Phase,
     Profile,
     Rule,
-    Run,
     SelfTest,
     SelfTestCheck,
     Telemetry,
@@ -126,7 +124,7 @@ def test_a_case_without_evidence_is_an_invalid_environment() -> None:
     bad = [replace(m, discarded={"shared": tuple(range(20))}) for m in timed(CASE, 0.05)]
     made = run([CASE], lambda _: bad, rules=[Rule(name="floor", metric="step_s", go=1.0)])
 
-    (one,), verdict = gate.of_run(made)
+    (one,), verdict = (of := Study(made)).summaries, of.verdict
 
     assert (one.outcome, one.metrics) == (Outcome.INVALID_ENVIRONMENT, {})
     assert "process 2: 20 of 20 samples discarded (20 shared)" in one.detail
@@ -229,38 +227,6 @@ def test_energy_is_the_mean_power_of_two_seconds_of_sampling(
     energy = [found.metrics[n].value for n in ("energy_j", "energy_per_token_j") if known]
     assert energy == pytest.approx([600 * 0.05, 0.3][: 2 * known], rel=0.02)
     assert ("energy_j" in found.metrics) == known
-
-
-def test_without_wall_time_a_run_takes_as_long_as_its_processes() -> None:
-    work = (Phase(name="sampling", start_s=0.25, end_s=0.75), Phase(name="x", start_s=0, end_s=9))
-    made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=work, wall_s=2.0))
-
-    assert overhead.time_use(made) == (2.0, 0.5, 1.5)
-    assert overhead.time_use(run([CASE], lambda _: [])) is None
-
-
-@pytest.mark.parametrize(
-    ("then", "now", "expected_s"),
-    [
-        ((99.0, 12.0), {}, 12.0),
-        ((12.0, None), {}, 12.0),  # the newest lacks the case
-        ((12.0,), {"processes": 5}, 12.0),
-        ((12.0,), {"sample_s": 4.0}, None),
-        ((), {}, None),
-    ],
-)
-def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
-    then: Sequence[float | None], now: dict[str, Any], expected_s: float | None
-) -> None:
-    def earlier(wall_s: float | None) -> Run:
-        return run([CASE], lambda c: timed(c, 0.05, wall_s=wall_s) if wall_s else [])
-
-    runs = [earlier(wall_s) for wall_s in then]
-    asked = replace(CASE, settings=replace(CASE.settings, **now))
-
-    found = overhead.last_runs(run([asked], lambda _: []).suite, runs).get(CASE.case_id)
-
-    assert (found and found.measurements[0].wall_s) == expected_s
 
 
 # --- counters ----------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.over_steps import Course, course, leaked
-from harness.analysis.verdict import of_run
+from harness.analysis.study import Study
 from harness.records import Decision, Measurement, Outcome, Rule, Telemetry
 from harness.tests.fake_runs import case, ended, late, run, timed, trained
 
@@ -206,6 +206,6 @@ def test_a_rule_asks_for_them(metric: str, go: float, decision: Decision) -> Non
     ]
     recorded = run([CASE], lambda _: seen, rules=[Rule(name="it", metric=metric, go=go)])
 
-    _, verdict = of_run(recorded)
+    verdict = Study(recorded).verdict
 
     assert verdict.rules[-1].decision is decision

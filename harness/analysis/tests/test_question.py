@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.study import Study
 from harness.analysis.tests.test_verdict import CONDITIONAL, GO, INCONCLUSIVE, NO_GO
-from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, of_run
+from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED
 from harness.records import (
     Case,
     Decision,
@@ -48,7 +49,7 @@ def judged(
 
     asked = {p: replace(CASES[0].settings, processes=n) for p, n in settings.items()}
     cases = [replace(c, settings=asked[c.provider]) for c in CASES]
-    return of_run(run(cases, measure, rules=rules, **suite))[1]
+    return Study(run(cases, measure, rules=rules, **suite)).verdict
 
 
 def of(verdict: Verdict, name: str = RATIO.name) -> RuleResult:
@@ -137,7 +138,7 @@ def test_the_bound_of_a_timeout_decides_a_ratio(
             return ended(c, Outcome.TIMEOUT, lower_bound_s=bound_s, tokens=512)
         return timed(c, 1.0, processes=processes, cv=0.005)
 
-    _, verdict = of_run(run(cases, measure, rules=(replace(RATIO, metric=metric),)))
+    verdict = Study(run(cases, measure, rules=(replace(RATIO, metric=metric),))).verdict
 
     assert (of(verdict).decision, said in rule_sentence(of(verdict))) == (decision, True)
 
@@ -225,10 +226,9 @@ def stopped(*left: str, stop: Stop, rules: tuple[Rule, ...], **times: float) -> 
     def measure(c: Case) -> list[Measurement]:
         return [] if any(part in c.case_id for part in left) else timed(c, times[c.provider])
 
-    made = replace(run(CASES, measure, rules=rules), stopped=stop)
-    summaries, verdict = of_run(made)
-    assert {s.stop for s in summaries if s.outcome is None} == {stop}
-    return verdict
+    of = Study(replace(run(CASES, measure, rules=rules), stopped=stop))
+    assert {s.stop for s in of.summaries if s.outcome is None} == {stop}
+    return of.verdict
 
 
 BUDGET = Stop(budget_s=600.0)
@@ -279,7 +279,7 @@ def test_expectations_of_cases_that_were_not_run_are_not_asked() -> None:
     far = Rule(name="s", metric="step_s", match=to(provider="dense"), high=1.0)
     made = run(CASES, lambda c: timed(c, 1.0) if c.provider == "nsa" else [], expectations=[far])
     for stop, decision in ((BUDGET, GO), (None, INCONCLUSIVE)):
-        assert of_run(replace(made, stopped=stop))[1].decision is decision
+        assert Study(replace(made, stopped=stop)).verdict.decision is decision
 
 
 def test_a_run_without_rules_is_measured_unless_it_failed() -> None:
@@ -298,7 +298,7 @@ def growth(*steps_s: float, over: str = "all") -> Finding:
     rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.6)
     rule = replace(rule, over=over)
     made = run(cases, lambda c: timed(c, steps[c.case_id], cv=0.001), rules=[rule])
-    (found,) = of(of_run(made)[1], "growth").findings
+    (found,) = of(Study(made).verdict, "growth").findings
     return found
 
 

@@ -11,8 +11,8 @@ from scipy.special import polygamma
 
 from harness import units
 from harness.analysis import statistics
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
-from harness.analysis.verdict import of_run
 from harness.records import (
     Breakdown,
     Case,
@@ -175,7 +175,7 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
         return taking(c, *((0.016, 1.6) if c is SIX[0] else (0.05, 0.0501)))
 
     made = run(SIX, measure, rules=[Rule(name="floor", metric="tokens_per_s", go=100.0)])
-    (first, *others), verdict = of_run(made)
+    (first, *others), verdict = (of := Study(made)).summaries, of.verdict
 
     assert first.outcome is Outcome.OK
     assert first.apart["step_s"].ends == (0.016, 1.6)

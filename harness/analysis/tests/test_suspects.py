@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Candidate, Conclusion, Diagnosis, diagnose, fingerprint
 from harness.records import Case, Gap, Measurement, Observation, Outcome, Suspect, Suspects
@@ -165,10 +166,10 @@ def candidates(
 
     gap = Gap(metric="tokens_per_s", expected=500, seen=seen, where=to(seq_len=512), source="s")
     suspects = Suspects(gap=gap, tested=(OFF, BATCH, LOOP), observed=observed)
-    made = run(SEEN_CASES, measure, suspects=suspects)
-    found = fingerprint(made, summarise(made), {c.case_id: pace for c in SEEN_CASES})
+    of = Study(run(SEEN_CASES, measure, suspects=suspects))
+    found = fingerprint(of.run, of.summaries, {c.case_id: pace for c in SEEN_CASES})
     assert found is not None
-    return found.candidates, explained.fingerprint_sentence(found, made.suite)
+    return found.candidates, explained.fingerprint_sentence(found, of.names)
 
 
 def test_only_what_does_as_was_seen_agrees() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from harness.analysis.scaling import ScalingFit, ScalingPoint
-from harness.analysis.verdict import EVERY_CASE_RAN, judge, of_run
+from harness.analysis.study import Study
+from harness.analysis.verdict import EVERY_CASE_RAN, judge
 from harness.records import (
     FAILURES,
     WORST_FIRST,
@@ -118,7 +119,7 @@ def test_processes_with_other_outputs_pass_only_if_the_suite_allows_it(
     digests = [TensorDigest(name="", dtype="", shape=(), norm=n, projection=0.0) for n in (1, 2)]
     made = [replace(m, output_digest=(digests[m.process == 1],)) for m in timed(one, 1.0)]
 
-    (summed,), found = of_run(run([one], lambda _: made))
+    (summed,), found = (of := Study(run([one], lambda _: made))).summaries, of.verdict
 
     assert (summed.differing, found.decision) == ((1,), decision)
     facts = [f.fact for r in found.rules for f in r.findings]
@@ -354,7 +355,7 @@ def scattered(rule: Rule, steps: Mapping[str, Sequence[float]]) -> RuleResult:
         return taking(c, *steps[names[c.case_id]])
 
     asked = [c for c in cases if names[c.case_id] in steps]
-    _, result = of_run(run(asked, measure, rules=[rule]))
+    result = Study(run(asked, measure, rules=[rule])).verdict
     return next(r for r in result.rules if r.stated)
 
 

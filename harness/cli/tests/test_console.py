@@ -4,7 +4,10 @@ To accept a change: python -m harness.cli.tests.test_console
 """
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -12,13 +15,15 @@ from typer.testing import CliRunner
 
 from harness.cli import console
 from harness.cli.main import app
-from harness.records import CaseSummary, Estimate, Outcome
+from harness.cli.run import last_runs
+from harness.records import CaseSummary, Estimate, Outcome, Run
 from harness.store import reader
 from harness.tests.fake_runs import case, run, timed, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
 SHOWN = Path(__file__).with_name("show.txt")
+CASE = case({"seq_len": 512})
 
 
 def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> CaseSummary:
@@ -62,6 +67,29 @@ def test_a_stored_run_is_shown_as_reviewed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(ROOT)
 
     assert shown() == SHOWN.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "expected_s"),
+    [
+        ((99.0, 12.0), {}, 12.0),
+        ((12.0, None), {}, 12.0),  # the newest lacks the case
+        ((12.0,), {"processes": 5}, 12.0),
+        ((12.0,), {"sample_s": 4.0}, None),
+        ((), {}, None),
+    ],
+)
+def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
+    then: Sequence[float | None], now: dict[str, Any], expected_s: float | None
+) -> None:
+    def earlier(wall_s: float | None) -> Run:
+        return run([CASE], lambda c: timed(c, 0.05, wall_s=wall_s) if wall_s else [])
+
+    asked = replace(CASE, settings=replace(CASE.settings, **now))
+
+    found = last_runs(run([asked], lambda _: []).suite, [*map(earlier, then)]).get(asked.case_id)
+
+    assert (found and found.measurements[0].wall_s) == expected_s
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from harness.analysis.study import Study
 from harness.cli import console
 from harness.cli import main as cli
 from harness.errors import HarnessError
@@ -92,7 +93,7 @@ SIDES: dict[str, tuple[Measure, Measure, Decision, State, str]] = {
 @pytest.mark.parametrize("what", SIDES)
 def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
     before, after, decision, state, said = SIDES[what]
-    answer = compare(side("a", before), side("b", after))
+    answer = compare(side("a", before), Study(side("b", after)))
     case = answer.cases[0]
 
     assert answer.decision is decision
@@ -105,14 +106,14 @@ def test_another_environment_leaves_times_undecided() -> None:
     a = side("a", steady(0.1))
     b = side("b", steady(0.2), env=at("b", gpu=replace(H200, driver="590.1")))
 
-    answer = compare(a, b)
+    answer = compare(a, Study(b))
 
     assert [d.name for d in answer.differences] == ["driver", "commit"]
     assert of(answer, FIRST) == (OPEN, State.COMPARED, "slower")
     assert "driver differs" in answer.reason
     assert any("--across" in remedy for remedy in answer.remedies)
     assert any(f"compare {'a' * 10} {'b' * 10}" in remedy for remedy in answer.remedies)
-    assert compare(a, b, across=True).decision is NO_GO
+    assert compare(a, Study(b), across=True).decision is NO_GO
 
 
 def test_a_case_of_one_side_is_undecided() -> None:
@@ -120,13 +121,13 @@ def test_a_case_of_one_side_is_undecided() -> None:
     a = side("a", steady(0.1))
     b = side("b", steady(0.098), cases=[CASES[0], other])
 
-    answer = compare(a, b)
+    answer = compare(a, Study(b))
 
     assert of(answer, SECOND)[:2] == (OPEN, State.MISSING)
     assert of(answer, other.case_id)[:2] == (OPEN, State.NEW)
     assert answer.decision is OPEN
     assert "only the candidate has this case" in answer.reason
-    assert compare(a, b, filters=["seq_len=512"]).decision is GO
+    assert compare(a, Study(b), filters=["seq_len=512"]).decision is GO
 
 
 def test_a_case_with_another_setting_is_compared_and_the_difference_is_named() -> None:
@@ -134,16 +135,16 @@ def test_a_case_with_another_setting_is_compared_and_the_difference_is_named() -
         side(n, steady(s), cases=[replace(c, axes={**c.axes, "batch": k}) for c in CASES])
         for n, s, k in (("a", 0.1, 1), ("b", 0.2, 4))
     )
-    answer = compare(a, b)
+    answer = compare(a, Study(b))
 
     assert [(c.decision, c.change) for c in answer.cases] == [(OPEN, "slower")] * 2
     assert "axis batch is 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
     assert any("--across" in remedy for remedy in answer.remedies)
-    across = compare(a, b, across=True)
+    across = compare(a, Study(b), across=True)
     assert (across.decision, "axis batch is 1" in across.reason) == (NO_GO, True)
     edited = replace(b, suite=replace(b.suite, sha256="another"))
-    assert {c.comparison for c in compare(a, edited).cases} == {None}
-    assert "axis batch is 1" in compare(a, edited, counters=True).cases[0].reason
+    assert {c.comparison for c in compare(a, Study(edited)).cases} == {None}
+    assert "axis batch is 1" in compare(a, Study(edited), counters=True).cases[0].reason
 
 
 def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
@@ -154,8 +155,8 @@ def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
 def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
     a, b = side("a", counting(34)), side("b", counting(35, 0.098))
 
-    exact = compare(a, b, counters=True)
-    timed_too = compare(a, b)
+    exact = compare(a, Study(b), counters=True)
+    timed_too = compare(a, Study(b))
 
     assert exact.decision is NO_GO
     assert [(c.name, c.before, c.after) for c in exact.cases[0].counters] == [
@@ -163,8 +164,8 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
     ]
     assert timed_too.decision is GO
     assert "host_syncs 34 → 35" in timed_too.cases[0].findings[-1].reason
-    assert compare(a, side("c", counting(34)), counters=True).decision.exit_status == 0
-    assert compare(a, side("c", steady(0.1)), counters=True).decision.exit_status == 3
+    assert compare(a, Study(side("c", counting(34))), counters=True).decision.exit_status == 0
+    assert compare(a, Study(side("c", steady(0.1))), counters=True).decision.exit_status == 3
 
 
 def test_the_command_prints_differences_before_cases(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.effects import effects
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
-from harness.analysis.verdict import of_run
 from harness.gate import compare
 from harness.records import Case, Decision, Measurement, Rule, Run, joined
 from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
@@ -32,14 +32,14 @@ def test_what_is_compared_is_of_one_gpu() -> None:
     assert [len(effects(summarise(made))) for made in (one, two)] == [1, 0]
     moved = [replace(m, card=f"GPU-{m.process % 2}") for m in one.measurements]
     assert "its processes ran on 2 GPUs" in summarise(replace(one, measurements=(*moved,)))[0].notes
-    found = [next(r for r in of_run(made)[1].rules if r.stated) for made in (one, two)]
+    found = [next(r for r in Study(made).verdict.rules if r.stated) for made in (one, two)]
     assert [r.decision for r in found] == [Decision.GO, Decision.INCONCLUSIVE]
     assert found[1].findings[0].detail == "train/nsa/gc=on was measured on another GPU"
 
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     def card(a: Run, b: Run) -> list[float | None]:
-        return [c.comparison.card for c in compare.runs(a, b).cases if c.comparison]
+        return [c.comparison.card for c in compare.runs(a, Study(b)).cases if c.comparison]
 
     one = on("GPU-0", "GPU-1")
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
@@ -50,7 +50,7 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
     alone = replace(one, run_id="y", environment=HERE[0])
     assert all(card(one, alone))
-    found = compare.runs(one, alone)
+    found = compare.runs(one, Study(alone))
     assert [d.name for d in found.differences] == ["GPU UUID"]
 
 

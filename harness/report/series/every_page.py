@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.records import Run
+from harness.analysis.study import Study
 from harness.report.figures import Picture
 from harness.report.markdown import table_cell
 from harness.report.series import pages
@@ -24,8 +24,8 @@ class Page:
 
     path: Path
     made: Made
-    run: Run
-    against: Run | None = None
+    of: Study
+    against: Study | None = None
 
     @property
     def full(self) -> bool:
@@ -35,7 +35,7 @@ class Page:
     @property
     def order(self) -> tuple[str, int]:
         """By the run, then by how often it was reported: `v2.1` is after `v2`."""
-        return self.run.started_at, int(self.made.mark.partition(".")[2] or 0)
+        return self.of.run.started_at, int(self.made.mark.partition(".")[2] or 0)
 
 
 def rendered(directory: Path, store: Path) -> tuple[dict[Path, str], dict[Path, Picture]]:
@@ -44,7 +44,7 @@ def rendered(directory: Path, store: Path) -> tuple[dict[Path, str], dict[Path, 
     HarnessError if a report names a run that is not in the store."""
     found, texts, figures = [*_pages(directory, store)], dict[Path, str](), dict[Path, Picture]()
     for page in found:
-        said, drawn = pages.again(page.run, page.path, page.made, page.against)
+        said, drawn = pages.again(page.of, page.path, page.made, page.against)
         texts |= {directory / to: text for to, text in said.items()}
         figures |= {directory / to: picture for to, picture in drawn.items()}
     readme = directory / "README.md"
@@ -75,22 +75,22 @@ def write(directory: Path, store: Path) -> list[Path]:
 def _pages(directory: Path, store: Path) -> Iterator[Page]:
     for path in sorted(directory.glob("*.md")):
         if made := pages.made(path.read_text(encoding="utf-8")):
-            run = judged_by(made.rules, reader.load(store, made.run))
-            against = reader.load(store, made.against) if made.against else None
-            yield Page(path=path, made=made, run=run, against=against)
+            of = Study(judged_by(made.rules, reader.load(store, made.run)))
+            against = Study(reader.load(store, made.against)) if made.against else None
+            yield Page(path=path, made=made, of=of, against=against)
 
 
 def _table(every: list[Page], texts: Mapping[Path, str]) -> str:
     groups: dict[tuple[str, str], list[Page]] = {}
     for page in every:
-        key = page.run.suite.name, page.run.environment.device_name
+        key = page.of.run.suite.name, page.of.run.environment.device_name
         groups.setdefault(key, []).append(page)
     rows = ["| suite | GPU | report | status | commit |", "|:--|:--|:--|:--|:--|"]
     for (suite, device), found in sorted(groups.items()):
         for p in _newest(found):
-            git = p.run.environment.git
+            git = p.of.run.environment.git
             commit = f"`{git.commit[:10]}`" if git else "unknown"
-            link = f"[{p.run.started_at[:10]} {p.made.mark}](<{p.path.name}>)"
+            link = f"[{p.of.run.started_at[:10]} {p.made.mark}](<{p.path.name}>)"
             after = texts[p.path].partition(f"\n{STATUS}")[2]
             status = after.partition(" | ")[0]
             cells = f"`{suite}`", table_cell(device), link, status, commit

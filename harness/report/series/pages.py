@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 from urllib.parse import quote
 
+from harness.analysis.study import Study
 from harness.records import Run
 from harness.report import context, figures
 from harness.report.figures import Picture
@@ -37,12 +38,12 @@ def made(page: str) -> Made | None:
     return Made(**json.loads(last.removeprefix(_MADE).removesuffix(_END)))
 
 
-def write(run: Run, directory: Path, against: Run | None = None, version: int = 1) -> Path:
+def write(of: Study, directory: Path, against: Study | None = None, version: int = 1) -> Path:
     """Analyse, judge and draw a run; write its report, and its figures in `figures/`; all of them,
     or a HarnessError. `against`: the earlier run that it is compared with; `version`: which full
     run of its suite this is; partial runs and studies are named as such."""
-    values, pictures = context.build(run, directory, against)
-    drawn = {p.name: p.png() for p in pictures}
+    values, pictures = context.build(of, directory, against)
+    run, drawn = of.run, {p.name: p.png() for p in pictures}
 
     def files(name: str, mark: str) -> dict[str, bytes]:
         links, texts = _texts(run, values, pictures, name, mark)
@@ -93,11 +94,11 @@ def _texts(
 
 
 def again(
-    run: Run, page: Path, how: Made, against: Run | None = None
+    of: Study, page: Path, how: Made, against: Study | None = None
 ) -> tuple[dict[str, str], dict[str, Picture]]:
     """The texts of a page and its appendix as they would be written now, and its figures, by their
     paths below the page's folder."""
-    values, pictures = context.build(run, page.parent, against)
-    links, texts = _texts(run, values, pictures, page.name, how.mark)
+    values, pictures = context.build(of, page.parent, against)
+    links, texts = _texts(of.run, values, pictures, page.name, how.mark)
     guide = {GUIDE: render.rendered("guide.md.j2", {})}
     return texts | guide, {links[p.name]: p for p in pictures}

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from harness import units
-from harness.analysis import roofline
+from harness.analysis.study import Study
 from harness.gate import compare
 from harness.gate.records import GateCase, State
 from harness.machine import drift
@@ -69,26 +69,21 @@ def earlier(run: Run, say: Callable[[str], None]) -> dict[str, str]:
     return {run_id: device for _, run_id, device in sorted(full)}
 
 
-def since(
-    before: Run,
-    now: Run,
-    earlier: Sequence[CaseSummary],
-    summaries: Sequence[CaseSummary],
-    names: Mapping[str, str],
-) -> Since:
-    """How a run differs from an earlier one: summaries of both, and names of the later one."""
-    found = compare.runs(before, now, across=True)
-    name = {i: f"`{i}`" if name == i else name for i, name in names.items()}
+def since(first: Study, second: Study) -> Since:
+    """How the second run differs from the first."""
+    before, now = first.run, second.run
+    found = compare.runs(before, second, across=True)
+    name = {i: f"`{i}`" if name == i else name for i, name in second.names.items()}
     both = [g for g in found.cases if g.state not in (State.NEW, State.MISSING)]
     moved = [g for g in both if g.change in (Change.SLOWER, Change.FASTER)]
     moved.sort(key=lambda g: -abs(math.log(_ratio(g))))
     node = {d.name for d in drift.differences(before.environment, now.environment)} & {*NODE}
-    host, pace = _pace(before, now, both, earlier, summaries) if node else ({}, {})
-    then, kernels = _kernels(earlier), _kernels(summaries)
+    host, pace = _pace(first, second, both) if node else ({}, {})
+    then, kernels = _kernels(first.summaries), _kernels(second.summaries)
     both_s = {i: (s, then[i]) for i, s in kernels.items() if i in then}
     alike = {i: s[0] for i, s in both_s.items() if max(s) < ALIKE_KERNELS * min(s)}
 
-    busy = {s.case.case_id: s.busy for s in summaries}
+    busy = {s.case.case_id: s.busy for s in second.summaries}
 
     def by_host(g: GateCase) -> bool:
         if not host or g.comparison is None or g.comparison.ratio.value <= 1:
@@ -243,18 +238,12 @@ def _bisection(before: Run, now: Run, slower: Sequence[GateCase], name: Mapping[
 
 
 def _pace(
-    before: Run,
-    now: Run,
-    cases: Sequence[GateCase],
-    earlier: Sequence[CaseSummary],
-    summaries: Sequence[CaseSummary],
+    before: Study, now: Study, cases: Sequence[GateCase]
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """If every provider is slower alike, in all cases or where the GPU waits for the host: how many
     times as long each takes, and each of these cases."""
-    provider = {c.case_id: c.provider for c in now.suite.cases}
-    waits = roofline.waiting(now, summaries)
-    both = roofline.waiting(before, earlier) & waits
-    unknown = waits - {*_kernels(earlier)}
+    provider = {c.case_id: c.provider for c in now.run.suite.cases}
+    both, unknown = before.waiting & now.waiting, now.waiting - {*_kernels(before.summaries)}
     for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.analysis.effects import versus
+from harness.analysis.study import Study, case_names
 from harness.analysis.summary import summarise
 from harness.analysis.suspects import Conclusion, Diagnosis, Reproduction
 from harness.records import (
@@ -25,7 +26,6 @@ from harness.records import (
 )
 from harness.report import explained
 from harness.report.tests.test_report import values
-from harness.report.text import case_names
 from harness.tests.fake_runs import run, sweep, timed, to, variables
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 2048])]
@@ -155,10 +155,11 @@ def test_what_was_off_or_is_not_reproduced_explains_nothing(
     gap = Gap(metric="tokens_per_s", expected=100, seen=33, gpu="A100", source="s")
     suite = replace(measured().suite, suspects=Suspects(gap=gap, tested=()))
     again = Reproduction(case_id=suite.cases[0].case_id, here=33 * times, times=times)
+    reproduced = explained.reproduced_sentence(again, Study(replace(measured(), suite=suite)))
     loop = Diagnosis(name="loop", conclusion=Conclusion.ENOUGH, reached=40.0, then=then)
 
     assert explained.line([loop], suite, "NVIDIA H200", again).startswith(said)
-    assert ("does not reproduce" in explained.reproduced_sentence(again, suite)) is (times > 4)
+    assert ("does not reproduce" in reproduced) is (times > 4)
 
 
 def test_a_reason_is_given_once_among_the_cases_that_did_not_run() -> None:

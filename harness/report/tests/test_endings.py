@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis import verdict as gate
+from harness.analysis.study import Study
 from harness.records import Case, Evidence, Measurement, Outcome, Rule
 from harness.report.endings import next_lines, number_lines, verdict_lines
 from harness.tests.fake_runs import ended, run, sweep, timed, to, variables
@@ -20,11 +20,10 @@ def steps(case: Case) -> list[Measurement]:
 
 
 def test_the_last_lines_have_the_verdict_and_three_numbers() -> None:
-    recorded = run(CASES, steps, rules=[FAST])
-    cases, verdict = gate.of_run(recorded)
+    of = Study(run(CASES, steps, rules=[FAST]))
 
-    assert [*verdict_lines(recorded, verdict)] == [("Verdict", "GO: all 2 rules are met")]
-    lines = dict(number_lines(recorded.suite, cases, verdict))
+    assert [*verdict_lines(of)] == [("Verdict", "GO: all 2 rules are met")]
+    lines = dict(number_lines(of))
     assert [*lines] == ["Compared", "Speed", "Growth"]
     assert "seq_len=512: nsa is 3" in lines["Compared"]
     assert "slower than dense (154 ms and 51." in lines["Compared"]
@@ -35,20 +34,18 @@ def test_the_last_lines_have_the_verdict_and_three_numbers() -> None:
 def test_the_pair_of_a_rule_is_compared_before_any_other() -> None:
     ours, theirs = to(provider="nsa", seq_len=2048), to(provider="dense")
     rule = replace(FAST, name="ratio", metric="step_s", match=ours, against=theirs, go=0.1)
-    recorded = run(CASES, steps, rules=[rule])
-    cases, verdict = gate.of_run(recorded)
+    of = Study(run(CASES, steps, rules=[rule]))
 
-    lines = dict(number_lines(recorded.suite, cases, verdict))
+    lines = dict(number_lines(of))
 
     assert "seq_len=2048: nsa is 3" in lines["Compared"]
 
 
 def test_rules_that_are_not_met_have_a_line_each() -> None:
     rules = [replace(FAST, name=name, go=1e9) for name in "abcde"]
-    recorded = run(CASES, steps, rules=rules)
-    _, verdict = gate.of_run(recorded)
+    of = Study(run(CASES, steps, rules=rules))
 
-    head, *rest = (text for _, text in verdict_lines(recorded, verdict))
+    head, *rest = (text for _, text in verdict_lines(of))
 
     assert head == "NO-GO: 5 of 6 rules are not met"
     assert [text[:8] for text in rest] == ["NO-GO: a", "NO-GO: b", "NO-GO: c", "and 2 mo"]
@@ -58,10 +55,9 @@ def test_rules_that_are_not_met_have_a_line_each() -> None:
     ("name", "commands"), [("smoke", ["run smoke-gpu", "harness init"]), ("mine", ["harness show"])]
 )
 def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
-    recorded = run(CASES, steps, name=name)
-    cases, _ = gate.of_run(recorded)
+    of = Study(run(CASES, steps, name=name))
 
-    said = [text for _, text in next_lines(recorded, cases)]
+    said = [text for _, text in next_lines(of)]
 
     assert [any(c in text for c in commands) for text in said] == [True] * len(commands)
 
@@ -70,11 +66,10 @@ def test_what_to_try_next_is_a_command(name: str, commands: list[str]) -> None:
 def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> None:
     how = Outcome.UNSUPPORTED if unread else Outcome.CRASH
     seen = Evidence(steps=0)
-    recorded = run(CASES[:1], lambda c: [replace(m, evidence=seen) for m in ended(c, how)])
-    cases, verdict = gate.of_run(recorded)
+    of = Study(run(CASES[:1], lambda c: [replace(m, evidence=seen) for m in ended(c, how)]))
 
-    (said,) = (text for _, text in verdict_lines(recorded, verdict))
-    last = "\n".join(text for _, text in next_lines(recorded, cases))
+    (said,) = (text for _, text in verdict_lines(of))
+    last = "\n".join(text for _, text in next_lines(of))
 
     assert "every case ran" not in said
     assert f"--filter {CASES[0].case_id} --set measure.processes=1" in last
@@ -82,10 +77,9 @@ def test_after_a_failure_the_next_step_repeats_the_case_alone(unread: bool) -> N
 
 
 def test_what_two_axes_do_only_together_is_said_first() -> None:
-    recorded = variables()
-    cases, verdict = gate.of_run(recorded)
+    of = Study(variables())
 
-    label, said = next(iter(number_lines(recorded.suite, cases, verdict)))
+    label, said = next(iter(number_lines(of)))
 
     assert label == "Together"
     assert said == "A=1 with B=1 is at least 47x faster; neither alone is shown to be."

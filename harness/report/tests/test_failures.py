@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.analysis import summary
+from harness.analysis.study import Study
 from harness.records import Evidence, NonFiniteOrigin, Outcome
 from harness.report.endings import failures
 from harness.tests.fake_runs import ended, run, sweep
@@ -18,9 +18,9 @@ def test_a_failure_shows_its_facts_its_command_and_the_files_that_are_there(tmp_
         folder=str(tmp_path),
     )
 
-    (elsewhere,) = failures(summary.summarise(recorded), recorded)
+    (elsewhere,) = failures(Study(recorded))
     (tmp_path / "x.log").touch()
-    (found,) = failures(summary.summarise(recorded), recorded)
+    (found,) = failures(Study(recorded))
 
     assert found.outcome == "hang"
     assert found.detail == "no progress for 30.2 s"
@@ -48,7 +48,7 @@ def test_the_origin_of_a_nan_is_named_for_each_computation() -> None:
         [case], lambda c: ended(c, Outcome.NON_FINITE, evidence=Evidence(origins=origins))
     )
 
-    (found,) = failures(summary.summarise(recorded), recorded)
+    (found,) = failures(Study(recorded))
 
     assert found.facts == (
         "check (bfloat16): first NaN in output 0 of aten.div, in layers.3 (Block)",

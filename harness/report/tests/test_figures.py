@@ -13,6 +13,7 @@ from matplotlib.colors import to_hex
 from harness import records
 from harness.analysis.over_steps import course, mean_loss, running_mean
 from harness.analysis.roofline import OTHER, OUTSIDE, Stack
+from harness.analysis.study import Study
 from harness.records import SAME_STEP, Case, Estimate, Measurement, Rule, Run, Suspect
 from harness.report import context, figures
 from harness.report.figures import PARTS, Picture, Row
@@ -27,7 +28,7 @@ def size(picture: Picture) -> tuple[int, ...]:
 
 def pictures(run: Run, **suite: Any) -> dict[str, Picture]:
     run = replace(run, suite=replace(run.suite, **suite))
-    return {p.name: p for p in context.build(run, Path("reports"))[1]}
+    return {p.name: p for p in context.build(Study(run), Path("reports"))[1]}
 
 
 def asks(metric: str, go: float = 1, **known: Any) -> tuple[Rule, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import verdict as gate
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.records import (
     Breakdown,
@@ -22,7 +23,6 @@ from harness.records import (
 )
 from harness.report import profile as page
 from harness.report.tables import Table
-from harness.report.text import case_names
 from harness.tests import fake_runs
 
 GPU = Profile(
@@ -61,7 +61,7 @@ def recorded(
 
 
 def counts(run: Run) -> Table:
-    table = page.counts(run, summarise(run), case_names(run.suite))
+    table = page.counts(Study(run))
     assert table is not None
     return table
 
@@ -71,16 +71,15 @@ def test_the_wait_is_a_share_of_the_sampled_step() -> None:
     assert GPU.breakdown is not None
     waited = replace(GPU.breakdown, step_s=0.16, device_busy_s=0.06)
 
-    run, _ = recorded(profile=replace(GPU, breakdown=waited))
-    table = page.limits(run, summarise(run), case_names(run.suite))
+    table = page.limits(Study(recorded(profile=replace(GPU, breakdown=waited))[0]))
 
     assert table is not None
     assert table.rows[0][0] == "host and GPU"
 
 
 def test_a_provider_whose_gpu_waits_is_named_with_its_cases() -> None:
-    run, _ = recorded()
-    assert page.host_bound(run, summarise(run)) == "Host-bound: nsa (2 of 2 cases)."
+    of = Study(recorded()[0])
+    assert page.host_bound(of, of.summaries) == "Host-bound: nsa (2 of 2 cases)."
 
 
 def judged(run: Run) -> Verdict:

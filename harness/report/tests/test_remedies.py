@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harness.analysis.causes import Cause, CauseKind, causes
-from harness.analysis.verdict import of_run
+from harness.analysis.study import Study
 from harness.records import Breakdown, Case, Measurement, Profile, Rule, Use
 from harness.report import remedies
 from harness.report.tests.test_report import values
@@ -43,9 +43,8 @@ def steps(damage: planted.Damage, go: float = 1.0, gc: str = "on", ran: int = 3)
         Rule(name="all", metric="tokens_per_s", go=1.0),
     )
     made = planted.planted(damage, planted.GC, rules=rules)
-    made = replace(made, measurements=tuple(m for m in made.measurements if m.process < ran))
-    summaries, verdict = of_run(made)
-    return tuple(remedies.next_steps(verdict, made, (), causes(made, summaries)))
+    of = Study(replace(made, measurements=tuple(m for m in made.measurements if m.process < ran)))
+    return tuple(remedies.next_steps(of.verdict, of, causes(of)))
 
 
 def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
@@ -86,9 +85,8 @@ def test_the_case_that_misses_its_rule_and_its_baseline_have_their_parts_shown(n
     ours, theirs = to(provider="nsa"), to(provider="dense")
     rule = Rule(name="faster", metric="step_s", go=1.0, match=ours, against=theirs)
     made = run(both, measure, rules=(rule,))
-    _, verdict = of_run(made)
 
-    assert remedies.slowest(verdict) == ("train/nsa/seq_len=512", "train/dense/seq_len=512")
+    assert remedies.slowest(Study(made).verdict) == tuple(c.case_id for c in both[:2])
     beside = values(made)["where"].columns[2:3]
     assert [*beside] == [">dense, seq_len=512"][: int(named)]
 
@@ -109,9 +107,9 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     pair = Rule(name="pair", metric="step_s", go=4.0, match=ours, against=theirs)
     rules = tuple(rule for rule in (floor, pair) if rule.name in asked)
     made = planted.planted(damage, planted.GC[:2], rules=rules)
-    summaries, verdict = of_run(made)
+    of = Study(made)
 
-    found = remedies.relevant(causes(made, summaries), verdict)
+    found = remedies.relevant(causes(of), of.verdict)
 
     judged = 2 if "pair" in asked else 1
     limited = judged if their_clock < 1 else 1
@@ -142,17 +140,16 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
     peer = replace(peer, workload="others", settings=replace(peer.settings, processes=1))
     measured = [m for m in made.measurements if m.case_id == own.case_id or m.process < 1]
     suite = replace(made.suite, cases=(peer, own))
-    made = replace(made, suite=suite, measurements=tuple(measured))
-    summaries, verdict = of_run(made)
+    of = Study(replace(made, suite=suite, measurements=tuple(measured)))
 
-    assert bool(remedies.relevant(causes(made, summaries), verdict)) == named
+    assert bool(remedies.relevant(causes(of), of.verdict)) == named
     of_steps = [
         replace(r, stated=r.stated and replace(r.stated, metric="steps_taken"))
-        for r in verdict.rules
+        for r in of.verdict.rules
     ]
-    assert not remedies.relevant(
-        causes(made, summaries), replace(verdict, rules=tuple(of_steps))
-    ), "a slow step does not explain a missed loss"
-    first = next(remedies.next_steps(verdict, made))
+    assert not remedies.relevant(causes(of), replace(of.verdict, rules=tuple(of_steps))), (
+        "a slow step does not explain a missed loss"
+    )
+    first = next(remedies.next_steps(of.verdict, of))
     assert first.startswith("Measure in 3 processes a case: ")
     assert f"-f {own.case_id} -f {peer.case_id} " in first

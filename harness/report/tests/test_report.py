@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.study import Study
 from harness.records import INTERPRETER, Outcome, Program, Run
 from harness.report import context, text
 from harness.report.series import pages
@@ -13,13 +14,13 @@ from harness.tests.fake_runs import case, ended, environment, run, sweep, timed
 
 def values(recorded: Run) -> dict[str, Any]:
     """What the template of its report prints."""
-    built = context.build(recorded, Path("reports"))[0]
+    built = context.build(Study(recorded), Path("reports"))[0]
     lines: Any = built["lines"]
     return {**{label.lower(): said for label, said in lines}, **built, "lines": str(lines)}
 
 
 def page(recorded: Run, folder: Path) -> str:
-    return pages.write(recorded, folder).read_text(encoding="utf-8")
+    return pages.write(Study(recorded), folder).read_text(encoding="utf-8")
 
 
 def test_nothing_from_a_suite_or_its_code_is_active_in_a_report(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.records import Case, Measurement, Outcome, Peaks, Program, SelfTest
-from harness.report import context, steadiness
+from harness.analysis.study import Study
+from harness.records import Case, Measurement, Outcome, Peaks, Phase, Program, SelfTest
+from harness.report import conditions, context, steadiness
 from harness.report.tables import NONE, Table
 from harness.report.tests.test_answer import CASES, FLOOR
 from harness.report.tests.test_report import values
@@ -65,7 +66,7 @@ def test_withdrawn_tokens_are_not_shown_over_the_steps() -> None:
         of = run(
             cases, lambda c: [trained(m) for m in timed(c, 0.05, tokens=512, flags_read=flags)]
         )
-        table = context.build(of, Path("reports"))[0]["over_steps"]
+        table = context.build(Study(of), Path("reports"))[0]["over_steps"]
         assert isinstance(table, Table)
         return table.rows[0][4]
 
@@ -90,3 +91,11 @@ def test_a_doubt_is_named_if_a_rule_depends_on_it(provider: str) -> None:
 
     doubt = "; of 2 cases behind the answers: 1 without steady state."
     assert values(made)["trust"].endswith(doubt) == (provider == "nsa")
+
+
+def test_without_wall_time_a_run_takes_as_long_as_its_processes() -> None:
+    work = (Phase(name="sampling", start_s=0.25, end_s=0.75), Phase(name="x", start_s=0, end_s=9))
+    made = run([CASE], lambda _: timed(CASE, 0.05, processes=1, phases=work, wall_s=2.0))
+
+    assert conditions.time_use(made) == (2.0, 0.5, 1.5)
+    assert conditions.time_use(run([CASE], lambda _: [])) is None

@@ -4,16 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.records import Case, Evidence, Measurement, MeasureSettings, Outcome, Stop
 from harness.report import conditions, context, endings, tables
-from harness.report.text import case_names
 from harness.tests.fake_runs import ended, environment, run, sweep, taking, timed
 
 
 def test_what_decided_which_code_ran_is_in_the_environment_and_the_commands() -> None:
     where = environment(interpreter="/v/bin/python", variables={"PYTHONPATH": "/a b"})
-    page, _ = context.build(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where), Path("r"))
+    page, _ = context.build(
+        Study(run(sweep(gc=["off"]), lambda c: timed(c, 0.05), env=where)), Path("r")
+    )
 
     rows = dict(conditions.environment_rows(where))
     assert rows["interpreter"] == "/v/bin/python"
@@ -31,14 +33,14 @@ def test_what_did_not_run_has_its_reason() -> None:
         return ended(c, Outcome.UNSUPPORTED, detail=detail) if c is declined else []
 
     recorded = run([declined, not_started], measure)
-    table = endings.not_run(summarise(recorded), recorded, case_names(recorded.suite))
+    table = endings.not_run(Study(recorded))
 
     assert table
     assert [row[1] for row in table.rows] == ["unsupported", "not run"]
     assert len(table.rows[0][2]) == endings.MAX_DETAIL
     assert table.rows[1][2] == "the run ended before this case started"
     stopped = replace(recorded, stopped=Stop(rule="floor"))
-    table = endings.not_run(summarise(stopped), stopped, case_names(stopped.suite))
+    table = endings.not_run(Study(stopped))
     assert table
     assert table.rows[1][2] == "decided by rule “floor”"
 
@@ -52,8 +54,7 @@ def test_a_case_that_the_machine_spoilt_did_not_run_and_one_that_failed_is_elsew
             return [replace(m, discarded={"shared": tuple(range(20))}) for m in measured]
         return [*measured[:2], *ended(c, Outcome.INVALID_ENVIRONMENT)]
 
-    recorded = run([spoilt, failed], measure)
-    table = endings.not_run(summarise(recorded), recorded, case_names(recorded.suite))
+    table = endings.not_run(Study(run([spoilt, failed], measure)))
 
     assert table
     assert [row[0] for row in table.rows] == ["nsa, gc=off"]
@@ -85,7 +86,7 @@ def test_a_case_that_does_not_repeat_is_in_the_report_without_a_speed() -> None:
     def measure(c: Case) -> list[Measurement]:
         return taking(c, 1.6 if c is cases[0] else 0.05, 0.05, 0.05)
 
-    page, _ = context.build(run(cases, measure), Path("reports"))
+    page, _ = context.build(Study(run(cases, measure)), Path("reports"))
 
     assert str(page["sections"]).count("'not repeatable'") == 2
     assert "not repeatable, so without a speed" in str(page["lines"])
@@ -104,7 +105,7 @@ def test_of_many_providers_a_page_shows_who_leads_and_what_each_is() -> None:
 
     axes: dict[str, Any] = {"shape": ["wide", "deep", "flat", "long"], "seq_len": [512, 1024]}
     cases = [c for p in (*steps_s, "d") for c in sweep(provider=p, **axes)]
-    built: dict[str, Any] = context.build(run(cases, measure), Path("r"))[0]
+    built: dict[str, Any] = context.build(Study(run(cases, measure)), Path("r"))[0]
     (section,) = built["asked"]
 
     assert section["table"].columns == ("case", ">seq_len=512", ">seq_len=1024")

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.analysis.scaling import fit
-from harness.analysis.summary import summarise
-from harness.analysis.verdict import of_run
+from harness.analysis.study import Study
 from harness.gate.records import State
 from harness.records import Breakdown, Case, Decision, Measurement, Profile, Rule
 from harness.report import text, verdict_text
@@ -36,7 +34,7 @@ def test_a_missed_limit_and_one_without_teeth_have_their_factor(rule: Rule, gap:
     made = run(
         cases, lambda c: timed(c, 2.0 * float(c.axes["n"]), tokens=100, cv=1e-6), rules=[rule]
     )
-    _, verdict = of_run(made)
+    verdict = Study(made).verdict
 
     assert [verdict_text.margin_text(r) for r in verdict.rules if r.stated] == [gap]
 
@@ -47,7 +45,7 @@ def test_a_slower_side_is_said_to_be_and_by_how_many_a_rule_is_missed() -> None:
     rule = Rule(name="r", metric="step_s", go=1.0, match=of, against=than)
     steps = {"nsa": 0.1, "dense": 0.2}
     made = run(cases, lambda c: timed(c, 0.3 if c is cases[1] else steps[c.provider]), rules=[rule])
-    (result,) = [r for r in of_run(made)[1].rules if r.stated]
+    (result,) = [r for r in Study(made).verdict.rules if r.stated]
 
     assert verdict_text.rule_sentence(result).endswith("slower than train/dense/n=3")
     assert verdict_text.number(result).startswith("misses 1 of 2, worst: 1.5")
@@ -82,7 +80,7 @@ def test_a_speed_that_the_host_sets_has_that_of_the_kernels_beside_it(
 
     cases = [*sweep(seq_len=[1, 2, 4]), *sweep(provider="dense", seq_len=[1])]
     made = run(cases, measure, rules=[replace(STEPS, **asked)])
-    shown = named(of_run(made)[1], made.suite, fit(summarise(made)))
+    shown = named((of := Study(made)).verdict, of, of.fits)
 
     (result,) = [r for r in shown.rules if r.stated]
     assert said in text.finding_sentence(result.findings[0])
@@ -92,6 +90,6 @@ def test_a_speed_that_the_host_sets_has_that_of_the_kernels_beside_it(
 def test_one_likely_case_is_enough_where_one_is_asked() -> None:
     rules = [replace(STEPS, quantifier="any")]
     made = run(sweep(n=[2, 1]), lambda c: taking(c, 0.1 * int(c.axes["n"])), rules=rules)
-    (result,) = [r for r in of_run(made)[1].rules if r.stated]
+    (result,) = [r for r in Study(made).verdict.rules if r.stated]
 
     assert (verdict_text.word(result), verdict_text.number(result)[:6]) == ("likely", "100 ms")

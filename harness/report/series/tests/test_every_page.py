@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.study import Study
 from harness.cli import report as command
 from harness.errors import HarnessError
 from harness.records import Rule
@@ -22,7 +23,7 @@ def test_all_pages_are_those_of_their_records_and_the_newest_are_listed(tmp_path
     for hour, run_id in enumerate(ids):
         dated(runs, run_id, f"2026-11-21T0{hour}:00:00+00:00")
     named = [ids[1], ids[2], ids[2], ids[3], ids[4]]
-    paths = [command.written(reader.load(runs, run_id), tmp_path) for run_id in named]
+    paths = [command.written(Study(reader.load(runs, run_id)), tmp_path) for run_id in named]
     before = [path.read_text(encoding="utf-8") for path in paths]
     paths[1].write_text(before[1].replace("Trust", "Doubt"), encoding="utf-8")
     (tmp_path / "README.md").write_text(README)
@@ -67,7 +68,7 @@ def test_a_figure_is_drawn_only_where_it_is_absent(tmp_path: Path) -> None:
     growth = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=2)
     cases = sweep(seq_len=[512, 1024, 2048])
     asked = run(cases, lambda c: timed(c, float(c.axes["seq_len"])), rules=(growth,))
-    command.written(reader.load(runs, store(runs, asked)), tmp_path)
+    command.written(Study(reader.load(runs, store(runs, asked))), tmp_path)
     (figure,) = (tmp_path / "figures").glob("*.png")
     figure.write_bytes(b"of another version of matplotlib")
     assert every_page.write(tmp_path, runs) == []

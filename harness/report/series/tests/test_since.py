@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.study import Study
 from harness.cli import report as command
 from harness.errors import HarnessError
 from harness.records import (
@@ -51,7 +52,7 @@ def measured(steps: Mapping[str, float | Outcome], *, gpu: Gpu = H200, **changes
 
 def built(now: Run, before: Run) -> dict[str, Any]:
     """What the template of its report prints."""
-    return context.build(now, Path("reports"), before)[0]
+    return context.build(Study(now), Path("reports"), Study(before))[0]
 
 
 def compared(now: Run, before: Run) -> Since:
@@ -195,9 +196,9 @@ def test_versions_count_full_runs_and_the_newest_on_this_gpu_model_is_compared(
         dated(runs, run_id, f"2026-11-21T0{hour}:00:00+00:00")
     first, _, _, partial, _, last = ids
 
-    page = command.written(reader.load(runs, last), tmp_path)
-    again = command.written(reader.load(runs, last), tmp_path)
-    part = command.written(reader.load(runs, partial), tmp_path, against="none")
+    page = command.written(Study(reader.load(runs, last)), tmp_path)
+    again = command.written(Study(reader.load(runs, last)), tmp_path)
+    part = command.written(Study(reader.load(runs, partial)), tmp_path, against="none")
 
     assert page.stem.endswith("A100 Retest v3"), "after one on this GPU and one on another"
     assert again.stem.endswith("v3.1")
@@ -232,7 +233,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
 
     with pytest.raises(HarnessError, match="is the run itself"):
-        command.written(reader.load(runs, record(runs)), tmp_path, against="latest")
+        command.written(Study(reader.load(runs, record(runs))), tmp_path, against="latest")
 
     assert list(tmp_path.glob("*.md")) == []
 

@@ -1,0 +1,114 @@
+"""What the analysis finds in one run, each thing once: pages, the screen and gates read the same.
+
+`Study(run)` computes a thing when it is first asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from harness import units
+from harness.analysis import scaling, summary, suspects
+from harness.analysis.dead_axes import DeadAxis, dead_axes
+from harness.analysis.effects import Effect, Versus, effects, versus
+from harness.analysis.recorded import launches
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.scaling import ScalingFit
+from harness.analysis.suspects import Diagnosis
+from harness.analysis.verdict import judge
+from harness.records import Case, CaseSummary, Peaks, Run, Suite, Verdict, gpu_matches
+
+
+class Study:
+    """A run with what is found in it."""
+
+    def __init__(self, run: Run) -> None:
+        self.summaries: Sequence[CaseSummary] = summary.summarise(run)
+        withdrawn = {s.case.case_id for s in self.summaries if s.withdrawn}
+        known = (replace(m, tokens=None) if m.case_id in withdrawn else m for m in run.measurements)
+        device = run.environment.device_name
+        parts = {n: q.replace("{gpu}", device) for n, q in run.suite.parts.items()}
+        suite = replace(run.suite, parts=parts)
+        self.run = replace(run, measurements=tuple(known), suite=suite)
+        """Without the tokens that are withdrawn; the questions name its GPU."""
+
+    @cached_property
+    def names(self) -> Mapping[str, str]:
+        """Case id -> what people call the case."""
+        return case_names(self.run.suite)
+
+    @cached_property
+    def fits(self) -> Sequence[ScalingFit]:
+        return scaling.fit(self.summaries)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return judge(self.run.suite, self.run.environment, self.summaries, self.fits)
+
+    @cached_property
+    def asked(self) -> Sequence[CaseSummary]:
+        """The cases that a rule of the suite asks on this GPU."""
+        device = self.run.environment.device_name
+        rules = [r for r in self.run.suite.rules if gpu_matches(r.gpu, device)]
+        return [s for s in self.summaries if any(r.match.accepts(s.case) for r in rules)]
+
+    @cached_property
+    def effects(self) -> Sequence[Effect]:
+        return effects(self.summaries)
+
+    @cached_property
+    def versus(self) -> Sequence[Versus]:
+        return versus(self.summaries)
+
+    @cached_property
+    def dead_axes(self) -> Sequence[DeadAxis]:
+        return dead_axes(self.run, self.summaries)
+
+    @cached_property
+    def diagnoses(self) -> Sequence[Diagnosis]:
+        return suspects.diagnose(self.run.suite, self.summaries)
+
+    @cached_property
+    def bottlenecks(self) -> Mapping[str, Bottleneck]:
+        """Case id -> what limits its step, if it has a time."""
+        run, gpu = self.run, self.run.environment.gpu
+        peaks = run.self_test.peaks if run.self_test else Peaks()
+        most_hz = gpu.max_sm_clock_hz if gpu else None
+        of = {s.case.case_id: s for s in self.summaries}
+        each = ((i, bottleneck(s, run.of(i), peaks, most_hz)) for i, s in of.items())
+        return {i: b for i, b in each if b}
+
+    @cached_property
+    def waiting(self) -> set[str]:
+        """The cases in which the GPU waits for the host; a step that is one CUDA graph does not."""
+        by_host = (Limit.HOST, Limit.SYNCS, Limit.LAUNCHES)
+        hidden = [m for m in self.run.measurements if m.counters and launches(m) is None]
+        graphs = {m.case_id for m in hidden if m.counters and m.counters.kernel_launches == 1}
+        return {i for i, b in self.bottlenecks.items() if b.limit in by_host} - graphs
+
+
+def case_names(suite: Suite) -> dict[str, str]:
+    """Case id -> the suite's label for it, or its provider and swept axes; each name once.
+
+    A label that several workloads share means the first of them; of several providers it means the
+    suite's first one.
+    """
+    several = len({c.workload for c in suite.cases}) > 1
+    names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
+    for c in suite.cases:
+        axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
+        provider = suite.provider(c.workload, c.provider)
+        words = ", ".join([f"{c.workload}: {provider}" if several else provider, *axes])
+        label = suite.label(c)
+        groups.setdefault(label or words, []).append(c)
+        means.setdefault(label.partition(", ")[0], c.workload)
+    for label, cases in groups.items():
+        workload = means.get(label.partition(", ")[0], cases[0].workload)
+        ours = suite.cases[0].provider if len({c.provider for c in cases}) > 1 else ""
+        apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
+        for c in cases:
+            where = "" if c.workload == workload else f"{c.workload}: "
+            own = suite.provider(c.workload, c.provider)
+            whose = f" ({own})" if ours and c.provider != ours else ""
+            names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
+    return names
