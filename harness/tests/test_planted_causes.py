@@ -289,8 +289,7 @@ def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> Non
         m = many_operators(c, m)
         return replace(m, counters=counted(dispatched_ops=1111)) if c is CASES[0] else m
 
-    made = planted(damage)
-    wrong, right = causes(Study(made))
+    wrong, right = causes(Study(planted(damage)))
 
     assert (wrong.kind, wrong.cases) == (CauseKind.HOST, (CASES[0].case_id,))
     assert wrong.evidence.startswith("1,111 operators x 12.0 µs = 13.3 ms, 33.2 % of the step of")
@@ -310,8 +309,7 @@ def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> N
         again = 9.0 if rows == 8 and length == 1024 else 0.0  # processes that do not agree
         return taking(c, *(0.02 * (1 + again * p) for p in range(3)), tokens=rows * length)
 
-    made = run(cases, measure)
-    (cause,) = causes(Study(made))
+    (cause,) = causes(Study(run(cases, measure)))
 
     assert cause.evidence.startswith("BATCH=8 is 2.0x slower than BATCH=16 (1 pair of")
     assert cause.cases == (cases[0].case_id,), "without a speed a case shows no cause"

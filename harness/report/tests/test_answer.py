@@ -210,8 +210,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
         return [replace(m, accuracy=error if vouched else None) for m in timed(c, 1.0)]
 
     for compared, which in (("nsa", "."), ("dense", "; of 2 cases behind the answers: 2 without")):
-        recorded = run(CASES, measure, rules=[replace(FLOOR, asks="")])
-        said = values(recorded)["trust"]
+        said = values(run(CASES, measure, rules=[replace(FLOOR, asks="")]))["trust"]
         assert f"6 of 12 outputs checked, all right{which}" in said, compared
 
 

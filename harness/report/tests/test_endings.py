@@ -36,9 +36,7 @@ def test_the_pair_of_a_rule_is_compared_before_any_other() -> None:
     rule = replace(FAST, name="ratio", metric="step_s", match=ours, against=theirs, go=0.1)
     of = Study(run(CASES, steps, rules=[rule]))
 
-    lines = dict(number_lines(of))
-
-    assert "seq_len=2048: nsa is 3" in lines["Compared"]
+    assert "seq_len=2048: nsa is 3" in dict(number_lines(of))["Compared"]
 
 
 def test_rules_that_are_not_met_have_a_line_each() -> None:

@@ -49,9 +49,7 @@ def test_an_axis_has_one_name_on_the_page(tmp_path: Path) -> None:
     names = {"seq_len": "T", "gc": "checkpointing"}
     recorded = run(cases, lambda c: timed(c, 1e-4 * float(c.axes["seq_len"])), axis_names=names)
 
-    text = page(recorded, tmp_path)
-
-    said = re.sub(r"```bash.*?\n```\n|\]\([^)]*\)", "", text, flags=re.DOTALL)
+    said = re.sub(r"```bash.*?\n```\n|\]\([^)]*\)", "", page(recorded, tmp_path), flags=re.DOTALL)
     said = re.sub(r"`([^`\n]*)`", lambda m: m[1] if m[1].isidentifier() else "", said)
     assert re.findall(r".*\b(?:seq_len|gc)\b.*", said) == []
     assert "| T | checkpointing |" in said
@@ -79,9 +77,7 @@ def test_records_beside_the_report_are_linked(tmp_path: Path) -> None:
 def test_a_run_without_any_number_still_has_a_report(tmp_path: Path) -> None:
     broken = run(sweep(gc=["off", "on"]), lambda c: ended(c, Outcome.CRASH, detail="boom"))
 
-    text = page(replace(broken, ended_at=""), tmp_path)
-
-    assert " (unfinished) | " in text
+    assert " (unfinished) | " in page(replace(broken, ended_at=""), tmp_path)
     assert not any(tmp_path.glob("figures/*.png"))
 
 

@@ -251,8 +251,7 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
             return timed(c, 0.01 * (slower[c.provider] if waits else 1.0), telemetry=busy)
 
         before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
-        now = run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env)
-        return section(now, before)
+        return section(run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env), before)
 
     assert "this host ran nsa at 50 % and dense at 52.6 % of its speed" in text(other)
     assert "his host ran" not in text(other, dense=1.0)
