@@ -282,6 +282,7 @@ def test_a_planted_cause_is_the_only_one_named(
     damage: Damage, cases: Sequence[r.Case], cause: CauseKind | None
 ) -> None:
     assert kinds(planted(damage, cases)) == ([cause] if cause else [])
+    assert {*kinds(planted(damage, cases, peers=("nsa",)))} <= {CauseKind.UNTIMED, CauseKind.RAISED}
 
 
 def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> None:

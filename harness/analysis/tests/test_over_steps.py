@@ -206,6 +206,4 @@ def test_a_rule_asks_for_them(metric: str, go: float, decision: Decision) -> Non
     ]
     recorded = run([CASE], lambda _: seen, rules=[Rule(name="it", metric=metric, go=go)])
 
-    verdict = Study(recorded).verdict
-
-    assert verdict.rules[-1].decision is decision
+    assert Study(recorded).verdict.rules[-1].decision is decision
