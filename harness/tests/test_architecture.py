@@ -95,8 +95,8 @@ def module_of(path: Path) -> str:
 
 @cache
 def nodes(path: Path) -> list[ast.AST]:
-    """Imports and classes of a file, also those inside functions."""
-    wanted = ast.Import | ast.ImportFrom | ast.ClassDef
+    """Imports, classes and functions of a file, also those inside functions."""
+    wanted = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
     return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, wanted)]
 
 
@@ -216,15 +216,20 @@ def test_a_room_states_its_purpose_and_its_init_imports_nothing() -> None:
 
 
 def test_a_room_has_a_reader_s_number_of_modules() -> None:
-    folders = {path.parent for path in sources("harness").values()}
-    counts = {
-        folder.name: len([p for p in folder.glob("*.py") if p.name != "__init__.py"])
-        for folder in folders
-    }
+    modules = [path for path in sources("harness").values() if path.name != "__init__.py"]
+    counts = Counter(path.parent for path in modules)
 
-    assert {name: n for name, n in counts.items() if n > MOST_MODULES} == {}
-    ours = [pair for house in ("harness", "reports", "suites") for pair in sources(house).items()]
-    assert [file for file, path in ours if lines([path]) > 400] == []
+    assert {room: n for room, n in counts.items() if n > MOST_MODULES} == {}
+
+
+def test_modules_and_functions_have_a_reader_s_length() -> None:
+    ours = [path for house in ("harness", "reports", "suites") for path in sources(house).values()]
+    functions = [f for path in ours for f in nodes(path) if isinstance(f, ast.FunctionDef)]
+
+    assert [path for path in ours if lines([path]) > 400] == []
+    assert [f.name for f in functions if (f.end_lineno or 0) - f.lineno >= 80] == []
+    many = {f.name for f in functions if len(f.args.args + f.args.kwonlyargs) > 9}
+    assert many == {"run", "gate", "bisect"}, "the options of a command are its parameters"
 
 
 def lines(paths: Iterable[Path]) -> int:
@@ -274,10 +279,8 @@ def test_only_the_child_imports_torch() -> None:
 
 def test_the_parent_starts_without_torch_nsa_or_workloads() -> None:
     """The same, for what other packages pull in on our behalf."""
-    script = (
-        "import sys, harness.cli.main\n"
-        "print(*{'torch', 'nsa', 'suites', 'harness.worker.answer'} & set(sys.modules))"
-    )
+    absent = {"torch", "nsa", "suites", "harness.worker.answer"}
+    script = f"import sys, harness.cli.main; print(*{absent} & set(sys.modules))"
 
     loaded = subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, text=True)
 

@@ -1,4 +1,4 @@
-"""Peaks of cards, and measurements compared with expectations."""
+"""Peaks of cards, and measurements compared with what a rule expects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,9 +48,7 @@ def found(measurements: list[Measurement], **expected: Any) -> Sequence[Finding]
         ({"low": 20, "high": 27}, Decision.INCONCLUSIVE),
     ],
 )
-def test_the_whole_interval_must_be_on_one_side(
-    expected: dict[str, Any], decision: Decision
-) -> None:
+def test_an_interval_must_be_on_one_side(expected: dict[str, Any], decision: Decision) -> None:
     (one,) = found(timed(CASE, 512 / 27), **expected)
 
     assert one.decision is decision
