@@ -169,7 +169,7 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
             code = f"commits: `git log --oneline {then}..{today}`"
     found = drift.differences(before.environment, now.environment)
     beside = [d for d in found if d.name not in compare.EXPECTED]  # the most suspect first
-    node = [f"{d.name} {clipped(d.baseline, 13)}, now {clipped(d.candidate, 13)}" for d in beside]
+    node = [f"{d.name} {_short(d.baseline)}, now {_short(d.candidate)}" for d in beside]
     if len(node) > MOST:
         node[MOST:] = [f"{len(node) - MOST} more"]
     shares = (c.card for g in cases if (c := g.comparison) and c.card)
@@ -179,6 +179,11 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
         f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "
         f"99 % intervals, which include the variation between {apart}."
     )
+
+
+def _short(values: str) -> str:
+    """A value, or each of several: a run on two GPUs has two UUIDs."""
+    return listed([clipped(value, 13) for value in values.split(", ")])
 
 
 def _table(cases: Sequence[GateCase], name: Mapping[str, str]) -> Table:

@@ -84,13 +84,13 @@ def test_a_report_says_what_fails_and_what_is_slower_now_and_shows_what_was_deci
 
 def test_a_changed_node_is_named_and_widens_every_interval() -> None:
     before = measured({"x": 0.0100, "y": 0.0100, "z": 0.0100}, run_id="before")
-    other = replace(H200, uuid="GPU-other", driver="590.1", power_limit_w=600.0)
+    other = replace(H200, uuid="A, B", driver="590.1", power_limit_w=600.0)
     steps = {"x": 0.0106, "y": 0.0101, "z": 0.0102}
 
     same_node = section(measured(steps), before)
     other_node = section(measured(steps, gpu=other), before)
 
-    assert "GPU UUID GPU-5d1e0f4c…, now GPU-other; driver 570.124.06, now 590.1" in other_node
+    assert "GPU UUID GPU-5d1e0f4c…, now A and B; driver 570.124.06, now 590.1" in other_node
     assert "power limit (W) 700.0, now 600.0" in other_node
     assert "; 1 slower; " in same_node
     assert "2 moved by less than 10 %; 1 not known within 10 %" in other_node
