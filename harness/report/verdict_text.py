@@ -56,7 +56,8 @@ def status(v: Verdict, run: Run) -> str:
     conditions = [s.condition for s in limits if s and s.condition]
     rest: dict[str, dict[str, None]] = {}
     for r in v.rules:
-        if r.applies and r.counts and word(r) != YES:
+        named = r.counts or (v.asked and r.asks)
+        if named and r.applies and word(r) != YES:
             name = run.suite.parts.get(r.asks, r.rule)
             kind, said_of = (word(r), name) if r.decides else (BESIDE, f"{name} ({word(r)})")
             rest.setdefault(kind, {})[said_of] = None
