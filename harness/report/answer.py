@@ -153,7 +153,9 @@ class Part:
     question: str
     word: str
     """One of WORDS, or SEE_WHY."""
-    said: str
+    noted: bool = False
+    """Whether only rules that are for information ask it."""
+    said: str = ""
     """The number that decides, and of which case it is."""
     number: str = ""
     """The number alone."""
@@ -161,6 +163,11 @@ class Part:
     """The number that is needed."""
     asked: bool = True
     """Whether it decides."""
+
+    @property
+    def answer(self) -> str:
+        """`no`, `open (for information)`."""
+        return f"{self.word}{NOTED}" if self.noted else self.word
 
 
 def first_lines(
@@ -189,7 +196,7 @@ def first_lines(
     quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
     which = "for information missed (see Expected against actual)"
     noted = f"; {units.plural('expectation', missed)} {which}" if missed else ""
-    doubted = node and any(p.word == OPEN for p in found)
+    doubted = node and any(p.answer == OPEN for p in found)
     nothing = quiet if doubted else f"Nothing: every limit that decides is met{noted}."
     step, *more = steps or [nothing]
     lines["Next"] = f"{step} ({len(more)} more below)" if more else step
@@ -201,15 +208,15 @@ def first_lines(
 def outcome(found: Sequence[Part], v: Verdict) -> str:
     """For the title: `50,000 steps in 24 hours? Yes`."""
     main = _main(found)
-    missed = [p for p in found if p.asked and p is not main and p.word in (NO, "likely not")]
-    each = (f"{p.question} {p.word.capitalize()}" for p in ([main] if main else []) + missed)
+    missed = [p for p in found if p.asked and p is not main and p.answer in (NO, "likely not")]
+    each = (f"{p.question} {p.answer.capitalize()}" for p in ([main] if main else []) + missed)
     said = "; ".join(each) or v.said
     return f"{said}; {v.not_measured} not measured" if main and v.not_measured else said
 
 
 def _main(found: Sequence[Part]) -> Part | None:
     """The first part that this run answers; without one the first of all."""
-    answered = [p for p in found if p.word != NOT_MEASURED] or found
+    answered = [p for p in found if p.answer != NOT_MEASURED] or found
     return next((p for p in answered if p.asked), next(iter(answered), None))
 
 
@@ -218,22 +225,22 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
-    shown = [main, *(p for p in found if p.asked and p is not main and p.word in _NO_YES)]
+    shown = [main, *(p for p in found if p.asked and p is not main and p.answer in _NO_YES)]
     said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
         if part not in shown and part.word != SEE_WHY:
-            why = f": {part.said}" if part.word == NOT_MEASURED and not part.asked else ""
+            why = f": {part.said}" if part.answer == NOT_MEASURED and not part.asked else ""
             rest.setdefault((_kind(part), why), []).append(part.question)
-    if also := rest.pop((main.word, ""), []):
-        said.insert(1, f"{_bold(f'also {main.word}')} ({' '.join(also)}).")
+    if also := rest.pop((main.answer, ""), []):
+        said.insert(1, f"{_bold(f'also {main.answer}')} ({' '.join(also)}).")
     said += [f"{_bold(name)} ({' '.join(of)}){why}." for (name, why), of in rest.items()]
     return " ".join(said)
 
 
 def _kind(part: Part) -> str:
     """The answer; no or open, where it changes nothing, is marked so."""
-    return f"{part.word}{NOTED}" if part.word in _NO_YES and not part.asked else part.word
+    return f"{part.word}{NOTED}" if part.answer in _NO_YES and not part.asked else part.answer
 
 
 def _bold(word: str) -> str:
@@ -254,8 +261,8 @@ def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:
             yield Part(question=question, word=SEE_WHY, said=why)
         else:
             part = _part(question, [r for r in v.rules if r.asks == name], v)
-            said = part.word if v.asked else part.word.removesuffix(NOTED)  # no part decides
-            yield replace(part, word=said, asked=name in (suite.deciding or suite.parts))
+            noted = part.noted and v.asked  # else no part decides
+            yield replace(part, noted=noted, asked=name in (suite.deciding or suite.parts))
 
 
 def parts_table(found: Sequence[Part]) -> Table | None:
@@ -272,7 +279,7 @@ def readiness(
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
     for state, words in said.items() if suite.cost else ():
-        parts = [p.question for p in found if p.asked and p.word.removesuffix(NOTED) in words]
+        parts = [p.question for p in found if p.asked and p.word in words]
         if parts:
             yield f"**{state}**: {' '.join(parts)}"
     yield from _phases(summaries) if suite.cost else ()
@@ -309,16 +316,10 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(map(word, counting or asked), key=WORDS.index)
-    note = "" if counting else NOTED
+    part = Part(question=question, word=worst, noted=not counting)
     if not asked[1:]:
         (one,) = asked
-        return Part(
-            question=question,
-            word=f"{worst}{note}",
-            said=_said(one),
-            number=number(one),
-            limit=needed_text(one),
-        )
+        return replace(part, said=_said(one), number=number(one), limit=needed_text(one))
     of: dict[str, list[RuleResult]] = {}
     for r in sorted(asked, key=lambda r: WORDS.index(word(r))):
         of.setdefault(word(r), []).append(r)
@@ -329,13 +330,8 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     said += [
         f"{MET if w == YES else w}: {listed([r.rule for r in some])}" for w, some in of.items()
     ]
-    least = deciding[0]
-    return Part(
-        question=question,
-        word=f"{worst}{note}",
-        said="; ".join(said),
-        number=f"{number(least)}{needed(needed_text(least))}",
-    )
+    first = f"{number(deciding[0])}{needed(needed_text(deciding[0]))}"
+    return replace(part, said="; ".join(said), number=first)
 
 
 def _said(r: RuleResult) -> str:
