@@ -15,7 +15,7 @@ from harness.records import METRICS, Estimate, Fact, Finding, Interval, Outcome,
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
 
-RatioStyle = Literal["slower", "change", "least", "most", "times", "fast", "share"]
+RatioStyle = Literal["slower", "change", "least", "most", "times", "fast", "beside", "share"]
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86_400.0
 
 
@@ -203,7 +203,7 @@ def ratio(found: Ratio | float, style: RatioStyle = "slower") -> str:
     - `least`, of times of which only the nearer end is known: `at least 47x faster`
     - `most`, an upper bound of times: `at most 2 % slower`, `at least 1 % faster`
     - `times`, how many times better: `4.56x [4.53 … 4.59]`, `1.50x and 1.93x`
-    - `fast`, of speeds: `1.2x as fast`, `1.2x slower`
+    - `fast`, of speeds: `1.2x as fast`, `1.2x slower`; `beside`: `1.2x slower than`
     - `share`, of what is no speed: `102 % [101 … 103]`, from twice on `3.1x`
     """
     r = found if isinstance(found, Ratio) else Ratio(value=found, n=1)
@@ -217,9 +217,10 @@ def ratio(found: Ratio | float, style: RatioStyle = "slower") -> str:
             return f"{'at most' if r.value >= 1 else 'at least'} {_slower(r)}"
         case "times":
             return _times(r)
-        case "fast":
+        case "fast" | "beside":
             slower = (r.high or r.value) < 1
-            return f"{_times(r.inverse)} slower" if slower else f"{_times(r)} as fast"
+            said = f"{_times(r.inverse)} slower" if slower else f"{_times(r)} as fast"
+            return said if style == "fast" else f"{said} {'than' if slower else 'as'}"
         case "share":
             return value("mfu", r) if r.value < MOST_APART else _times(r)
     return _slower(r)

@@ -136,8 +136,8 @@ def where(
         for name in (name for name in drawn if name in bar):
             share = bar[name] / stack.step_s
             axes.barh(row, share, left=left, height=0.7, **styles[name])
-            both = f"{units.duration(bar[name])}, {100 * share:.0f} %"
-            fits = [t for t in (both, both.partition(", ")[2]) if len(t) < BAR_LETTERS * share]
+            took, part = units.duration(bar[name]), f"{100 * share:.0f} %"
+            fits = [t for t in (f"{took}, {part}", part) if len(t) < BAR_LETTERS * share]
             dark = PARTS[name] in ((BLUE, ""), (GREEN, ""), (VERMILLION, ""))
             text = axes.text(left + share / 2, row, fits[0] if fits else "", ha="center", **SMALL)
             text.set(va="center", color="white" if dark else INK)

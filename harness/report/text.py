@@ -146,7 +146,7 @@ def _effect(e: Effect, word: Word) -> str:
         amount = units.ratio(e.ratio, "least")
     elif e.disagree or max(each) > units.MOST_APART * min(each):
         least, most = (units.ratio(end(each)) for end in (min, max))
-        near, far = (most, least) if most.endswith("faster") else (least, most)
+        near, far = (most, least) if max(each) < 1 else (least, most)
         amount = f"{near.removesuffix(far[far.rindex(' ') :])} to {far}"
     elif e.negligible:
         amount = f"unchanged ({units.ratio(e.ratio, 'change')})"
@@ -211,9 +211,8 @@ def _against(e: Ratio, metric: str, partner: str) -> str:
     if not is_speed(metric):
         own = e if METRICS[metric].higher_is_better else e.inverse
         return f"{units.title(metric)} {units.ratio(own, 'share')} of that of {partner}"
-    speed = units.ratio(e, "fast")
-    than = "than" if speed.endswith("slower") else "as"
-    return f"{speed} {than} {partner}{BY_KERNELS * (metric == 'kernel_s')}"
+    by = BY_KERNELS if metric == "kernel_s" else ""
+    return f"{units.ratio(e, 'beside')} {partner}{by}"
 
 
 def _host_set(f: Finding) -> str:

@@ -50,7 +50,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 956,  # the modules beside the rooms
+    "harness": 957,  # the modules beside the rooms
     "harness/analysis": 4_203,
     "harness/bisect": 1_529,
     "harness/cli": 1_832,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_114,
     "harness/program": 1_581,
     "harness/records": 1_867,
-    "harness/report": 4_479,
+    "harness/report": 4_478,
     "harness/runner": 2_116,
     "harness/store": 749,
     "harness/suite": 1_903,
