@@ -94,21 +94,20 @@ def case_names(suite: Suite) -> dict[str, str]:
     suite's first one.
     """
     several = len({c.workload for c in suite.cases}) > 1
-    names, groups, means = {}, dict[str, list[Case]](), dict[str, str]()
+    names, groups, means = {}, dict[tuple[str, ...], list[Case]](), dict[str, str]()
     for c in suite.cases:
         axes = (f"{suite.axis(a)}={units.scalar(c.axes[a])}" for a in c.swept)
         provider = suite.provider(c.workload, c.provider)
-        words = ", ".join([f"{c.workload}: {provider}" if several else provider, *axes])
-        label = suite.label(c)
-        groups.setdefault(label or words, []).append(c)
-        means.setdefault(label.partition(", ")[0], c.workload)
+        words = (f"{c.workload}: {provider}" if several else provider, *axes)
+        label = suite.label(c) or words
+        groups.setdefault(label, []).append(c)
+        means.setdefault(label[0], c.workload)
     for label, cases in groups.items():
-        workload = means.get(label.partition(", ")[0], cases[0].workload)
         ours = suite.cases[0].provider if len({c.provider for c in cases}) > 1 else ""
         apart = len({(c.workload, c.provider) for c in cases}) == len(cases)
         for c in cases:
-            where = "" if c.workload == workload else f"{c.workload}: "
+            where = "" if c.workload == means[label[0]] else f"{c.workload}: "
             own = suite.provider(c.workload, c.provider)
             whose = f" ({own})" if ours and c.provider != ours else ""
-            names[c.case_id] = f"{where}{label}{whose}" if apart else c.case_id
+            names[c.case_id] = f"{where}{', '.join(label)}{whose}" if apart else c.case_id
     return names

@@ -376,16 +376,17 @@ class Suite:
         names = self.provider_names
         return names.get(f"{workload}/{name}", names.get(name, name))
 
-    def label(self, case: Case) -> str:
-        """The labels that fit a case, the first of each axis, and its other swept axes."""
+    def label(self, case: Case) -> tuple[str, ...]:
+        """Parts of a case's name: labels that fit, the first of each axis, and other swept axes.
+        A label may name several parts, `NSA eager, batched`."""
         said: list[str] = []
         named: set[str] = set()
         for name, match in self.labels:
             axes = match.criteria.keys() & case.axes.keys()
             if match.accepts(case) and not named & axes:
-                said.append(name)
+                said += name.split(", ")
                 named |= axes
         if not said:
-            return ""
+            return ()
         others = (a for a in case.swept if a not in named)
-        return ", ".join((*said, *(f"{self.axis(a)}={as_text(case.axes[a])}" for a in others)))
+        return (*said, *(f"{self.axis(a)}={as_text(case.axes[a])}" for a in others))

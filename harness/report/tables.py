@@ -142,12 +142,12 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
         )
     axes = [a for a in varying([s.case for s in summaries]) if a != "provider"]
     groups = [{s.case.provider: s for s in g} for g in pairs(summaries, "provider", one_gpu=True)]
-    labels = [run.suite.label(g[ours].case) if ours in g else "" for g in groups]
+    labels = [run.suite.label(g[ours].case) if ours in g else () for g in groups]
     rows = []
     for side, label in zip(groups, labels, strict=True):
         case = next(iter(side.values())).case
-        rest = ", ".join(part for part in label.split(", ") if part not in named.values())
-        first = (rest or label,) if all(labels) else axis_cells(case, axes)
+        rest = [part for part in label if part not in named.values()]
+        first = (", ".join(rest or label),) if all(labels) else axis_cells(case, axes)
         cells = (metric_cell(side[p], metric, False) if p in side else NONE for p in providers)
         steps = {p: s.metrics.get("step_s") for p, s in side.items()}
         ratios = (_ratio_cell(steps.get(ours), steps.get(p)) for p in others)
@@ -221,7 +221,7 @@ def _configuration(group: Sequence[CaseSummary], run: Run, heads: Sequence[str])
     """The label of cases without what the columns and the providers say."""
     cases = [s.case for s in group]
     beside = {*heads, *(run.suite.provider(c.workload, c.provider) for c in cases)}
-    parts = (run.suite.label(cases[0]) or cases[0].case_id).split(", ")
+    parts = run.suite.label(cases[0]) or (cases[0].case_id,)
     return ", ".join(part for part in parts if part not in beside)
 
 
