@@ -160,11 +160,11 @@ def value(metric: str, estimate: Interval, *, unit: bool = False) -> str:
     Without an interval that informs: `25.0 ms (not bounded by 3 processes)`.
     """
     end = suffix(metric) if unit else ""
-    if isinstance(estimate, Estimate) and _is_count(metric) and estimate.low is not None:
-        if estimate.low == estimate.high:
-            return _count(estimate.value) + end
-        both = " to ".join(map(_count, (estimate.low, estimate.high or 0.0)))
-        return f"{_count(estimate.value)} ({both} in {estimate.samples} steps){end}"
+    low, high = estimate.low, estimate.high
+    steps = estimate.samples if isinstance(estimate, Estimate) and _is_count(metric) else 0
+    if steps and low is not None and high is not None:
+        ranged = "" if low == high else f" ({_count(low)} to {_count(high)} in {steps} steps)"
+        return f"{_count(estimate.value)}{ranged}{end}"
     one, scale = _scaled(metric, estimate.value)
     if estimate.both:
         signed = metric in METRICS and METRICS[metric].signed

@@ -179,10 +179,11 @@ class GateVerdict:
     @property
     def reason(self) -> str:
         """What decided, as one sentence."""
-        if self.decision is Decision.GO:
+        decision = self.decision
+        if decision is Decision.GO:
             return _passed(self.cases)
-        cases = [c for c in self.cases if c.decision is self.decision]
-        said = [f"{f.check}: {f.reason}" for f in self.findings if f.decision is self.decision]
+        cases = [c for c in self.cases if c.decision is decision]
+        said = [f"{f.check}: {f.reason}" for f in self.findings if f.decision is decision]
         said += [f"{c.case_id}: {c.reason}" for c in cases]
         of = len(self.cases)
         share = f"{len(cases)} of {of} cases: " if cases and of > 1 else ""

@@ -216,7 +216,7 @@ def outcome(found: Sequence[Part], v: Verdict) -> str:
 
 def _main(found: Sequence[Part]) -> Part | None:
     """The first part that this run answers; without one the first of all."""
-    answered = [p for p in found if p.answer != NOT_MEASURED] or found
+    answered = [p for p in found if p.word != NOT_MEASURED] or found
     return next((p for p in answered if p.asked), next(iter(answered), None))
 
 
