@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
+from typing import Any
 
 from harness import units
 from harness.analysis.effects import Effect, effects
@@ -76,7 +77,8 @@ class Cause:
 
     kind: CauseKind
     case_id: str
-    evidence: str
+    facts: Mapping[str, Any]
+    """What the record shows, by name."""
     share: float | None = None
     """Of the step: removing the cause saves at most this. None if it spoils numbers."""
     about: str = ""
@@ -145,8 +147,8 @@ def _misconfigured(ours: Sequence[CaseSummary]) -> Iterator[Cause]:
             ran = s.effective.get(axis, asked)
             said, plain = _setting(ran), _setting(asked)
             if said != plain and not said.startswith(f"{plain} ("):
-                text = f"asked for {axis}={units.scalar(asked)}, ran {axis}={units.scalar(ran)}"
-                yield Cause(CauseKind.CONFIGURATION, s.case.case_id, text)
+                facts = {"axis": axis, "asked": asked, "ran": ran}
+                yield Cause(CauseKind.CONFIGURATION, s.case.case_id, facts)
 
 
 def _setting(value: Scalar) -> str:
@@ -161,25 +163,20 @@ def _failures(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
             origins = m.evidence.origins if m.evidence else ()
             first = next((o for o in origins if o.computation == "run" and o.value), None)
             if first and first.precision.removeprefix("torch.") in ("float16", "fp16"):
-                where = f" in {first.module}" if first.module else ""
-                text = f"first {first.value} in {first.tensor}{where}"
-                yield Cause(CauseKind.OVERFLOW, case_id, text)
+                facts = {"value": first.value, "tensor": first.tensor, "module": first.module}
+                yield Cause(CauseKind.OVERFLOW, case_id, facts)
             if m.outcome is Outcome.PATH_MISMATCH and m.profile is not None:
-                yield Cause(CauseKind.FALLBACK, case_id, m.detail.partition("\n")[0])
+                yield Cause(CauseKind.FALLBACK, case_id, {"ended": m.detail.partition("\n")[0]})
 
 
 def _in_output(run: Run) -> Iterator[Cause]:
     """Programs whose own times leave something out, or that end well after an exception."""
     by_share = sorted(run.measurements, key=lambda m: float(m.effective.get("timed_share") or 0.0))
-    for m in by_share:  # the cause has the words of the worst case
+    for m in by_share:  # the cause has the facts of the worst case
         if "timed_share" in m.effective:
-            made = units.percent(float(m.effective["timed_share"]))
-            text = f"its own step times make up {made} of the time from line to line"
-            rest = "step time and tokens/s leave out the rest, such as loading data"
-            yield Cause(CauseKind.UNTIMED, m.case_id, f"{text}; {rest}")
-        if why := m.effective.get("raised"):
-            text = f"exit status 0, but its output has a traceback: {why}"
-            yield Cause(CauseKind.RAISED, m.case_id, text)
+            yield Cause(CauseKind.UNTIMED, m.case_id, m.effective)
+        if m.effective.get("raised"):
+            yield Cause(CauseKind.RAISED, m.case_id, m.effective)
 
 
 def _without_effect(of: Study, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
@@ -190,7 +187,7 @@ def _without_effect(of: Study, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         for name in s.case.env if flags else ():
             if all(read.get(name) is False for read in flags):
                 never_read.add(name)
-                yield Cause(CauseKind.DEAD, s.case.case_id, f"sets {name}, which was never read")
+                yield Cause(CauseKind.DEAD, s.case.case_id, {"unread": name})
     for d in of.dead_axes:
         apart = d.axes == ("provider",) or d.provider in run.suite.peers
         if apart or d.time_differs or never_read & {*d.axes}:
@@ -200,12 +197,10 @@ def _without_effect(of: Study, ours: Sequence[CaseSummary]) -> Iterator[Cause]:
         carried = own[0].program.carried if own[0].program else {}
         flags = [m.flags_read for c in own for m in run.of(c.case_id)]
         was_read = any(read.get(carried.get(axis, axis)) for read in flags for axis in d.axes)
-        axes, word = "/".join(d.axes), "was read but " if was_read else ""
         values = " and ".join(", ".join(map(units.scalar, v)) for v in d.values)
-        text = f"{axes} {word}has no effect: the same operators, counters and results with {values}"
-        for c in own:
-            found = Cause(CauseKind.DEAD, c.case_id, text, about=f"{'/'.join(kind)}: {axes}")
-            yield replace(found, kind=CauseKind.FALLBACK) if was_read else found
+        facts, about = {"axes": "/".join(d.axes), "values": values}, "/".join(kind)
+        dead = CauseKind.FALLBACK if was_read else CauseKind.DEAD
+        yield from (Cause(dead, c.case_id, facts, about=f"{about}: {facts['axes']}") for c in own)
 
 
 def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
@@ -216,17 +211,17 @@ def _disturbances(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> It
         foreign = max(each, key=sum)
         holders = [h for m in processes if m.evidence for h in m.evidence.holders]
         if holders or sum(foreign) > MANY * len(foreign):
-            used = f"other processes in {sum(foreign)} of {len(foreign)} readings"
-            held = f"held by {', '.join(holders)}" if holders else used
-            yield Cause(CauseKind.SHARED, case_id, held)
+            used = {"foreign": sum(foreign), "readings": len(foreign)}
+            held = {"holders": ", ".join(holders)}
+            yield Cause(CauseKind.SHARED, case_id, held if holders else used)
         limit = clock_limit(processes, gpu.max_sm_clock_hz if gpu else None)
         samples = sum(len(m.samples_s) for m in processes)
         lost = sum(len(m.discarded.get("throttled", ())) for m in processes)
         if limit is not None and limit.by == "power":
-            yield Cause(CauseKind.POWER, case_id, str(limit), limit.lost)
+            yield Cause(CauseKind.POWER, case_id, limit.facts, limit.lost)
         elif limit is not None or lost > MANY * samples:
-            throttled = f"{lost} of {samples} samples were taken while the GPU was throttled"
-            yield Cause(CauseKind.THERMAL, case_id, str(limit) if limit else throttled)
+            throttled = {"lost": lost, "samples": samples}
+            yield Cause(CauseKind.THERMAL, case_id, limit.facts if limit else throttled)
 
 
 def _over_time(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
@@ -237,26 +232,21 @@ def _over_time(run: Run, measured: Mapping[str, Sequence[Measurement]]) -> Itera
     for case_id, processes in measured.items():
         if went := course(processes):
             if went.leaked and went.growth:
-                each, by = units.size(went.growth.value), units.size(went.leaked)
-                text = f"memory grows by {each} a step, {by} in {went.steps} steps"
-                yield Cause(CauseKind.LEAK, case_id, text)
+                grown_by = {"each": went.growth.value, "by": went.leaked, "steps": went.steps}
+                yield Cause(CauseKind.LEAK, case_id, grown_by)
             if went.trend == "sinking" and went.drift:
-                change = units.value("tokens_per_s_drift", went.drift)
-                text = f"tokens/s changes by {change} in {went.steps} steps"
-                yield Cause(CauseKind.SINKING, case_id, text)
+                sinks = {"change": went.drift, "steps": went.steps}
+                yield Cause(CauseKind.SINKING, case_id, sinks)
             if went.slow and case_id not in slow_wanted:
-                step, factor = next(iter(went.slow.items()))
-                text = f"step {step} takes {units.factor(factor)} as long as those around it"
+                step, times = next(iter(went.slow.items()))
+                slow = {"step": step, "times": times, "others": len(went.slow) - 1 or None}
                 if (n := sum(bool(m.over_steps) for m in processes)) > 1:
-                    text += f", in {went.slow_in[step]} of {n} processes"
-                if others := len(went.slow) - 1:
-                    text += f"; {others} more {'is' if others == 1 else 'are'} slow"
-                yield Cause(CauseKind.SLOW_STEPS, case_id, text)
+                    slow |= {"seen": went.slow_in[step], "processes": n}
+                yield Cause(CauseKind.SLOW_STEPS, case_id, slow)
         for channel, what in (("gpu_memory_bytes", "GPU memory"), ("rss_bytes", "host memory")):
             read = (readings(m, channel, ("sampling",)) for m in processes)
             if grown := min((leaked(r, GROWN, GROWN_BYTES) for r in read), default=0.0):
-                grows = f"{what} grows by {units.size(grown)} while sampling"
-                yield Cause(CauseKind.LEAK, case_id, grows)
+                yield Cause(CauseKind.LEAK, case_id, {"memory": what, "grown": grown})
 
 
 # --- what costs time ---------------------------------------------------------------------
@@ -285,30 +275,30 @@ def _limits(of: Study, sound: Sequence[CaseSummary], judged: set[str]) -> Iterat
         if case_id not in asked:
             continue
         if b.limit is Limit.COLD:
-            yield Cause(CauseKind.COLD, case_id, b.evidence)
+            yield Cause(CauseKind.COLD, case_id, b.facts)
         elif b.limit in (*WAITS, Limit.HOST) and (b.profiled or case_id in counted):
-            kind, text = CauseKind(str(b.limit)), b.evidence
+            kind, facts = CauseKind(str(b.limit)), b.facts
             others = [step_s / n for i, (n, step_s) in counted.items() if i != case_id]
             eager = [each_s for each_s in others if each_s <= EAGER_S]
             share = b.wait * b.waits.get(b.limit, 1.0)
             if case_id in counted and eager:
                 busy = s.busy or b.busy or 0.0
-                kind, text = _dispatch(*counted[case_id], busy, median(eager))
+                kind, facts = _dispatch(*counted[case_id], busy, median(eager))
                 share = 1 - busy
-            yield Cause(kind, case_id, text, share)
+            yield Cause(kind, case_id, facts, share)
 
 
-def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, str]:
+def _dispatch(
+    operators: int, step_s: float, busy: float, each_s: float
+) -> tuple[CauseKind, Mapping[str, Any]]:
     """Whether the operators of a step explain it, at the time that one takes in other cases."""
     predicted_s = operators * each_s
     share = predicted_s / step_s
-    sum_ = f"{operators:,} operators x {units.duration(each_s)} = {units.duration(predicted_s)}"
-    text = f"{sum_}, {units.percent(share)} of the step of {units.duration(step_s)}"
-    gpu = f"the GPU works {units.percent(busy)} of it"
-    if 1 / NEAR <= share <= NEAR:
-        is_ = "alone fills" if share >= 1 else "is most of"
-        return CauseKind.DISPATCH, f"{text}: dispatch in Python {is_} the step; {gpu}"
-    return CauseKind.HOST, f"{text}; {gpu}"
+    facts = {"operators": operators, "each": each_s, "predicted": predicted_s, "part": share}
+    facts |= {"step": step_s, "works": busy}
+    if not 1 / NEAR <= share <= NEAR:
+        return CauseKind.HOST, facts
+    return CauseKind.DISPATCH, {**facts, "fills": "alone fills" if share >= 1 else "is most of"}
 
 
 def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
@@ -332,8 +322,8 @@ def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:
             both = least.keys() & most.keys()
             if low > 0 and both and all(most[p] > limit * least[p] for p in both):
                 best = _RANK.findall(names[0])[0]
-                text = f"{names[-1]} is {units.factor(high / low)} that of {best}"
-                yield Cause(CauseKind.RANKS, case_id, text, 1 - low / high)
+                facts = {"slowest": names[-1], "times": high / low, "best": best}
+                yield Cause(CauseKind.RANKS, case_id, facts, 1 - low / high)
 
 
 def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
@@ -356,12 +346,12 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         if min(ratio.low or 0.0, *ratio.each) < SETTING or not _same_work(e):
             continue
         name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
-        text = f"{name} is {units.factor(ratio.value)} slower than {value}"
-        text += "".join(f" at {run.suite.axis(a)}={units.scalar(at)}" for a, at in e.within.items())
-        text += f" ({units.plural('pair', e.pairs)} of cases)"
+        at = [f"{run.suite.axis(a)}={units.scalar(level)}" for a, level in e.within.items()]
+        facts = {"slow": name, "quick": value, "times": ratio.value, "pairs": e.pairs}
+        facts["at"] = " at ".join(at)
         about = f"{e.axis}={units.scalar(quick)}"
         slowed = [s.case.case_id for s in both if s.case.get(e.axis) == slow]
-        found += [Cause(CauseKind.SETTING, i, text, 1 - 1 / ratio.value, about) for i in slowed]
+        found += [Cause(CauseKind.SETTING, i, facts, 1 - 1 / ratio.value, about) for i in slowed]
     yield from (c for c in found if (c.case_id.partition("/")[0], c.about) not in slower)
 
 

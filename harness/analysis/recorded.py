@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import median
+from typing import Any
 
 import numpy as np
 
-from harness import units
 from harness.records import (
     COUNTERS,
     METRICS,
@@ -202,9 +202,11 @@ class ClockLimit:
         """Share of the step that full clock would save, at most."""
         return 1 - self.clock_hz / self.max_hz
 
-    def __str__(self) -> str:
-        clocks = " of ".join(units.number(hz / 1e6) for hz in (self.clock_hz, self.max_hz))
-        return f"{clocks} MHz, limited by {self.by} in {self.limited} of {self.readings} readings"
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The numbers by name, clocks in MHz."""
+        clocks = {"clock": self.clock_hz / 1e6, "full": self.max_hz / 1e6}
+        return {**clocks, "limiter": self.by, "limited": self.limited, "readings": self.readings}
 
 
 def clock_limit(ok: Sequence[Measurement], max_hz: float | None) -> ClockLimit | None:

@@ -13,12 +13,12 @@ Source: Williams, Waterman & Patterson, "Roofline", CACM 52(4), 2009; launches a
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
+from typing import Any
 
-from harness import units
 from harness.analysis.effects import has_a_speed, longest
 from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
 from harness.analysis.scaling import by_workload, positive
@@ -124,8 +124,8 @@ class Bottleneck:
     share: float | None = None
     """Of the roofline."""
     clock: ClockLimit | None = None
-    evidence: str = ""
-    """The numbers, as a sentence."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers by name; empty if nothing was measured."""
 
     @property
     def wait(self) -> float:
@@ -150,9 +150,8 @@ def bottleneck(
         return None
     clock = clock_limit(ok, max_clock_hz)
     if all(m.steady is False and m.kept_s[0] > COLD * m.kept_s[-1] for m in ok):
-        first, last = (units.duration(ok[0].kept_s[i]) for i in (0, -1))
-        text = f"no steady state; samples from {first} to {last}"
-        return Bottleneck(limit=Limit.COLD, clock=clock, evidence=text)
+        facts = {"first": ok[0].kept_s[0], "last": ok[0].kept_s[-1]}
+        return Bottleneck(limit=Limit.COLD, clock=clock, facts=facts)
     timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
     waits: Mapping[Limit, float] = {}
     if timed is not None and timed.breakdown is not None:
@@ -160,8 +159,7 @@ def bottleneck(
     elif nvml := [r for m in ok if (r := readings(m, "gpu_utilisation", ("sampling",)))]:
         busy = fmean(map(fmean, nvml))
     else:
-        text = "neither a profile nor five readings of NVML while sampling"
-        return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock, evidence=text)
+        return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock)
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
     if busy < HOST_BELOW:
@@ -184,8 +182,7 @@ def bottleneck(
         clock=clock,
     )
     counts = (timed.counters if timed else None) or Counters()
-    text = "; ".join(_evidence(found, summary.roofline_by, counts.host_syncs or 0))
-    return replace(found, evidence=text)
+    return replace(found, facts=_facts(found, summary.roofline_by, counts.host_syncs or 0))
 
 
 def works(ok: Sequence[Measurement]) -> bool:
@@ -197,19 +194,16 @@ def works(ok: Sequence[Measurement]) -> bool:
     return bool(busy) and fmean(busy) >= HOST_BELOW
 
 
-def _evidence(found: Bottleneck, bound_by: str, syncs: int) -> Iterator[str]:
-    """`GPU works for 17 % of the step; launches explain 63 % of the wait`."""
-    by = "" if found.profiled else " by NVML while sampling, no profile"
-    yield f"GPU works for {units.percent(found.busy or 0.0)} of the step{by}"
+def _facts(found: Bottleneck, bound_by: str, syncs: int) -> Mapping[str, Any]:
+    """The share of the step in which the GPU works, and what explains the rest or its speed."""
+    facts = {"busy": found.busy or 0.0, "by": None if found.profiled else "NVML"}
     if found.limit in WAITS:
-        yield f"{found.limit} explain {units.percent(found.waits[found.limit])} of the wait"
+        facts |= {"wait": found.limit, "explained": found.waits[found.limit]}
     if found.limit in (*WAITS, Limit.HOST, Limit.BOTH):
-        if syncs:
-            yield f"{syncs:,} host sync{'s' if syncs > 1 else ''} a step"
-        if not found.profiled:
-            yield "cause not profiled"
+        facts |= {"syncs": syncs or None, "cause": None if found.profiled else "not profiled"}
     if found.share is not None and (found.busy or 0) >= BUSY_FROM:
-        yield f"{units.percent(found.share)} of the {bound_by} bound"
+        facts |= {"reached": found.share, "bound": bound_by}
+    return facts
 
 
 def _waits(m: Measurement, b: Breakdown, peaks: Peaks) -> tuple[float, Mapping[Limit, float]]:

@@ -1,17 +1,22 @@
 """Where the time of a step goes, what limits it, and the exact counts of one step."""
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack
 from harness.analysis.study import Study
 from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement
 from harness.report.tables import NONE, Table
-from harness.report.text import listed, own_name, shared_name
+from harness.report.text import listed, own_name, shared_name, told
 
 SMALL = 0.02
 """Share of the step from which a part has a row."""
+WORDS = tomllib.loads(Path(__file__).with_name("templates").joinpath("causes.toml").read_text())
+"""Kind of cause -> what a page says of it; `shared` by those of a step that waits."""
 _HEADS = {
     "dispatched_ops": "operators",
     "host_syncs": "host syncs",
@@ -115,8 +120,15 @@ def _kind(found: Bottleneck) -> str:
 
 
 def _evidence(found: Bottleneck) -> str:
+    if not found.facts:
+        return "neither a profile nor five readings of NVML while sampling"
     clock = found.clock if found.busy is not None else None
-    return f"{found.evidence}; {clock}" if clock else found.evidence
+    return shown(found.facts) + (f"; {shown(clock.facts)}" if clock else "")
+
+
+def shown(facts: Mapping[str, Any]) -> str:
+    """What limits a step, by the facts of a bottleneck, of a clock or of its operators."""
+    return told(WORDS["shared"], facts)
 
 
 def counts(of: Study) -> Table | None:

@@ -23,42 +23,19 @@ from harness.records import (
     Verdict,
     worst_first,
 )
+from harness.report.profile import WORDS, shown
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, gap_place, listed, rest_command
+from harness.report.text import alone_command, gap_place, listed, rest_command, told
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
 AGAIN = "harness run {suite} -f {case}"
 GRAPH = f"{AGAIN} -s measure.graph=true"
-_REMEDIES: dict[CauseKind, tuple[str, str]] = {
-    CauseKind.OVERFLOW: ("Compute in bfloat16, or scale the loss", AGAIN),
-    CauseKind.CONFIGURATION: ("Pass the axes on as they are", AGAIN),
-    CauseKind.FALLBACK: ("Find what overrides the setting, or what ran instead", AGAIN),
-    CauseKind.UNTIMED: ("Time the lines: take step_s and step_ms out of the suite", AGAIN),
-    CauseKind.RAISED: ("If the exception matters, exit with another status than 0", AGAIN),
-    CauseKind.DEAD: ("Remove the setting, or let the code read it", AGAIN),
-    CauseKind.SHARED: ("Measure on an idle GPU", f"{AGAIN} --wait-for-gpu 600"),
-    CauseKind.THERMAL: ("Cool the GPU, then measure again", "harness doctor"),
-    CauseKind.LEAK: ("Keep no tensor of an earlier step", AGAIN),
-    CauseKind.SINKING: ("Look for work that grows with the steps: a list, a log, a cache", AGAIN),
-    CauseKind.SLOW_STEPS: (
-        "See what else happens in such a step, or right before it: a save, a log, a collection",
-        AGAIN,
-    ),
-    CauseKind.COLD: ("Warm up longer", f"{AGAIN} -s measure.warmup_s=120"),
-    CauseKind.RANKS: ("Give the slowest rank less work", AGAIN),
-    CauseKind.SETTING: ("Set `{value}`", AGAIN),
-    CauseKind.POWER: (
-        "Compare in cycles, or raise the power limit",
-        "nvidia-smi -q -d POWER,CLOCK",
-    ),
-    CauseKind.DATA: ("Load the next batch while the GPU works", AGAIN),
-    CauseKind.COMMUNICATION: ("Send gradients while the backward pass runs", AGAIN),
-    CauseKind.SYNCS: ("Read no value from the GPU within a step", AGAIN),
-    CauseKind.LAUNCHES: ("Use a larger batch, or capture the step as a CUDA graph", GRAPH),
-    CauseKind.DISPATCH: ("Dispatch fewer operators, or capture the step as a CUDA graph", GRAPH),
-    CauseKind.HOST: ("Take the work off the host, or capture the step as a CUDA graph", GRAPH),
-}
+
+
+def evidence(cause: Cause) -> str:
+    """What the record shows in the first case."""
+    return told(WORDS[cause.kind].get("evidence", ()), cause.facts) or shown(cause.facts)
 
 
 def _graph_command(case_id: str, run: Run) -> str:
@@ -72,17 +49,18 @@ def _graph_command(case_id: str, run: Run) -> str:
 
 def remedy(cause: Cause, run: Run) -> str:
     """`Set `gc=off`: `harness run ...`; gain at most 1.35x`."""
-    action, command = _REMEDIES[cause.kind]
+    words = WORDS[cause.kind]
+    command = words.get("command", AGAIN)
     case = cause.cases[0]
     if cause.kind is CauseKind.SETTING:  # the same case with the other value
         name = cause.about.partition("=")[0]
         case = re.sub(rf"(?<=/){re.escape(name)}=[^/]*", lambda _: cause.about, case)
-    elif GRAPH in command:
+    elif "graph" in words:
         command = _graph_command(case, run)
     named = {"suite": shlex.quote(run.suite.path), "case": shlex.quote(case)}
     known = cause.share and cause.kind is not CauseKind.HOST  # whose part of the wait is unknown
     gain = f"; gain at most {units.factor(1 / (1 - (cause.share or 0.0)))}" if known else ""
-    return f"{action.format(value=cause.about)}: `{command.format(**named)}`{gain}"
+    return f"{words['remedy'].format(value=cause.about)}: `{command.format(**named)}`{gain}"
 
 
 def relevant(found: Sequence[Cause], v: Verdict) -> list[Cause]:
@@ -103,7 +81,7 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
     for c in found:
         saved = None if c.kind in (CauseKind.HOST, CauseKind.POWER) else c.share
         share = NONE if saved is None else units.percent(saved)
-        rows.append((str(c.kind), _where(c, names), c.evidence, share))
+        rows.append((str(c.kind), _where(c, names), evidence(c), share))
     columns = ("cause", "where", "evidence", ">saves at most, of the step")
     return Table(columns=columns, rows=tuple(rows)) if rows else None
 
@@ -113,7 +91,7 @@ def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]
     words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism here"}
     for i, c in enumerate(found):
         if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK, CauseKind.DISPATCH):
-            yield f"**{words.get(c.kind, 'Cause')}: {c.kind}**: {_where(c, names)}: {c.evidence}."
+            yield f"**{words.get(c.kind, 'Cause')}: {c.kind}**: {_where(c, names)}: {evidence(c)}."
 
 
 def _where(c: Cause, names: Mapping[str, str]) -> str:

@@ -5,7 +5,9 @@ profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from string import Formatter
+from typing import Any
 
 from harness import units
 from harness.analysis.dead_axes import DeadAxis
@@ -47,6 +49,22 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
         shown.append(f"{rest} more")
     *head, last = shown
     return f"{', '.join(head)} and {last}" if head else last
+
+
+class _Wording(Formatter):
+    """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        name, _, noun = format_spec.partition(" ")
+        return getattr(units, name)(*filter(None, [noun]), value) if name else str(value)
+
+
+def told(clauses: Iterable[str], facts: Mapping[str, Any]) -> str:
+    """The clauses of which all facts are known, with these."""
+    known = {name: value for name, value in facts.items() if value not in (None, "")}
+    wording = _Wording()
+    named = ((clause, {name for _, name, *_ in wording.parse(clause)}) for clause in clauses)
+    return "".join(wording.format(c, **known) for c, its in named if its - {None} <= known.keys())
 
 
 def shared_name(names: Sequence[str]) -> str:

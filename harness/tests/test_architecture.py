@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 957,  # the modules beside the rooms
-    "harness/analysis": 4_202,
+    "harness/analysis": 4_188,
     "harness/bisect": 1_529,
     "harness/cli": 1_832,
     "harness/executor": 292,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_114,
     "harness/program": 1_581,
     "harness/records": 1_868,
-    "harness/report": 4_478,
+    "harness/report": 4_486,
     "harness/runner": 2_116,
     "harness/store": 749,
     "harness/suite": 1_903,

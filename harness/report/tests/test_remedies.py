@@ -60,7 +60,7 @@ def test_a_go_asks_for_no_speed_but_for_sound_numbers() -> None:
 @pytest.mark.parametrize("kind", CauseKind)
 def test_every_cause_has_a_remedy(kind: CauseKind) -> None:
     recorded = planted.planted(planted.nothing)
-    one = Cause(kind, planted.CASES[0].case_id, "", 0.5)
+    one = Cause(kind, planted.CASES[0].case_id, {}, 0.5)
 
     known = "" if kind is CauseKind.HOST else "; gain at most 2.0x"
     assert remedies.remedy(one, recorded).endswith(f"`{known}")
@@ -122,7 +122,7 @@ def test_what_limits_the_baseline_as_much_is_no_cause_of_ours(
     for cause in limits:
         assert cause.cases == ("train/nsa/seq_len=512/gc=on",)
         assert cause.share == pytest.approx(0.3)
-        assert "1,390 of 1,980 MHz" in cause.evidence
+        assert "1,390 of 1,980 MHz" in remedies.evidence(cause)
 
 
 @pytest.mark.parametrize(("go", "named"), [(0.1, False), (4.0, True)])
