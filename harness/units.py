@@ -191,8 +191,8 @@ def plural(noun: str, count: int) -> str:
 
 
 def repeats(processes: int) -> str:
-    """` (measured twice)`: how few processes a number is from; empty from three on."""
-    return {1: " (measured once)", 2: " (measured twice)"}.get(processes, "")
+    """` (2 processes)`: how few a number is from; empty from three on."""
+    return f" ({plural('process', processes)})" if processes in (1, 2) else ""
 
 
 def ratio(found: Ratio | float, style: RatioStyle = "slower") -> str:

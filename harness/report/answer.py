@@ -194,7 +194,7 @@ def first_lines(
     if not run.ended_at:
         lines["Answer"] = f"The run is unfinished. So far: {said}"
     quiet = f"Measure on a host that is not slow: `harness run {shlex.quote(run.suite.path)}`"
-    which = "for information missed (see Expected against actual)"
+    which = "missed, for information (see Expected against actual)"
     noted = f"; {units.plural('expectation', missed)} {which}" if missed else ""
     doubted = node and any(p.answer == OPEN for p in found)
     nothing = quiet if doubted else f"Nothing: every limit that decides is met{noted}."
@@ -221,7 +221,8 @@ def _main(found: Sequence[Part]) -> Part | None:
 
 
 def _answer(found: Sequence[Part], v: Verdict) -> str:
-    """The main part and each that decides and is no or open with its number; else the word."""
+    """The main part and each that decides and is no or open with its number; of the others that
+    decide, or are no yes, the word."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
@@ -229,7 +230,8 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     said = [_with_number(p, p.said if p is main else p.number) for p in shown]
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
-        if part not in shown and part.word != SEE_WHY:
+        beside = part.word == YES and not part.asked  # the table below has it
+        if part not in shown and part.word != SEE_WHY and not beside:
             why = f": {part.said}" if part.answer == NOT_MEASURED and not part.asked else ""
             rest.setdefault((_kind(part), why), []).append(part.question)
     if also := rest.pop((main.answer, ""), []):
@@ -239,8 +241,8 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
 
 
 def _kind(part: Part) -> str:
-    """The answer; no or open, where it changes nothing, is marked so."""
-    return f"{part.word}{NOTED}" if part.answer in _NO_YES and not part.asked else part.answer
+    """The answer; where it changes nothing, it is marked so."""
+    return part.answer if part.asked or part.word == SEE_WHY else f"{part.word}{NOTED}"
 
 
 def _bold(word: str) -> str:

@@ -199,7 +199,7 @@ def cost(of: Study) -> Table | None:
 
 
 def cost_sentence(of: Study) -> str:
-    """` Here 50,000 steps need 8 min ($0.28) by NSA.`: the fastest case of `cost`."""
+    """` Here 50,000 steps take 8 min ($0.28) with NSA.`: the fastest case of `cost`."""
     plan = of.run.suite.cost
     steps = [
         (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", of.names[s.case.case_id])
@@ -209,11 +209,11 @@ def cost_sentence(of: Study) -> str:
     if plan is None or not steps:
         return ""
     step_s, size, name = min(steps)
-    return f" Here {plan.steps:,} steps{size} need {_time_and_money(step_s, plan)} by {name}."
+    return f" Here {plan.steps:,} steps{size} take {_time_and_money(step_s, plan)} with {name}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:
-    """What the steps of the plan need by a case."""
+    """How long the steps of the plan take with a case."""
     e = s.metrics.get("step_s")
     if s.outcome is Outcome.OK and e is not None:
         if e.both:

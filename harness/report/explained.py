@@ -8,7 +8,7 @@ from harness.analysis.study import Study
 from harness.analysis.suspects import Candidate, Conclusion, Diagnosis, Fingerprint, Reproduction
 from harness.records import METRICS, Observation, Suite, gpu_matches
 from harness.report.tables import NONE, Table
-from harness.report.text import gap_place, listed
+from harness.report.text import a_gpu, gap_place, listed
 
 
 def line(
@@ -29,11 +29,11 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        return f"not reproduced: with that day's settings it {_again(again, suite)}"
+        return f"not reproduced: that day's settings make {_again(again, suite)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
-    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not confirmed on an {gap.gpu}"
+    elsewhere = "" if gpu_matches(gap.gpu, device) else f"; not confirmed on {a_gpu(gap.gpu)}"
     if enough := [d for d in found if d.conclusion is Conclusion.ENOUGH]:
         far = {d.name: abs(math.log((d.reached or math.inf) / gap.seen)) for d in enough}
         nearest = min(enough, key=lambda d: (d.then != "on", far[d.name]))
@@ -56,10 +56,10 @@ def line(
 
 
 def _again(again: Reproduction, suite: Suite) -> str:
-    """`makes 4,030 tokens/s here, 149x as much`."""
+    """`4,030 tokens/s here, 149x as much`."""
     assert suite.suspects
     here = units.quantity(suite.suspects.gap.metric, again.here)
-    return f"makes {here} here, {units.factor(again.times)} as much"
+    return f"{here} here, {units.factor(again.times)} as much"
 
 
 def reproduced_sentence(again: Reproduction | None, of: Study) -> str:
@@ -69,7 +69,7 @@ def reproduced_sentence(again: Reproduction | None, of: Study) -> str:
     does = "reproduces it" if again.reproduced else "does not reproduce it, whatever it costs here"
     settings = "With that day's settings, as far as the suite has them,"
     made = _again(again, of.run.suite)
-    return f"{settings} {of.names[again.case_id]} {made}: that {does}."
+    return f"{settings} {of.names[again.case_id]} makes {made}: that {does}."
 
 
 def suspects_table(
@@ -105,7 +105,7 @@ def suspects_table(
 
 
 def _effect(d: Diagnosis | None, metric: str) -> str:
-    """`76 % [48 … 111] slower (measured twice)`, or the number of a control."""
+    """`76 % [48 … 111] slower (2 processes)`, or the number of a control."""
     if d and d.control:
         return f"control: {units.value(metric, d.control, unit=True)}{units.repeats(d.control.n)}"
     return f"{units.ratio(d.effect)}{units.repeats(d.effect.n)}" if d and d.effect else NONE

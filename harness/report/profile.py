@@ -54,10 +54,13 @@ def where_sentence(found: Sequence[Stack], names: Mapping[str, str]) -> str:
         return ""
     stack = found[0]
     largest = sorted(stack.parts, key=lambda part: -stack.parts[part])[:2]
-    said = listed([f"{part} {_part_cell(stack, part, [*stack.parts])}" for part in largest])
+    one, other = sorted(largest, key=lambda part: part == OUTSIDE)
+    takes, also = (_part_cell(stack, part, [*stack.parts]) for part in (one, other))
     name = names[stack.case.case_id]
     whose = "" if name == stack.case.case_id else f", {name}"
-    return f"most of a step of {units.duration(stack.step_s)}{whose} is {said}"
+    return (
+        f"{one} takes {takes} and {other} {also} of a step of {units.duration(stack.step_s)}{whose}"
+    )
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from harness.records import (
 )
 from harness.report.profile import WORDS, shown
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, gap_place, listed, rest_command, told
+from harness.report.text import a_gpu, alone_command, gap_place, listed, rest_command, told
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
@@ -137,7 +137,7 @@ def next_steps(
     yield from (remedy(c, run) for c in urgent)
     if v.not_measured:
         took = f", {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
-        yield f"Run the suite on {v.not_measured}: `harness run {suite}`{took}"
+        yield f"Run the suite on {a_gpu(v.not_measured)}: `harness run {suite}`{took}"
     asked = (r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO)
     left = worst_first(asked)
     tested = run.suite.suspects.tested if run.suite.suspects else ()
@@ -203,7 +203,7 @@ def _steps(found: Sequence[Finding], of: Study, slow_host: bool) -> Iterator[str
         if slow_host or hosted:
             yield f"Measure on a host that is not slow: `{only}`"
         else:
-            yield f"Measure in {more} processes a case: `{only} -s measure.processes={more}`"
+            yield f"Measure in {more} processes per case: `{only} -s measure.processes={more}`"
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:

@@ -90,7 +90,7 @@ def trust(of: Study) -> Iterator[str]:
     counts = sorted({e.n for s in ok if (e := s.metrics.get("step_s"))})
     if counts:
         most = units.plural("process", counts[-1])
-        yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} a case"
+        yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} per case"
     ran = f"{len(ok)} of {units.plural('case', len(summaries))} ran"
     cards = len({t.device for t in run.self_tests})
     yield f"{ran}, over {cards} cards" if cards > 1 else ran
@@ -107,7 +107,7 @@ def trust(of: Study) -> Iterator[str]:
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
         there = sum(m.outcome is Outcome.OK or m in done for m in run.measurements)
-        right = ", all right" if done else ""  # a wrong one is a failure
+        right = ", all correct" if done else ""  # a wrong one is a failure
         yield f"{len(done):,} of {units.plural('output', there)} checked{right}"
     gpu = run.environment.gpu
     limited = {s.case.case_id for s in ok} & {i for i, b in of.bottlenecks.items() if b.clock}

@@ -42,6 +42,11 @@ def every(count: int) -> str:
     return "both" if count == 2 else f"all {count}"
 
 
+def a_gpu(name: str) -> str:
+    """`an A100`, `a B200`."""
+    return f"{'an' if name[:1] in 'AEFHILMNORSX' else 'a'} {name}"
+
+
 def listed(parts: Sequence[str], most: int | None = None) -> str:
     """`a, b and c`; with `most`, `a, b and 3 more`."""
     shown = list(parts if most is None else parts[:most])

@@ -55,8 +55,9 @@ def status(v: Verdict, run: Run) -> str:
     limits = [r.stated for r in conditional if word(r) == NO]
     conditions = [s.condition for s in limits if s and s.condition]
     rest: dict[str, dict[str, None]] = {}
+    answered = {r.asks for r in v.rules if r.counts and r.applies}
     for r in v.rules:
-        named = r.counts or (v.asked and r.asks)
+        named = r.counts or (v.asked and r.asks and r.asks not in answered)
         if named and r.applies and word(r) != YES:
             name = run.suite.parts.get(r.asks, r.rule)
             kind, said_of = (word(r), name) if r.decides else (BESIDE, f"{name} ({word(r)})")
@@ -301,7 +302,7 @@ def needed_text(result: RuleResult) -> str:
 
 
 def margin_text(result: RuleResult) -> str:
-    """`, missed by 1.12x`, or of a speed far beyond its limit `, met 450x over`; else empty."""
+    """`, missed by 1.12x`, or of a speed far beyond its limit `, met by 450x`; else empty."""
     stated, found = result.stated, result.findings
     if missed := [d for f in found if (d := distance(f, stated)) > 1]:
         far = (min if stated and stated.quantifier == "any" else max)(missed)
@@ -312,7 +313,7 @@ def margin_text(result: RuleResult) -> str:
     speed = stated and not stated.against and stated.metric in SPEEDS
     if not speed or not nearest or nearest > 1 / LOOSE or word(result) != YES:
         return ""
-    return f", met {units.factor(1 / nearest)} over"
+    return f", met by {units.factor(1 / nearest)}"
 
 
 def _as_fast(stated: Rule | None) -> bool:

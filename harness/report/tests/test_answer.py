@@ -143,7 +143,7 @@ def test_a_large_effect_that_leaves_enough_speed_says_so_beside_the_earlier_one(
         (
             149.0,
             "on",
-            "not reproduced: with that day's settings it makes 4,920 tokens/s here, 150x as much",
+            "not reproduced: that day's settings make 4,920 tokens/s here, 150x as much",
         ),
         (1.2, "on", "loop, which was on, alone would explain it: 40 tokens/s here"),
         (1.2, "off", "not explained: nothing that was tested was on in the run that made 33"),
@@ -184,7 +184,7 @@ def steps(recorded: Run) -> str:
     [
         ({"processes": 1}, "-s measure.processes=3`"),
         ({"dense_s": 2.0}, "-s measure.processes=6`"),
-        ({"decides_for": "A100"}, "Run the suite on A100"),
+        ({"decides_for": "A100"}, "Run the suite on an A100"),
         ({"failed": Outcome.CRASH}, "Reproduce dense, seq_len=512 (crash): `harness run"),
     ],
 )
@@ -211,7 +211,7 @@ def test_correct_cases_elsewhere_do_not_vouch_for_the_answer() -> None:
 
     for compared, which in (("nsa", "."), ("dense", "; of 2 cases behind the answers: 2 without")):
         said = values(run(CASES, measure, rules=[replace(FLOOR, asks="")]))["trust"]
-        assert f"6 of 12 outputs checked, all right{which}" in said, compared
+        assert f"6 of 12 outputs checked, all correct{which}" in said, compared
 
 
 def test_a_run_whose_slow_cases_timed_out_says_what_is_fast_first() -> None:

@@ -151,5 +151,5 @@ def test_a_case_that_is_fast_enough_in_one_process_needs_no_more_speed(
         "a slow step does not explain a missed loss"
     )
     first = next(remedies.next_steps(of.verdict, of))
-    assert first.startswith("Measure in 3 processes a case: ")
+    assert first.startswith("Measure in 3 processes per case: ")
     assert f"-f {own.case_id} -f {peer.case_id} " in first
