@@ -1,9 +1,11 @@
 """Runs a suite: fresh processes, one after the other, each stored as it ends.
 
 Process 0 of every case comes first, then process 1 in reverse order, so that no case always runs
-on the warmer GPU. The cases of rules with `abort_early` come before all others; with a budget, the
-most decisive come first. Then come rounds: each gives one more process to every case that leaves
-something open, judged by the rounds before it alone, so a resumed run goes on with the same plan.
+on the warmer GPU. The providers of a case come one after the other: a run that is resumed on
+another GPU splits one comparison at most. The cases of rules with `abort_early` come before all
+others; with a budget, the most decisive come first. Then come rounds: each gives one more process
+to every case that leaves something open, judged by the rounds before it alone, so a resumed run
+goes on with the same plan.
 """
 
 import signal
@@ -25,6 +27,7 @@ from harness.records import (
     Stop,
     Suite,
     gpu_matches,
+    pairs,
 )
 from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig
@@ -79,9 +82,11 @@ class Agenda:
             if read and abort and r.abort_early and gpu_matches(r.gpu, device)
             if r.needs(suite.cases)
         }
-        decisive = [c for cases in needed(suite, device).values() for c in cases]
+        beside = [c for group in pairs(suite.cases, "provider") for c in group]
+        asked = ({c.case_id for c in cases} for cases in needed(suite, device).values())
+        decisive = [c for ids in asked for c in beside if c.case_id in ids]
         first = [decisive] if budget else [*self._rungs.values()]
-        stages = (*first, [*decisive, *suite.cases])
+        stages = (*first, [*decisive, *beside])
         self._stages = [[*{c.case_id: c for c in stage}.values()] for stage in stages]
         for measurement in recorded:
             self.ended(measurement)

@@ -29,9 +29,6 @@ def harness(
             main.main()
     status = left.value.code
     assert isinstance(status, int)
-    return CompletedProcess(arguments, status, *(_text(stream) for stream in (out, err)))
-
-
-def _text(stream: io.TextIOWrapper) -> str:
-    stream.seek(0)
-    return stream.read()
+    for stream in (out, err):
+        stream.seek(0)
+    return CompletedProcess(arguments, status, out.read(), err.read())

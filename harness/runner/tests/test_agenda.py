@@ -22,15 +22,15 @@ def floor(go: float, workload: str, name: str = "", **fields: Any) -> Rule:
 
 
 class Machine:
-    """Measures cases of one letter at once: tokens/s by process, 0 for a crash; its clock counts
-    10 s a process."""
+    """Measures cases of one letter at once, a capital one by another provider: tokens/s by process,
+    0 for a crash; its clock counts 10 s a process."""
 
     def __init__(
         self, names: str, *rules: Rule, processes: int = 3, most: int = 0, **speeds: Sequence[float]
     ):
-        settings = MeasureSettings(processes=processes, most_processes=most)
+        by, of = ("dense", "nsa"), MeasureSettings(processes=processes, most_processes=most)
         cases = [
-            fake_runs.case({"seq_len": 512}, workload=n, case_id=n, settings=settings)
+            fake_runs.case({}, workload=n.lower(), provider=by[n.islower()], case_id=n, settings=of)
             for n in names
         ]
         self.run = fake_runs.run(cases, lambda _: [], rules=rules)
@@ -127,10 +127,12 @@ def test_a_killed_run_ends_where_it_would_have_ended(killed_after: int) -> None:
     assert (done + steps.split(), stop) == (["a0", "a1", "a2"], FAST)
 
 
-def test_both_sides_of_a_ratio_are_measured_before_it_is_judged() -> None:
+def test_both_sides_of_a_ratio_are_measured_together_and_before_it_is_judged() -> None:
     rule = floor(1.0, "b", against=fake_runs.to(workload="c"))
 
     assert Machine("abc", rule, b=SLOW).ran() == ("b0 c0 c1 b1 b2 c2", FAST)
+    for rules in [], [floor(1, "", abort_early=False, match=Match())]:
+        assert Machine("abAB", *rules, processes=1).ran() == ("a0 A0 b0 B0", None)
 
 
 # --- a budget ----------------------------------------------------------------------------
