@@ -30,8 +30,8 @@ class AttentionInputs:
         return replace(self, q=q, gates=gates, grad=grad)
 
     def write(self, seed: int) -> None:
-        """Draw the values again, in place."""
+        """Draw the values again, in place. Gates are below 1: an operator may take their logits."""
         rng = torch.Generator(self.q.device).manual_seed(seed)
         for name in self.__slots__:
             getattr(self, name).normal_(generator=rng)
-        self.gates.sigmoid_()
+        self.gates.sigmoid_().clamp_(max=1 - 2**-8)

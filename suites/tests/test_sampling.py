@@ -18,6 +18,7 @@ from nsa.config import NSAConfig
 from nsa.flags import Flags
 from suites import attention, workloads
 from suites.attention_plan import AttentionPlan
+from suites.inputs import AttentionInputs
 from suites.sampling import ENDS, SPREAD, rows_of
 from suites.tests.small import OPERATOR
 
@@ -60,6 +61,13 @@ def test_rows_are_spread_over_the_sequence_with_its_ends_and_borders() -> None:
     assert {0, 31, 47, 48, 63, 64, 511, 512, 1023, 1024, 65471, 65472, 65532, 65535} <= set(rows)
     assert all(any(n <= r * SPREAD / 65536 < n + 1 for r in rows) for n in range(SPREAD))
     assert rows_of(ENDS, NSAConfig()).tolist() == list(range(ENDS))
+
+
+def test_no_gate_is_drawn_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda x, **_: x.fill_(9.0))
+    drawn = AttentionInputs(*(torch.empty(2).bfloat16() for _ in AttentionInputs.__slots__))
+    drawn.write(seed=0)
+    assert drawn.gates.tolist() == [1 - 2**-8] * 2
 
 
 @pytest.mark.parametrize("part", PROVIDERS)
