@@ -195,7 +195,8 @@ def cost(of: Study) -> Table | None:
     rows = tuple((of.names[s.case.case_id], _extrapolated(s, plan)) for s in asked)
     price = plan.usd_per_gpu_hour
     at = f", at ${price:,.2f} a GPU hour" if price is not None else ""
-    return Table(columns=("case", f">{plan.steps:,} steps take{at} [95 %]"), rows=rows)
+    sure = " [95 %]" if any("…" in took for _, took in rows) else ""
+    return Table(columns=("case", f">{plan.steps:,} steps take{at}{sure}"), rows=rows)
 
 
 def cost_sentence(of: Study) -> str:

@@ -58,12 +58,8 @@ def measured(
         broken = failed if dense else None
         return [replace(m, outcome=broken, samples_s=()) for m in made] if broken else made
 
-    cases = [
-        replace(c, settings=replace(c.settings, processes=processes))
-        if c.provider == "dense"
-        else c
-        for c in CASES
-    ]
+    of = replace(CASES[0].settings, processes=processes)
+    cases = [replace(c, settings=of) if c.provider == "dense" else c for c in CASES]
     return run(cases, measure, rules=rules, **{"parts": PARTS, **suite})
 
 
@@ -305,7 +301,13 @@ def test_a_suite_with_a_cost_says_what_is_ready() -> None:
     ready = [f"**Ready**: {fast}", f"**Not ready**: {faster}"]
     assert values(missed)["readiness"] == [*ready, "**Phases that ran**: train"]
     assert values(measured())["readiness"] == []
-    failed = measured(failed=Outcome.CRASH, cost=CostPlan(steps=10, match=FLOOR.match))
-    assert "**Phases that failed**: train" in values(failed)["readiness"]
-    late = measured(failed=Outcome.TIMEOUT, cost=CostPlan(steps=10, match=FLOOR.match))
-    assert "**Phases that are open**: train" in values(late)["readiness"]
+    for end, state in (Outcome.CRASH, "failed"), (Outcome.TIMEOUT, "are open"):
+        left = measured(failed=end, cost=CostPlan(steps=10, match=FLOOR.match))
+        assert f"**Phases that {state}**: train" in values(left)["readiness"]
+
+
+def test_what_the_steps_of_a_plan_take_has_intervals_from_three_processes_on() -> None:
+    for processes, sure in (3, " [95 %]"), (2, ""):
+        plan = CostPlan(steps=10, match=to(provider="dense"))
+        cost = values(measured(processes=processes, cost=plan))["cost"]
+        assert cost.columns == ("case", f">10 steps take{sure}")
