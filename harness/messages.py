@@ -204,18 +204,14 @@ Message = PhaseBegan | Built | StepsDone | Answer | Facts | Checked | SelfTested
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]
 )
-_order: pydantic.TypeAdapter[Order] = pydantic.TypeAdapter(
+decode_order = pydantic.TypeAdapter[Order](
     Annotated[Order, pydantic.Discriminator("kind")]
-)
+).validate_json
 
 
 def encode(sent: Order | Message) -> bytes:
     """As JSON; a lone surrogate, which is no Unicode text, becomes "?"."""
     return json.dumps(asdict(sent), ensure_ascii=False).encode("utf-8", "replace")
-
-
-def decode_order(data: bytes) -> Order:
-    return _order.validate_json(data)
 
 
 def signal_name(exit_code: int) -> str:

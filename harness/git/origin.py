@@ -124,9 +124,7 @@ def _module_file(folder: str, name: str) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-@cache
-def _real_folder(folder: str) -> str:
-    return os.path.realpath(folder)
+_real_folder = cache(os.path.realpath)
 
 
 def _real(file: str) -> str:

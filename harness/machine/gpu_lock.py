@@ -8,10 +8,9 @@ lock; `harness doctor` checks the load of the machine.
 import os
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self
 
 from filelock import FileLock, Timeout
 
@@ -22,7 +21,7 @@ FOLDER = Path("/tmp")
 POLL_S = 0.2
 
 
-class GpuLock:
+class GpuLock(AbstractContextManager["GpuLock"]):
     """Keeps every other harness off a GPU, until the context ends."""
 
     def __init__(
@@ -63,9 +62,6 @@ class GpuLock:
         with self.path.open("r+", encoding="utf-8") as file:
             file.truncate()
             file.write(f"process {os.getpid()}{run}, since {since}")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()  # the file stays: another harness may be opening it

@@ -7,6 +7,7 @@ import shlex
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -34,7 +35,7 @@ TRACE = ".trace.json.gz"
 Reply = TypeVar("Reply", Facts, Checked)
 
 
-class Launcher:
+class Launcher(AbstractContextManager["Launcher"]):
     """Starts workers, one at a time. A context: on exit all its processes are gone."""
 
     def __init__(
@@ -69,9 +70,6 @@ class Launcher:
         """One for a suite; workers of a shipped suite import the code that ships with it, others
         first that of the repository here."""
         return cls(shipped_roots(suite), device=suite.device, cwd=Path.cwd(), home=home(Path.cwd()))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

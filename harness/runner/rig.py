@@ -1,9 +1,8 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Self
 
 from harness.errors import ProbeError
 from harness.machine import doctor, environment, nvml, requirements
@@ -16,7 +15,7 @@ from harness.runner.watchdog import RunObserver
 from harness.suite.load import shipped_roots
 
 
-class Rig:
+class Rig(AbstractContextManager["Rig"]):
     """Reserves the machine. A context: on exit everything is closed and unlocked. The GPUs are
     locked once a worker has named them, before any uses their memory."""
 
@@ -46,9 +45,6 @@ class Rig:
         """Set by `observe`."""
         self.gpu: IdleCheck | None = None
         """Set by `observe`; None without a GPU, and if NVML cannot read it."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._held.close()

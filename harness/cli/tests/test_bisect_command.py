@@ -9,24 +9,25 @@ from typer.testing import CliRunner
 from harness.bisect.tests.planted import CASE, SUITE_PATH, Planted, make
 from harness.cli.main import app
 from harness.errors import HarnessError
+from harness.store import reader
+
+FROM_MAIN = (SUITE_PATH, "--good", "main", "--case")
 
 
 @pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, ...]]:
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted") / "repository"
-    return folder, make(folder, Planted(commits=12, merges=(4,), caseless=()))
+    make(folder, Planted(commits=12, merges=(4,), caseless=()))
+    return folder
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "needs a suite, --case and --good"),
-        ([SUITE_PATH, "--good", "main", "--case", "nothing"], "matches 0 cases"),
+        ([*FROM_MAIN, "nothing"], "matches 0 cases"),
         ([SUITE_PATH, "--good", "nowhere", "--case", CASE], "is not a commit"),
-        (
-            [SUITE_PATH, "--good", "main", "--case", CASE, "--counter", "syncs"],
-            "has no such counter",
-        ),
+        ([*FROM_MAIN, CASE, "--counter", "syncs"], "has no such counter"),
         ([SUITE_PATH, "--runs", "a", "b"], "--runs needs --case alone"),
         (["--runs", "a", "b", "--counter", "host_syncs"], "--runs needs --case alone"),
         (["--runs", "a", "b", "--store", "empty"], "'a'|no run"),
@@ -38,12 +39,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[str, 
     ],
 )
 def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason(
-    history: tuple[Path, tuple[str, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
-    message: str,
+    history: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(history[0])
+    monkeypatch.chdir(history)
 
     answer = CliRunner().invoke(app, ["bisect", *words])
 
@@ -55,9 +53,7 @@ def test_a_request_that_cannot_be_carried_out_is_refused_with_the_reason(
 def test_two_runs_give_a_suite_and_the_command_that_runs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "harness.store.reader.load", lambda root, name: SimpleNamespace(run_id=name)
-    )
+    monkeypatch.setattr(reader, "load", lambda _, name: SimpleNamespace(run_id=name))
     monkeypatch.setattr(
         "harness.bisect.differences.suite_of",
         lambda runs, case, path: f"# {runs[1].run_id} {case}\n# harness run {path}\nschema: 1\n",

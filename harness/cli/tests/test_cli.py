@@ -166,11 +166,9 @@ def test_an_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.M
 def test_a_rule_may_end_a_run_and_the_rest_is_measured_only_on_request(tmp_path: Path) -> None:
     write_suite(tmp_path)
     with (tmp_path / "fakes.yaml").open("a") as file:
-        file.write(
-            "  - {name: bad, factory: harness.tests.fake_workloads:raises, providers: [x]}\n"
-        )
+        file.write("  - {name: bad, factory: harness.tests.fake_workloads:raises, providers: [x]}")
         rule = "{name: floor, match: {workload: bad}, metric: step_s, go: 1, abort_early: true}"
-        file.write(f"verdict: [{rule}]\n")
+        file.write(f"\nverdict: [{rule}]\n")
     quick = ("--no-report", "--no-self-test")
 
     stopped = harness("run", "fakes.yaml", *quick, cwd=tmp_path)
@@ -238,7 +236,9 @@ def test_sigterm_before_the_first_process_is_undecided_and_leaves_nothing(
 
 def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
     """Otherwise a misspelt variable would record the remaining cases as crashed."""
-    record = unfinished(recorded)
+    (record,) = (recorded / "reports/runs").glob("*/run.jsonl")
+    *kept, _, _ = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(kept))  # as of a killed run
     (recorded / "own.py").unlink()
     before = record.read_bytes()
 
@@ -247,14 +247,6 @@ def test_a_resumed_run_is_checked_before_it_goes_on(recorded: Path) -> None:
     assert "no module 'own' is installed, or in the current folder\n  Check the spelling" in message
     assert "\n  1 more case fails" in message
     assert record.read_bytes() == before
-
-
-def unfinished(folder: Path) -> Path:
-    """The record of the folder's run without its end, as of a killed run."""
-    (record,) = (folder / "reports/runs").glob("*/run.jsonl")
-    *kept, _, _ = record.read_text().splitlines(keepends=True)
-    record.write_text("".join(kept))
-    return record
 
 
 def measurements(record: Path) -> int:

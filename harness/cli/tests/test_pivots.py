@@ -70,10 +70,9 @@ def test_a_request_without_an_answer_lists_what_there_is(asked: Any, remedy: str
 def test_the_command_of_the_reports_answers_for_two_runs() -> None:
     runs = "20261123-172759", "20261123-022712"
 
-    shown = harness(
-        "show", *runs, "--cols", "gpu", "-f", "whole/*=65536*", "--store", ".", cwd=STORE
-    )
-    lacking = harness("show", *runs, "--store", ".", cwd=STORE)
+    asked = ("show", *runs, "--store", ".")
+    shown = harness(*asked, "--cols", "gpu", "-f", "whole/*=65536*", cwd=STORE)
+    lacking = harness(*asked, cwd=STORE)
 
     assert shown.returncode == 0, shown.stderr
     assert [line for line in shown.stdout.splitlines() if runs[0] in line]

@@ -48,10 +48,8 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
         answer = harness(*arguments, *QUICK, cwd=folder, env={"COLUMNS": "160"})
         assert answer.returncode == 0, answer.stderr + answer.stdout
         said.append(answer.stdout)
-    (report,), (appendix,) = (
-        folder.glob("reports/*.md"),
-        folder.glob("reports/figures/*-appendix.md"),
-    )
+    (report,) = folder.glob("reports/*.md")
+    (appendix,) = folder.glob("reports/figures/*-appendix.md")
     pages = [page.read_text(encoding="utf-8") for page in (report, appendix)]
     return Followed(folder, tuple(said), *pages)
 

@@ -12,9 +12,9 @@ import pytest
 from harness.errors import HarnessError, SuiteError
 from harness.gate import session
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, State, decode
+from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
-from harness.records import Case, Counters, Decision, Measurement, Outcome, Run, TensorDigest
+from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -48,13 +48,6 @@ def judge(folder: Path, **request: object) -> GateVerdict:
         patch.chdir(folder)
         patch.delenv("TRITON_INTERPRET", raising=False)  # it would make this machine unfit
         return carry_out(Request(self_test=False, **request), Quiet(), lambda _: None)  # type: ignore[arg-type]
-
-
-def run_of(folder: Path, side: GateSide | None) -> Run:
-    """The only run of a side, in the store of a repository."""
-    assert side is not None
-    (name,) = side.folders
-    return reader.load(folder, folder / name)
 
 
 def case_id(provider: str) -> str:
@@ -165,7 +158,9 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     assert "--good {} --bad {}".format(*ends) in remedy
     began: dict[int, dict[str, str]] = {}
     for side, ref in ((verdict.baseline, "main"), (verdict.candidate, "change")):
-        run = run_of(folder, side)
+        assert side is not None
+        (name,) = side.folders
+        run = reader.load(folder, folder / name)
         assert run.ended_at
         assert [p.skipped for p in run.self_tests] == ["not requested"]
         assert run.environment.git is not None

@@ -49,12 +49,6 @@ class HookedSteps:
         return json.loads(path.read_text()) if path.exists() else None
 
 
-def counted(hooked: HookedSteps) -> dict[str, Any]:
-    assert hooked.answer is not None, hooked.notes
-    counters: dict[str, Any] = hooked.answer["ran"]["counters"]
-    return counters
-
-
 def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
     answers = []
     for by_lines in (True, False):
@@ -62,9 +56,9 @@ def test_lines_and_optimizers_count_the_same_steps(tmp_path: Path) -> None:
         folder.mkdir()
         hooked = HookedSteps(folder, by_lines=by_lines)
         hooked.steps(range(1, 9))
-        assert hooked.answer is not None
+        assert hooked.answer is not None, hooked.notes
         assert hooked.answer["by"] == (LINES if by_lines else OPTIMIZER)
-        answers.append(counted(hooked))
+        answers.append(hooked.answer["ran"]["counters"])
 
     assert answers[0] == answers[1]
     assert answers[0]["steps"] == 2

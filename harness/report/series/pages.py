@@ -1,6 +1,5 @@
 """The files of a report: its page, appendix, guide and figures; and from a page back to its run."""
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from harness.records import Run
 from harness.report import context, figures
 from harness.report.figures import Picture
 from harness.report.series import render
+from harness.report.series.since import day_of
 from harness.store.reader import is_full
 
 GUIDE = "figures/how-to-read.md"
@@ -50,7 +50,7 @@ def write(of: Study, directory: Path, against: Study | None = None, version: int
         pages = {to: text.encode() for to, text in texts.items()}
         return {links[p]: png for p, png in drawn.items()} | pages
 
-    mark, day, subject = _mark(run, version), _day(run), run.suite.subject
+    mark, day, subject = _mark(run, version), day_of(run), run.suite.subject
     page = render.write(directory, day, subject, files, mark)
     (directory / GUIDE).write_text(render.rendered("guide.md.j2", {}), encoding="utf-8")
     return page
@@ -64,15 +64,11 @@ def _mark(run: Run, version: int) -> str:
     return f"v{version}" if is_full(run) else f"partial {own}"
 
 
-def _day(run: Run) -> datetime.date:
-    return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
-
-
 def _texts(
     run: Run, values: Mapping[str, object], pictures: Sequence[Picture], name: str, mark: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Name of a figure -> its path below the directory; such a path -> its text, the page last."""
-    day = _day(run)
+    day = day_of(run)
     start = f"figures/{day}-{figures.slug(f'{run.suite.subject} {mark}')}"
     links = {p.name: f"{start}-{p.name}.png" for p in pictures}
     appendix = f"{start}-appendix.md"

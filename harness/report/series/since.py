@@ -106,9 +106,9 @@ def since(first: Study, second: Study) -> Since:
         least, most = min(times), max(times)
         ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
         whose = "host-bound steps" if where else "steps"
-        low = f"{whose} take {ends} {units.factor(most)} as long as on {_day(before)}"
+        low = f"{whose} take {ends} {units.factor(most)} as long as on {day_of(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
-        said = f"{where}this host ran {speeds} of its speed on {_day(before)}"
+        said = f"{where}this host ran {speeds} of its speed on {day_of(before)}"
         kept = "losses, counters and memory are not affected"
         bullets.append(f"**{said[0].upper()}{said[1:]}**; {kept}.")
     bullets += [f"**Failed now**: {listed(failed, MOST)}."] if failed else []
@@ -116,14 +116,14 @@ def since(first: Study, second: Study) -> Since:
     regressed = ""
     if worse := [*failed, *(_slowed(g, name[g.case_id], alike) for g in slower)]:
         of = f"{len(worse)}, worst: " if worse[1:] else ""
-        regressed = f"**Regressed since {_day(before)}**: {of}{worse[0]}."
+        regressed = f"**Regressed since {day_of(before)}**: {of}{worse[0]}."
     theirs = [g for g in slower if not (node and g.case_id in alike)]
     return Since(
         head=_head(before, now, found.cases),
         bullets=tuple(bullets),
         regressed=regressed,
         node=low,
-        day=_day(before),
+        day=day_of(before),
         pace=pace,
         step=_bisection(before, now, theirs, name),
         decided=_table(shown[:MAX_ROWS], name),
@@ -156,8 +156,9 @@ def _ratio(g: GateCase) -> float:
     return g.comparison.ratio.value if g.comparison else 1.0
 
 
-def _day(run: Run) -> datetime.date:
-    return datetime.datetime.fromisoformat(run.started_at).date()
+def day_of(run: Run) -> datetime.date:
+    """When it began."""
+    return datetime.datetime.fromisoformat(run.started_at or run.environment.captured_at).date()
 
 
 def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
@@ -176,7 +177,7 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (
-        f"Compared with run `{before.run_id}` of {_day(before)}, {code}. {changed}. Step times; "
+        f"Compared with run `{before.run_id}` of {day_of(before)}, {code}. {changed}. Step times; "
         f"99 % intervals, which include the variation between {apart}."
     )
 
