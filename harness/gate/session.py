@@ -153,8 +153,8 @@ class _Sampling:
 
     @property
     def same(self) -> bool:
-        """Whether the first pair runs the same machine code, about as fast."""
-        sides, found = [side.of(self.task)[:1] for side in self.plan.sides], self.pairs()[0]
+        """Whether its pair, the second if the first is unsteady, runs the same code as fast."""
+        sides, found = [side.of(self.task)[-1:] for side in self.plan.sides], self.pairs()[0]
         if self.failed or not (all(sides) and found):
             return False
         return same_step(sides[0][0], sides[1][0], self.thresholds.screen_ratio)

@@ -109,19 +109,21 @@ def test_a_case_that_passes_the_screen_counts_in_the_correction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "ratio", "pairs"),
+    ("code", "ratio", "disturbed", "pairs"),
     [
-        ("aa", 1.0, 1),
-        ("aa", 1.015, 1),  # kernels are 97.5 % of both steps
-        ("ab", 1.0, 6),  # another
-        ("aa", 1.03, 12),  # slower, unseen by the code
-        ("aa", 1.15, 12),
+        ("aa", 1.0, (), 1),
+        ("aa", 1.0, (0,), 1),  # the second
+        ("aa", 1.0, (0, 1), 6),
+        ("aa", 1.015, (), 1),  # kernels are 97.5 % of both steps
+        ("ab", 1.0, (), 6),  # another
+        ("aa", 1.03, (), 12),  # slower, unseen by the code
+        ("aa", 1.15, (), 12),
     ],
 )
 def test_one_pair_is_enough_if_it_runs_the_same_machine_code_as_fast(
-    code: str, ratio: float, pairs: int
+    code: str, ratio: float, disturbed: Collection[int], pairs: int
 ) -> None:
-    answers, key = compared_in_turns(None, 0.001, ratio=ratio, code=code)
+    answers, key = compared_in_turns(None, 0.001, disturbed, ratio=ratio, code=code)
 
     assert (key in answers.same) == (pairs == 1)
     assert pairs == 1 or answers.comparisons[key].ratio.n == pairs
@@ -154,6 +156,7 @@ def compared_in_turns(
         own = (replace(KERNEL, code=code[i]),)
         ran = Profile(fingerprint="f", compiled=own, kernels=(USE,), breakdown=WORKS)
         made[i] = [replace(m, profile=ran, counters=COUNTS) for m in timed]
+        made[i][0] = replace(made[i][0], profile=None if disturbed else ran)
     calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)
 
     def rounds(plan: Any, _: str) -> None:
