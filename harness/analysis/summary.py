@@ -116,7 +116,7 @@ def _summarise(
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
     outcome, detail = _outcome(bad, ok, evidence, proof)
     sole = proof if len(cards) < 2 else None  # the peaks are those of one
-    limit = _roofline_bound(case, evidence, observed, environment, sole)
+    limit = roofline_bound(case, evidence, observed, environment, sole)
     gpu = environment.gpu is not None
     unattested = recorded.unattested(case, ok, gpu=gpu)
     visible = case.operators or (case.kernels and gpu)
@@ -222,13 +222,14 @@ def _outcome(
     return None, ""
 
 
-def _roofline_bound(
+def roofline_bound(
     case: Case,
     evidence: Sequence[Measurement],
     observed: Mapping[str, Scalar],
     environment: Environment,
     proof: SelfTest | None,
 ) -> RooflineBound | None:
+    """The bound of a case by the counts of its first process and the peaks of a self-test."""
     if proof is None or not evidence:
         return None
     first = evidence[0]

@@ -215,13 +215,14 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite, last: Mapping[str, Run]) -> RenderableType:
-    """What a run would do, and how long it will take: a case as in the stored run of its id."""
+def plan(suite: Suite, last: Mapping[str, Run], others: Mapping[str, str]) -> RenderableType:
+    """What a run would do, and how long it will take, by stored runs; `others`: other steps."""
     right = ("processes", "limit each", "expected", "step (bound)")
     rows = table("case", *right, "variables and command", right=right)
     expected = {i: fmean(m.wall_s for m in run.of(i)) for i, run in last.items()}
     runs = {run.run_id: run for run in last.values()}
-    steps = {(i, s.case.case_id): _step(s) for i, run in runs.items() for s in summarise(run)}
+    known = {(s.case.case_id, i): _step(s) for i, run in runs.items() for s in summarise(run)}
+    steps = {i: known[i, run.run_id] for i, run in last.items()}
     low_s = high_s = 0.0
     for c in suite.cases:
         least_s = min(c.settings.sample_s, c.settings.timeout_s)
@@ -233,7 +234,7 @@ def plan(suite: Suite, last: Mapping[str, Run]) -> RenderableType:
             c.settings.processes_text,
             units.duration(c.settings.timeout_s),
             _span(*case_s),
-            steps[last[c.case_id].run_id, c.case_id] if c.case_id in last else NONE,
+            steps.get(c.case_id) or others.get(c.case_id, "unknown"),
             escape(" ".join((*(f"{k}={v}" for k, v in c.env.items()), command_text(c)))),
         )
     fewest = sum(c.settings.processes for c in suite.cases)
@@ -248,7 +249,8 @@ def plan(suite: Suite, last: Mapping[str, Run]) -> RenderableType:
         ),
         Text(
             f"Expected times and steps: {units.plural('case', len(expected))} as in stored runs; "
-            "other times between sample_s and timeout_s a process"
+            "other times between sample_s and timeout_s a process, other steps at the share of the "
+            "bound of the most similar case; unknown without FLOPs, bytes and peaks in stored runs"
         ),
         Text("No workload was started; it may still decline a case when it runs."),
     )
@@ -258,7 +260,7 @@ def _step(before: CaseSummary) -> str:
     """`2.60 ms (1.02 ms)`: the step of an earlier run, and its lower bound by the roofline."""
     step_s, share = before.known("step_s"), before.known("roofline_share")
     bound = f" ({units.duration(step_s.value * share.value)})" if step_s and share else ""
-    return f"{units.duration(step_s.value)}{bound}" if step_s else NONE
+    return f"{units.duration(step_s.value)}{bound}" if step_s else ""
 
 
 def _span(low_s: float, high_s: float) -> str:

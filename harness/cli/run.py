@@ -1,7 +1,7 @@
 """The command `run`: measure a suite."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ import typer
 
 from harness import units
 from harness.analysis.study import Study
+from harness.analysis.summary import roofline_bound, step_time
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, err, out, say
@@ -19,7 +20,7 @@ from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
 from harness.executor.task import UnitCommand
 from harness.machine import drift, nvml
-from harness.records import Decision, Environment, Run, Stop, Suite
+from harness.records import Case, Decision, Environment, Run, Stop, Suite
 from harness.report import text
 from harness.report.series import render
 from harness.runner.rig import Rig, take
@@ -38,7 +39,7 @@ ResumeOption = Annotated[
 DryRunOption = Annotated[
     bool,
     typer.Option(
-        "--dry-run", help="Show the plan with its expected times, and stop; starts no workload."
+        "--dry-run", help="Show cases, expected times and bounds, and stop; starts no workload."
     ),
 ]
 BudgetOption = Annotated[
@@ -122,7 +123,7 @@ def run(
         before = _unfinished(store_root, resume or "", abort)
         chosen, how = before.suite, driver.command_of(before)
     if dry_run:
-        out.print(console.plan(chosen, last_runs(chosen, _alike(chosen, store_root))))
+        out.print(console.plan(chosen, *_known(chosen, store_root)))
         return
     if report:
         render.check_writable(reports)
@@ -277,22 +278,22 @@ def _interrupted(folder: object) -> typer.Exit:
     return typer.Exit(EXIT_UNDECIDED)
 
 
-def _alike(suite: Suite, store_root: Path) -> list[Run]:
-    """The stored runs of the suite, newest last, on the model of the GPU that workers will use or
-    the CPU; on any, if the machine has several models."""
+def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, str]]:
+    """The last runs of the cases on the model of the GPU that workers will use or the CPU (on any,
+    if the machine has several models), and the steps that the stored runs let foresee."""
     try:
         models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
     except ProbeError:
         models = {"cpu"}
-    found = reader.stored(store_root, say, lambda r: r.suite.name == suite.name)
-    return [r for r in found if len(models) > 1 or r.environment.device_name in models]
+    runs = [*reader.stored(store_root, say)]
+    here = [r for r in runs if len(models) > 1 or r.environment.device_name in models]
+    return last_runs(suite, here), foreseen(suite, runs, here)
 
 
 def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:
-    """Case id -> the last of the runs that measured it with its settings. The runs are of the same
-    suite on the same GPU model, newest last."""
+    """Case id -> the suite's last run with its settings; all are on one GPU model, newest last."""
     asked, found = {c.case_id: c.settings for c in suite.cases}, dict[str, Run]()
-    for run in runs:
+    for run in (r for r in runs if r.suite.name == suite.name):
         for case in run.suite.cases:
             now = asked.get(case.case_id)
             of = now and replace(
@@ -300,4 +301,35 @@ def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:
             )
             if now and run.of(case.case_id) and of == now:
                 found[case.case_id] = run
+    return found
+
+
+def foreseen(suite: Suite, runs: Sequence[Run], here: Sequence[Run]) -> dict[str, str]:
+    """Case id -> `about 2.60 ms (1.02 ms)`: the roofline bound of its step, by its FLOPs and bytes
+    in any of the runs and the last peaks of `here`, those on this GPU model; and the step by the
+    share of its bound that its provider reached here in the most similar case, if one ran."""
+    here = [r for r in here if r.environment.gpu and r.self_test]
+    if len({r.environment.device_name for r in here}) != 1:
+        return {}
+
+    def work(c: Case) -> Hashable:
+        return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
+
+    last, bounds_s = here[-1], dict[Hashable, float]()
+    for case, m in ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id)):
+        counts = [replace(m, counters=None)]  # launches may depend on the GPU
+        if limit := roofline_bound(case, counts, m.effective, last.environment, last.self_test):
+            bounds_s[work(case)] = limit.seconds
+    timed = [(c, step_time(c, r.of(c.case_id))) for r in here for c in r.suite.cases]
+    ran = [(c, step_s, bounds_s[work(c)]) for c, step_s in timed if step_s and work(c) in bounds_s]
+    found = {}
+    for case in suite.cases:
+        if bound_s := bounds_s.get(work(case)):
+            alike = [
+                (len(case.axes.items() & c.axes.items()), -max(s / bound_s, bound_s / s), i, t / s)
+                for i, (c, t, s) in enumerate(ran)
+                if (c.factory, c.provider) == (case.factory, case.provider)
+            ]
+            about = f"about {units.duration(bound_s * max(alike)[-1])} " if alike else ""
+            found[case.case_id] = f"{about}({units.duration(bound_s)})"
     return found

@@ -51,9 +51,9 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 953,  # the modules beside the rooms
-    "harness/analysis": 4_188,
+    "harness/analysis": 4_189,
     "harness/bisect": 1_529,
-    "harness/cli": 1_832,
+    "harness/cli": 1_866,
     "harness/executor": 292,
     "harness/gate": 1_868,
     "harness/git": 449,

@@ -4,6 +4,7 @@ To accept a change: python -m harness.cli.tests.test_console
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,20 +17,16 @@ from typer.testing import CliRunner
 from harness.cli import console
 from harness.cli.main import app
 from harness.cli.run import last_runs
-from harness.records import CaseSummary, Estimate, Outcome, Run
+from harness.machine import nvml
+from harness.records import CaseSummary, Counters, Outcome, Peaks, Run, SelfTest
 from harness.store import reader
-from harness.tests.fake_runs import case, run, timed, variables
+from harness.suite import load as suites
+from harness.tests.fake_runs import H200, case, environment, run, taking, timed, variables
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261121-092511-smoke-h200-45c5"
 SHOWN = Path(__file__).with_name("show.txt")
 CASE = case({"seq_len": 512})
-
-
-def summary(seq_len: int, outcome: Outcome = Outcome.OK, **changes: object) -> CaseSummary:
-    step = Estimate(value=0.01, low=None, high=None, n=1, samples=9)
-    metrics = {"step_s": step} if outcome is Outcome.OK else {}
-    return CaseSummary(case=case({"seq_len": seq_len}), outcome=outcome, metrics=metrics, **changes)  # type: ignore[arg-type]
 
 
 def test_text_from_code_under_test_is_not_searched_for_what_to_highlight() -> None:
@@ -38,7 +35,7 @@ def test_text_from_code_under_test_is_not_searched_for_what_to_highlight() -> No
 
 def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
     here, nasty = console.console(), "T\x1b]52;c;cm0=\x07\x9b2J\u202e"
-    bad = summary(1, Outcome.CRASH, detail=nasty)
+    bad = CaseSummary(case=CASE, outcome=Outcome.CRASH, metrics={}, detail=nasty)
 
     with here.capture() as captured:
         here.print(console.summaries([bad]), Text(nasty), nasty)
@@ -90,6 +87,35 @@ def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
     found = last_runs(run([asked], lambda _: []).suite, [*map(earlier, then)]).get(asked.case_id)
 
     assert (found and found.measurements[0].wall_s) == expected_s
+
+
+def test_a_case_that_never_ran_here_has_a_bound_and_about_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its FLOPs on another GPU, the peaks of this one, and the share of the bound that its
+    provider reached here in the case with most of its axes and the nearest bound."""
+    asked = [case({"seq_len": 4096, "gc": 0}, provider=p) for p in ("nsa", "dense")]
+    asked.append(replace(asked[0], case_id="new", env={"X": "1"}))
+    steps_s: dict[Any, float] = {512: 0.002, 256: 0.003, 4000: 0.001}
+    near = [case({"seq_len": n, "gc": int(n > 512)}) for n in steps_s]
+    slow, fast = (Peaks(flops_per_s={"bf16": flops}, launch_s=1.0) for flops in (1e14, 1e15))
+    h200, a100 = ((SelfTest(at="", device="", peaks=p),) for p in (slow, fast))
+    seen = Counters(kernel_launches=9)
+    there = run(asked[:2], lambda c: taking(c, 9.0, counters=seen), name="other", self_tests=h200)
+    env = environment(gpu=replace(H200, name="NVIDIA A100-PCIE-40GB"))
+    here = run(near, lambda c: taking(c, steps_s[c.axes["seq_len"]]), env=env, self_tests=a100)
+    suite = run(asked, lambda _: []).suite
+    monkeypatch.setattr(suites, "load", lambda *_, **__: suite)
+
+    def steps(gpus: Sequence[object], *runs: Run) -> list[str]:
+        monkeypatch.setattr(nvml, "gpus", lambda: gpus)
+        monkeypatch.setattr(reader, "stored", lambda *_: iter(runs))
+        shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["run", "x", "--dry-run"]).stdout
+        return re.findall(r"  ((?:about .+? ms )?\(.+? ms\)|unknown)", shown)
+
+    assert steps([env.gpu], here, there) == ["about 16.0 ms (1.93 ms)", "(1.93 ms)", "unknown"]
+    assert steps([env.gpu], there) == ["unknown"] * 3
+    assert steps([H200, env.gpu], here, there) == ["unknown"] * 3
 
 
 if __name__ == "__main__":
