@@ -40,7 +40,7 @@ creep() {
   local tag
   [ -z "${BUDGET:-}" ] || return 0
   tag=$(git describe --tags --abbrev=0) || return 0 # git says that there is none
-  harness gate --base "$tag" --head HEAD --ci --wait-for-gpu=3600 --store "$(mktemp -d)" || exit 10
+  harness gate --base "$tag" --head HEAD --measure --ci --wait-for-gpu=3600 --store "$(mktemp -d)" || exit 10
 }
 
 "$@"

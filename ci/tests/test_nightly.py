@@ -105,7 +105,7 @@ def test_by_night_the_last_tag_is_compared_with_the_newest_code(
 
     log = clone.parent / "log"
     asked = log.read_text() if log.exists() else ""
-    gated = "gate --base v1 --head HEAD --ci" if tagged and not budget else ""
+    gated = "gate --base v1 --head HEAD --measure --ci" if tagged and not budget else ""
     assert asked.partition(" --wait")[0] == gated
 
 
