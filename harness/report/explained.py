@@ -29,7 +29,7 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        return f"not reproduced: that day's settings make {_again(again, suite)}"
+        return f"not reproduced: that day's settings give {_again(again, suite)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
