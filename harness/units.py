@@ -326,7 +326,8 @@ def _place(value: float, digits: int) -> int:
 def _fixed(value: float, place: int, sign: bool) -> str:
     if not math.isfinite(value):
         return str(value)
-    return f"{round(value, place) + 0.0:{'+' if sign else ''},.{max(0, place)}f}"
+    rounded = round(value, place) + 0.0
+    return f"{rounded:{'+' if sign and rounded else ''},.{max(0, place)}f}"
 
 
 def scalar(value: bool | int | float | str | None) -> str:

@@ -29,7 +29,8 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        return f"not reproduced: that day's settings give {_again(again, suite)}"
+        here = _again(again, suite)
+        return f"not reproduced: that day's settings give {here}; look at that day's code"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
@@ -115,9 +116,8 @@ def _effect(d: Diagnosis | None, metric: str) -> str:
 
 
 def fingerprint_table(found: Fingerprint | None, of: Study) -> Table | None:
-    """A row an observation, a column a candidate; a mark where they agree. None for only one, of
-    which `reproduced_sentence` says enough."""
-    if found is None or not found.candidates[1:]:
+    """A row an observation, a column a candidate; a mark where they agree."""
+    if found is None:
         return None
     rows = []
     for i, o in enumerate(found.seen):
@@ -150,7 +150,7 @@ def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str]) -> str:
 def _name(c: Candidate, short: Mapping[str, str]) -> str:
     """Of its suspects, or of its case if that is shorter."""
     case = short[c.case_id]
-    return min(case, listed(c.suspects) or case, key=len)
+    return min(case, listed(c.suspects), key=len) if c.suspects else case
 
 
 def _cell(o: Observation, here: float | None, agrees: bool) -> str:

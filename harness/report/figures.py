@@ -202,7 +202,7 @@ def dots(name: str, rows: Sequence[Row], panels: Sequence[Panel], message: str) 
         else:
             axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _, panel=panel: panel.text(x)))
-    names = [clipped(row.name, LONG_ROW + 14) for row in rows]
+    names = [clipped(row.name, LONG_ROW + 20) for row in rows]
     _name_rows(every[0], names, [row.asked for row in rows])
     if marks:
         handles = [Line2D([], [], color=INK, marker=m, mfc="none", ls="") for m in MARKS]

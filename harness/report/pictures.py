@@ -71,7 +71,7 @@ def _utilisation(of: Sequence[CaseSummary], by_host: Collection[str], row: Rows)
         Panel("GPU busy", units.percent, {f"waits under {units.percent(HOST_BELOW)}": HOST_BELOW}),
         Panel("CPU cores", lambda x: f"{x:.2f}", {"one core": 1.0}),
     )
-    said = f"GPU waits for the host in {waits} of {units.plural('case', len(rows))} read by NVML"
+    said = f"GPU waits for the host in {waits} of the {len(rows)} drawn"
     return _dots("utilisation", sorted(rows, key=_first), panels, said if waits else "")
 
 
@@ -96,9 +96,9 @@ def _speeds(suite: Suite, of: Sequence[CaseSummary], row: Rows) -> Picture | Non
     below = [", ".join(name.split(", ")[:2]) for name in below]
     seen, expected = (units.quantity(metric, v) for v in (gap.seen, gap.expected))
     least = units.quantity(metric, float(f"{_first(rows[0]):.3g}"))
-    said = f"All {len(rows)} cases make {least} or more; {seen} were seen"
+    said = f"All {len(rows)} drawn make {least} or more; {seen} were seen"
     if below:
-        count = f"{len(below)} of {units.plural('case', len(rows))}"
+        count = f"{len(below)} of the {len(rows)} drawn"
         said = f"{count} below the {expected} expected: {text.listed(below)}"
     lines = {f"{gap.seen:g} seen": gap.seen, f"{gap.expected:g} expected": gap.expected}
     panel = Panel(METRICS[metric].title, lambda v: units.plain(metric, v, 3), lines, log=True)

@@ -136,7 +136,7 @@ def next_steps(
     urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
     yield from (remedy(c, run) for c in urgent)
     if v.not_measured:
-        took = f", {units.duration(run.elapsed_s)} here" if run.elapsed_s else ""
+        took = f", {units.duration(sum(m.wall_s for m in run.measurements))} here"
         yield f"Run the suite on {a_gpu(v.not_measured)}: `harness run {suite}`{took}"
     asked = (r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO)
     left = worst_first(asked)

@@ -33,20 +33,19 @@ def over_steps(run: Run, names: Mapping[str, str]) -> Table | None:
             flat = abs(went.growth.value) * went.steps < LEAKS_BYTES
             growth = "flat" if flat else f"{units.size(went.growth.value)} a step"
         slow = [*went.slow.items()][:MAX_STEPS]
-        ends = {name: f"{went.first[name]:.3f} → {last:.3f}" for name, last in went.last.items()}
+        loss = went.last.get("loss")
         cells = (
             f"{went.steps:,}",
-            *(ends.get(name, NONE) for name in ("loss", "bits_per_byte")),
+            NONE if loss is None else f"{went.first['loss']:.3f} → {loss:.3f}",
             f"{' → '.join(tokens)} ({went.trend})" if tokens else NONE,
             f"leak: {growth}" if went.leaked else growth,
             ", ".join(f"{n} ({units.factor(x)})" for n, x in slow) or NONE,
             ", ".join(f"{what} at {n}" for what, n in went.not_finite.items()) or NONE,
         )
         rows.setdefault(cells, []).append(names[case.case_id])
-    heads = ("case", ">steps", ">loss", ">bits per byte", ">tokens/s")
-    columns = (*heads, ">memory", ">slow steps", "first NaN or Inf")
+    heads = ("case", ">steps", ">loss", ">tokens/s", ">memory", ">slow steps", "first NaN or Inf")
     shown = [(listed(of, 1), *cells) for cells, of in rows.items()]
-    return Table(columns=columns, rows=tuple(shown))
+    return Table(columns=heads, rows=tuple(shown))
 
 
 def self_test_sentence(run: Run) -> str:

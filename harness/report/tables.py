@@ -134,7 +134,7 @@ def pivot(summaries: Sequence[CaseSummary], run: Run) -> Table:
     if not any(metric in s.metrics for s in summaries):
         metric = "step_s"
     remark = (
-        f"Speeds: {_TITLES[metric]}. Memory, utilisation and the other metrics are in the appendix."
+        f"Speeds: {_TITLES[metric]}. The appendix has memory, utilisation and the other metrics."
     )
     if len(others) > MAX_RATIOS:
         return replace(

@@ -215,7 +215,10 @@ def _built_in_met(result: RuleResult) -> str:
         return f"confirmed in {units.plural('case', result.judged)}"
     if result.rule == EXPECTED:
         near = max(result.findings, key=lambda f: distance(f, None))
-        count = f"{every(result.judged)} are met, nearest: " if result.judged > 1 else ""
+        speeds = all(is_speed(f.metric) for f in result.findings)
+        by = [1 / far for f in result.findings if (far := distance(f, None)) and speeds]
+        range_ = f", by {units.factor(min(by))} to {units.factor(max(by))}" if by[1:] else ""
+        count = f"{every(result.judged)} are met{range_}; nearest: " if result.judged > 1 else ""
         return f"{count}{near.subject}: {finding_sentence(near)}"
     if result.slow:
         return _fastest_first(result)

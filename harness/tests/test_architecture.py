@@ -50,7 +50,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 953,  # the modules beside the rooms
+    "harness": 954,  # the modules beside the rooms
     "harness/analysis": 4_189,
     "harness/bisect": 1_529,
     "harness/cli": 1_866,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_114,
     "harness/program": 1_581,
     "harness/records": 1_868,
-    "harness/report": 4_495,
+    "harness/report": 4_500,
     "harness/runner": 2_115,
     "harness/store": 749,
     "harness/suite": 1_903,

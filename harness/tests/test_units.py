@@ -70,7 +70,7 @@ PRINTED = [
     (units.ratio(ratio(0.953, 0.49, 1.86), "change"), "-5 % [-50 … +90]"),
     (units.ratio(ratio(0.916, 0.0121, 68.981), "change"), "-8.4 %, not bounded"),
     (units.ratio(ratio(0.1, 0.02, 0.5), "change"), "10x less, not bounded"),
-    (units.ratio(ratio(1.00003, 0.996, 1.004), "change"), "+0.0 % [-0.4 … +0.4]"),
+    (units.ratio(ratio(1.00003, 0.996, 1.004), "change"), "0.0 % [-0.4 … +0.4]"),
     (units.ratio(ratio(1.24, 1.20, 1.28)), "24 % [20 … 28] slower"),
     (units.ratio(ratio(0.8, 0.78, 0.82)), "25.0 % [22.0 … 28.2] faster"),
     (units.ratio(ratio(0.01, 0.008, 0.0125)), "100x [80 … 125] faster"),

@@ -81,7 +81,7 @@ def test_the_gpu_waits_in_as_many_cases_as_are_drawn_so() -> None:
 
     assert values(drawn) == pytest.approx([0.3, 0.5, 0.74, 0.86], rel=0.02)
     assert values(drawn, 1) == pytest.approx([1, 0.5, 1, 1], rel=0.02)
-    assert titles(drawn) == drawn.alt == "GPU waits for the host in 3 of 4 cases read by NVML"
+    assert titles(drawn) == drawn.alt == "GPU waits for the host in 3 of the 4 drawn"
     colours = [name.get_color() for name in drawn.figure.axes[0].get_yticklabels()]
     assert colours.count(figures.VERMILLION) == 1, "the case that decides the first rule"
     busy = run(made.suite.cases, lambda c: timed(c, 1, telemetry={"gpu_utilisation": 0.9}))
@@ -100,7 +100,7 @@ def test_speeds_stand_beside_what_was_seen_and_expected() -> None:
     drawn = pictures(made, suspects=records.Suspects(gap=gap, tested=tested))["speed"]
 
     assert values(drawn) == pytest.approx([25.6, 25600, 51200], rel=0.02)
-    assert titles(drawn) == "1 of 3 cases below the 500 tokens/s expected: WITH=token"
+    assert titles(drawn) == "1 of the 3 drawn below the 500 tokens/s expected: WITH=token"
     assert [one.get_xdata() for one in drawn.figure.axes[0].lines[-2:]] == [[11, 11], [500, 500]]
     low = records.Suspects(gap=replace(gap, expected=22), tested=tested)
     drawn = pictures(made, suspects=low)["speed"]

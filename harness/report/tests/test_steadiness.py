@@ -46,13 +46,13 @@ def test_a_row_a_training_run_says_how_it_went() -> None:
 
     assert found is not None
     first, leaks, sinks, failed = (row[1:] for row in found.rows)
-    assert first[:3] == ("200", "5.314 → 3.585", "–")
-    assert first[3:] == ("10,200 → 10,300 (steady)", "–", "–", "–")
-    assert leaks[3:] == (
+    assert first[:2] == ("200", "5.314 → 3.585")
+    assert first[2:] == ("10,200 → 10,300 (steady)", "–", "–", "–")
+    assert leaks[2:] == (
         "10,200 → 10,300 (steady)", "leak: 1.00 MiB a step", "–", "grad_norm at 2",
     )  # fmt: skip
-    assert sinks[3].endswith("(sinking)")
-    assert sinks[5].startswith("120 (")
+    assert sinks[2].endswith("(sinking)")
+    assert sinks[4].startswith("120 (")
     assert (failed[0], failed[-1]) == ("5", "loss at 6")
     assert steadiness.over_steps(run([CASE], lambda c: timed(c, 0.05)), {}) is None
 
@@ -68,7 +68,7 @@ def test_withdrawn_tokens_are_not_shown_over_the_steps() -> None:
         )
         table = context.build(Study(of), Path("reports"))[0]["over_steps"]
         assert isinstance(table, Table)
-        return table.rows[0][4]
+        return table.rows[0][3]
 
     assert shown(was_read=True) == "10,200 → 10,300 (steady)"
     assert shown(was_read=False) == NONE
