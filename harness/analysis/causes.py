@@ -298,7 +298,8 @@ def _dispatch(
     facts |= {"step": step_s, "works": busy}
     if not 1 / NEAR <= share <= NEAR:
         return CauseKind.HOST, facts
-    return CauseKind.DISPATCH, {**facts, "fills": "alone fills" if share >= 1 else "is most of"}
+    fills = "alone would fill" if share >= 1 else "is most of"
+    return CauseKind.DISPATCH, {**facts, "fills": fills}
 
 
 def _ranks(measured: Mapping[str, Sequence[Measurement]]) -> Iterator[Cause]:

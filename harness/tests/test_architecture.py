@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 954,  # the modules beside the rooms
-    "harness/analysis": 4_189,
+    "harness/analysis": 4_190,
     "harness/bisect": 1_529,
     "harness/cli": 1_866,
     "harness/executor": 292,

@@ -296,7 +296,7 @@ def test_operators_that_do_not_add_up_to_the_step_are_not_the_mechanism() -> Non
     assert (wrong.kind, wrong.cases) == (CauseKind.HOST, (CASES[0].case_id,))
     assert evidence(wrong).startswith("1,111 operators x 12.0 µs = 13.3 ms, 33.2 % of the step of")
     assert (right.kind, right.cases) == (CauseKind.DISPATCH, tuple(c.case_id for c in CASES[1:]))
-    assert ", 101 % of the step of 35.7 ms: dispatch in Python alone fills" in evidence(right)
+    assert ", 101 % of the step of 35.7 ms: dispatch in Python alone would fill" in evidence(right)
 
 
 def test_a_setting_that_changes_the_tokens_of_a_step_makes_a_token_slower() -> None:
