@@ -349,7 +349,6 @@ _FACTS = {
     Fact.KERNELS_INVISIBLE: "no GPU here: kernels cannot be seen",
     Fact.OTHER_DEVICE: "this is {0.detail}",
     Fact.NO_GROUP: "not in a group of cases with three values of {0.detail}",
-    Fact.NO_FIT: "{0.detail}",
 }
 
 

@@ -7,9 +7,10 @@ exponent per segment.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -58,19 +59,16 @@ class ScalingFit:
     points: tuple[ScalingPoint, ...]
     """In the order of the axis."""
     exponent: Estimate | None = None
-    """None if there is no fit; then `reason` says why."""
+    """None if there is no fit; then the facts say why."""
     slope: Estimate | None = None
     """The least-squares exponent without an interval, with that of each round of processes. None if
     a case has no time."""
-    reason: str = ""
-    note: str = ""
-    """What is suspicious about the curve; may be empty."""
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Why there is no fit, and what is suspicious; measured on several `gpus` no rule judges it."""
     last: Interval | None = None
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False
     """Whether the last octave shows that no power law holds, so that only `last` is true."""
-    gpus: int = 1
-    """With more than one the curve is shown, and no rule judges it."""
     kernels: Estimate | None = None
     """The slope of the kernels' time, if the GPU waits for the host in a case: that of the steps
     may be the host's. None if a case has no profile."""
@@ -105,7 +103,7 @@ class ScalingFit:
 def fit(summaries: Sequence[CaseSummary]) -> tuple[ScalingFit, ...]:
     """Fit every group of cases along every numeric axis that has three values in it.
 
-    A group with too few measured cases gets a reason instead of a fit. A HANG is not used as a
+    A group with too few measured cases has no exponent. A HANG is not used as a
     bound: it makes no progress.
     """
     axes = dict.fromkeys(name for s in summaries for name in s.case.swept)
@@ -153,10 +151,10 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     points = tuple(sorted(listed, key=lambda p: p.x))
     case = members[0].case
     gpus = len({s.card for s in members if s.card})
-    note = f"its cases were measured on {gpus} GPUs" if gpus > 1 else ""
+    facts: dict[str, Any] = {"gpus": gpus} if gpus > 1 else {}
     found = ScalingFit(axis=axis, group=group_of(case, axis), workload=case.workload, points=points)
     octave, every = _slope(*points[-2:]), _any_slope(axis, members)
-    found = replace(found, gpus=gpus, note=note, last=octave, slope=every)
+    found = replace(found, facts=facts, last=octave, slope=every)
     if any(s.waits for s in members):
         found = replace(found, kernels=_any_slope(axis, members, "kernel_s"))
     timed = [(p.x, p.step_s.value) for p in points if p.step_s is not None]
@@ -165,18 +163,18 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     ]
     distinct = len({x for x, _ in timed})
     if distinct < MIN_POINTS:
-        why = f"{distinct} measured values of {axis}; a fit needs {MIN_POINTS}"
-        return replace(found, reason=why)
+        few = {"distinct": distinct, "axis": axis, "least": MIN_POINTS}
+        return replace(found, facts=facts | few)
     x, y = (np.log(np.array(column)) for column in zip(*timed, strict=True))
     slope, low, high = _least_squares(x, y)
     for at, bound_s in bounds:
         if math.log(bound_s) > y.mean() + high * (math.log(at) - x.mean()):
-            return replace(found, reason=f"steeper than a power law: {at:,g} timed out")
+            return replace(found, facts=facts | {"beyond": at})
     if high - low > UNKNOWN:
         end = found.last.low if found.last else None
         return replace(
             found,
-            reason=f"not known from {len(timed)} points",
+            facts=facts | {"unsure": len(timed)},
             steepens=end is not None and end > slope + FLAT,
         )
     exponent = Estimate(
@@ -191,9 +189,13 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     (x1, y1), (x2, y2) = timed[-2:]
     last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
     steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
-    bends = "not a power law: the curve steepens" if steepens else _note(axis, members, exponent)
-    said = "; ".join(filter(None, (bends, note)))
-    return replace(found, exponent=exponent, note=said, steepens=steepens)
+    if steepens:
+        facts["bends"] = True
+    elif abs(slope) < FLAT:
+        ok = [s for s in members if s.outcome is Outcome.OK]
+        used = all(s.effective.get(axis) == s.case.axes[axis] for s in ok)
+        facts["used" if used else "unused"] = axis
+    return replace(found, exponent=exponent, facts=facts, steepens=steepens)
 
 
 def _any_slope(
@@ -233,15 +235,6 @@ def _agree(a: Interval, b: Interval) -> bool:
     ends = a.low, a.high, b.low, b.high
     low_a, high_a, low_b, high_b = (math.nan if end is None else end for end in ends)
     return low_a <= high_b and low_b <= high_a
-
-
-def _note(axis: str, members: Sequence[CaseSummary], exponent: Estimate) -> str:
-    if abs(exponent.value) < FLAT:
-        ok = [s for s in members if s.outcome is Outcome.OK]
-        if all(s.effective.get(axis) == s.case.axes[axis] for s in ok):
-            return f"the workload used {axis}, but the time hardly changes: a fixed cost dominates"
-        return f"the time does not depend on {axis}: check that the workload uses it"
-    return ""
 
 
 def _least_squares(x: Floats, y: Floats) -> tuple[float, float, float]:

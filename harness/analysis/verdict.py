@@ -310,24 +310,24 @@ def _exponent(rule: Rule, fit: ScalingFit) -> Finding:
         cases=tuple(p.case_id for p in fit.points),
         metric=rule.metric,
         estimate=fit.exponent,
-        detail=fit.reason,
+        facts=fit.facts,
     )
-    if fit.gpus > 1:
-        return replace(found, estimate=None, detail=fit.note)
+    if "gpus" in fit.facts:
+        return replace(found, estimate=None)
     steps = fit.last if fit.steepens else fit.exponent or fit.slope
     if fit.kernels and rule.over != "last_octave" and steps and fit.kernels.value > steps.value:
-        return _decide(rule, replace(found, detail="by the kernels"), fit.kernels)
+        return _decide(rule, replace(found, facts={"by": "the kernels"}), fit.kernels)
     if rule.over == "last_octave" or fit.steepens:
         begin, end = fit.last_ends
-        octave = f"over {rule.axis} {begin:g}–{end:g}"
+        octave = {"axis": rule.axis, "begin": begin, "end": end}
         if fit.last is None:
-            return replace(found, estimate=None, detail=f"no time {octave}")
-        return _decide(rule, replace(found, detail=octave), fit.last)
+            return replace(found, estimate=None, facts=octave)
+        return _decide(rule, replace(found, facts=octave), fit.last)
     if fit.exponent is None:
-        clear = fit.slope and _decide(rule, replace(found, detail=""), fit.slope)
+        clear = fit.slope and _decide(rule, replace(found, facts={}), fit.slope)
         return clear if clear and clear.fact is Fact.DECIDED else found
-    flat = f"(hardly depends on {rule.axis})" if abs(fit.exponent.value) < FLAT else ""
-    return _decide(rule, replace(found, detail=flat), fit.exponent)
+    flat = {"flat": rule.axis} if abs(fit.exponent.value) < FLAT else {}
+    return _decide(rule, replace(found, facts=flat), fit.exponent)
 
 
 def by_case(rule: Rule, summaries: Sequence[CaseSummary]) -> list[Finding]:

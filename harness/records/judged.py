@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from harness.records.asked import Case, Rule
 from harness.records.metrics import SPEEDS
@@ -235,6 +235,8 @@ class Finding:
     outcome: Outcome | None = None
     detail: str = ""
     """The detail of the outcome, or why something is unknown."""
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What else it states, for the words of harness.report.text."""
     count: int = 0
     asked: int = 0
     likely: Decision | None = None

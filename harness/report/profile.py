@@ -1,9 +1,7 @@
 """Where the time of a step goes, what limits it, and the exact counts of one step."""
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from harness import units
@@ -11,11 +9,11 @@ from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack
 from harness.analysis.study import Study
 from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement
 from harness.report.tables import NONE, Table
-from harness.report.text import listed, own_name, shared_name, told
+from harness.report.text import listed, own_name, shared_name, told, words
 
 SMALL = 0.02
 """Share of the step from which a part has a row."""
-WORDS = tomllib.loads(Path(__file__).with_name("templates").joinpath("causes.toml").read_text())
+WORDS = words("causes")
 """Kind of cause -> what a page says of it; `shared` by those of a step that waits."""
 _HEADS = {
     "dispatched_ops": "operators",

@@ -5,7 +5,9 @@ profile and steadiness (their sections), series/gate_text and series/bisection.
 """
 
 import shlex
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -34,6 +36,15 @@ Word = Callable[[str], str]
 """Name of an axis -> as people read it: `Suite.axis`."""
 
 
+def words(name: str) -> Mapping[str, Any]:
+    """A table of clauses, for `told`."""
+    return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text("utf-8"))
+
+
+SCALING = words("scaling")
+"""`no_fit`, `note` and `exponent`: what is said of a curve by its facts."""
+
+
 # --- words -------------------------------------------------------------------------------
 
 
@@ -57,19 +68,24 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
 
 
 class _Wording(Formatter):
-    """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`."""
+    """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`, and
+    a flag is no text, as `; no clock was read{unread}`."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         name, _, noun = format_spec.partition(" ")
-        return getattr(units, name)(*filter(None, [noun]), value) if name else str(value)
+        if value is True:
+            return ""
+        made = getattr(units, name, None)
+        return made(*filter(None, [noun]), value) if made else format(value, format_spec)
 
 
-def told(clauses: Iterable[str], facts: Mapping[str, Any]) -> str:
+def told(clauses: Iterable[str], facts: Mapping[str, Any], between: str = "") -> str:
     """The clauses of which all facts are known, with these."""
     known = {name: value for name, value in facts.items() if value not in (None, "")}
     wording = _Wording()
     named = ((clause, {name for _, name, *_ in wording.parse(clause)}) for clause in clauses)
-    return "".join(wording.format(c, **known) for c, its in named if its - {None} <= known.keys())
+    texts = (wording.format(c, **known) for c, its in named if its - {None} <= known.keys())
+    return between.join(texts)
 
 
 def shared_name(names: Sequence[str]) -> str:
@@ -259,6 +275,8 @@ def finding_sentence(f: Finding) -> str:
             each = " a step" if f.metric == "step_s" else ""
             near = f" ({len(f.cases)} cases alike)" if f.cases[1:] else ""
             return f"{value}{each}{near}"
+        case Fact.NO_FIT:
+            return told(SCALING["note" if "gpus" in f.facts else "no_fit"], f.facts, "; ")
         case Fact.NO_METRIC:
             return f"{units.title(f.metric)} not available{why}"
         case Fact.AT_LEAST | Fact.AT_MOST:
@@ -290,7 +308,8 @@ def _value(f: Finding) -> str:
     if f.low is not None or f.high is not None:
         name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
         return f"{name}{value}{few}"
-    return f"{value}{f' {f.detail}' if f.detail else ''}{few}"
+    of = f.detail or told(SCALING["exponent"], f.facts)
+    return f"{value}{f' {of}' if of else ''}{few}"
 
 
 def _expected(f: Finding) -> str:

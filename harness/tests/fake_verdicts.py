@@ -48,8 +48,7 @@ OPEN = gate_case(
     comparison=comparison(smallest_effect=0.04, pairs_needed=40, minutes_needed=12.0),
 )
 FASTER = gate_case(
-    "attention/nsa",
-    comparison=comparison(change=Change.FASTER, ratio=ratio(0.9, 0.88, 0.92)),
+    "attention/nsa", comparison=comparison(change=Change.FASTER, ratio=ratio(0.9, 0.88, 0.92))
 )
 
 

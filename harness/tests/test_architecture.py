@@ -50,8 +50,8 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 954,  # the modules beside the rooms
-    "harness/analysis": 4_190,
+    "harness": 953,  # the modules beside the rooms
+    "harness/analysis": 4_183,
     "harness/bisect": 1_529,
     "harness/cli": 1_866,
     "harness/executor": 292,
@@ -61,8 +61,8 @@ MOST_LINES = {
     "harness/machine": 1_180,
     "harness/measure": 2_114,
     "harness/program": 1_581,
-    "harness/records": 1_868,
-    "harness/report": 4_500,
+    "harness/records": 1_870,
+    "harness/report": 4_518,
     "harness/runner": 2_115,
     "harness/store": 749,
     "harness/suite": 1_903,

@@ -21,6 +21,7 @@ from harness.records import (
     Verdict,
     Weight,
 )
+from harness.report.text import finding_sentence
 from harness.report.verdict_text import rule_sentence
 from harness.tests.fake_runs import ended, run, sweep, timed, to
 
@@ -295,10 +296,9 @@ def growth(*steps_s: float, over: str = "all") -> Finding:
     """The finding of a curve that takes these times at 512, 1024, ..."""
     cases = sweep(seq_len=[512 * 2**i for i in range(len(steps_s))])
     steps = {c.case_id: step_s for c, step_s in zip(cases, steps_s, strict=True)}
-    rule = Rule(name="growth", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.6)
-    rule = replace(rule, over=over)
+    rule = Rule(name="g", metric="scaling_exponent", axis="seq_len", go=1.3, abort=1.6, over=over)
     made = run(cases, lambda c: timed(c, steps[c.case_id], cv=0.001), rules=[rule])
-    (found,) = of(Study(made).verdict, "growth").findings
+    (found,) = of(Study(made).verdict, "g").findings
     return found
 
 
@@ -312,11 +312,11 @@ def test_a_curve_that_steepens_is_judged_by_its_last_octave(
     assert found.decision is decision
     assert found.estimate is not None
     assert found.estimate.value == pytest.approx(last, abs=0.02)
-    assert "4096–8192" in found.detail
+    assert "4096–8192" in finding_sentence(found)
 
 
 def test_a_growth_that_a_fixed_cost_hides_says_so() -> None:
     found = growth(1.0, 1.0, 1.0, 1.0)
 
     assert found.decision is GO
-    assert "hardly depends on seq_len" in found.detail
+    assert "hardly depends on seq_len" in finding_sentence(found)

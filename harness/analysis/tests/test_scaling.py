@@ -9,7 +9,9 @@ import pytest
 from harness.analysis import scaling
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import summarise
-from harness.records import Estimate, Measurement, Outcome
+from harness.records import Decision, Estimate, Fact, Finding, Measurement, Outcome
+from harness.report import tables
+from harness.report.text import SCALING, finding_sentence, told
 from harness.tests.fake_runs import ended, run, sweep, timed
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -50,7 +52,7 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
     found = exponent_of(fit)
     assert found.value == pytest.approx(exponent, abs=0.02)
     assert (found.low or math.inf) < exponent < (found.high or 0.0)
-    assert (fit.group, fit.note) == ("forward/nsa", "")
+    assert (fit.group, told(SCALING["note"], fit.facts)) == ("forward/nsa", "")
 
 
 @pytest.mark.parametrize(
@@ -66,15 +68,16 @@ def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(
     fit = fitted(steps, outcome=outcome, lower_bound_s=bound_s)
 
     assert (fit.exponent and fit.exponent.value) == (pytest.approx(1, abs=0.03) if fits else None)
-    assert fit.reason == ("" if fits else "steeper than a power law: 1,024 timed out")
-    assert (fit.censored, fit.gpus) == (outcome is Outcome.TIMEOUT, 1)  # it has no GPU
+    said = "" if fits else "steeper than a power law: 1,024 timed out"
+    assert told(SCALING["no_fit"], fit.facts) == said
+    assert (fit.censored, fit.facts.get("gpus")) == (outcome is Outcome.TIMEOUT, None)  # no GPU
 
 
 @pytest.mark.parametrize(("third", "reason"), [(0.042, ""), (0.08, "not known from 3 points")])
 def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason: str) -> None:
     fit = fitted({128: 0.01, 256: 0.02, 512: third})
 
-    assert (fit.reason, fit.exponent is None) == (reason, bool(reason))
+    assert (told(SCALING["no_fit"], fit.facts), fit.exponent is None) == (reason, bool(reason))
 
 
 def test_a_fit_has_the_processes_of_its_poorest_point() -> None:
@@ -89,11 +92,15 @@ def test_a_fit_has_the_processes_of_its_poorest_point() -> None:
 @pytest.mark.parametrize("seen", [{128, 256, 512}, {256}, set()])
 def test_a_flat_curve_has_a_fixed_cost_only_if_every_case_used_the_axis(seen: set[int]) -> None:
     def measure(c: Any) -> list[Measurement]:
-        return timed(c, 0.01, effective=c.axes if c.axes["seq_len"] in seen else {})
+        used, card = c.axes["seq_len"] in seen, str(c.axes["seq_len"])
+        return timed(c, 0.01, effective=c.axes if used else {}, card=card)
 
     (fit,) = scaling.fit(summarise(run(sweep(seq_len=[128, 256, 512]), measure)))
 
-    assert ("fixed cost" if len(seen) == 3 else "check that the workload uses it") in fit.note
+    said = "a fixed cost dominates" if len(seen) == 3 else "check that the workload uses it"
+    (row,) = tables.scaling([fit], {p.case_id: p.case_id for p in fit.points}).rows
+    finding = Finding(decision=Decision.INCONCLUSIVE, fact=Fact.NO_FIT, facts=fit.facts)
+    assert f"{said}; its cases were measured on 3 GPUs" in finding_sentence(finding) == row[-1]
 
 
 @pytest.mark.parametrize(

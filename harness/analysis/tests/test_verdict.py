@@ -310,7 +310,6 @@ def curve(low: float | None, high: float | None, axis: str = "seq_len") -> Scali
         workload="train",
         points=tuple(ScalingPoint(case_id=f"train/nsa/name={name}", x=1.0) for name in "ab"),
         exponent=None if low is None else estimate(low, high),
-        reason="two",
     )
 
 

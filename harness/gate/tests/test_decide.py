@@ -123,9 +123,8 @@ def test_a_case_without_comparison_is_undecided_unless_it_is_new(
 
 
 def test_a_missing_case_is_undecided_unless_exempted() -> None:
-    gone, meant = (
-        decide.judge_gone("s", CASE.case_id, "it is gone", p) for p in (POLICY, exempt())
-    )
+    gone = decide.judge_gone("s", CASE.case_id, "it is gone", POLICY)
+    meant = decide.judge_gone("s", CASE.case_id, "it is gone", exempt())
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)

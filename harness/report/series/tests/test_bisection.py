@@ -43,9 +43,8 @@ SLOWER = Comparison(
     smallest_effect=None,
     reason="slower",
 )
-CONFIRMED = CommitsConclusion(
-    reason="slower", culprits=(3,), good=2, probability=0.987, comparison=SLOWER, confirmed=True
-)
+FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, confirmed=True)
+CONFIRMED = replace(FOUND, reason="slower", probability=0.987, comparison=SLOWER)
 
 
 def of_commits(
@@ -83,9 +82,6 @@ def of_commits(
 
 def exact(before: float, after: float) -> dict[str, Any]:
     return {"values": ((before,), (), (before,), (after,), (after,))}
-
-
-FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, confirmed=True)
 
 
 @pytest.mark.parametrize(
