@@ -338,7 +338,7 @@ def scalar(value: bool | int | float | str | None) -> str:
 
 
 _FACTS = {
-    Fact.STATED: "{0.reason}",
+    Fact.STATED: "",
     Fact.RAN: "ran",
     Fact.TOO_FEW_PROCESSES: "{0.count} of {0.asked} processes count",
     Fact.NOT_DETERMINISTIC: "not deterministic: the first output of {0.count} of {0.asked} "

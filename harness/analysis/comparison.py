@@ -20,11 +20,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import scipy
 
-from harness import units
 from harness.analysis.statistics import (
     Flags,
     Floats,
@@ -230,37 +230,31 @@ def _judge(
     """The answer for one case, by the adjusted p-values that it is slower and that it is faster."""
     p_slower, p_faster = p
     ratio, practical = s.ratio, 1 + thresholds.practical
-    gap = units.ratio(ratio.value)
-    among = f", corrected for {cases} cases" if cases > 1 else ""
-    below = f"the tolerance of {units.percent(thresholds.tolerance)}"
-    clock_explained, open_tolerance = False, None
+    clock_explained, among = False, cases if cases > 1 else None
+    facts: dict[str, Any]
     if p_slower <= thresholds.alpha and ratio.value > practical:
         if s.cycles is not None and s.cycles <= math.log(practical):
             clock_explained, change = True, Change.UNDECIDED
-            in_cycles = units.ratio(math.exp(s.cycles))
-            reason = f"{gap} in time but {in_cycles} in clock cycles: the GPU clock differed"
+            facts = {"in_time": ratio.value, "in_cycles": math.exp(s.cycles)}
         else:
             change = Change.SLOWER
-            reason = f"shown to be {gap} (p = {p_slower:.2g}{among})"
-            if s.cycles is None:
-                reason += "; no clock was read, so a lower clock is not ruled out"
+            facts = {"shown": ratio.value, "by": {"p": p_slower, "among": among}}
+            facts["unclocked"] = s.cycles is None or None
     elif p_faster <= thresholds.alpha and ratio.value < 1 / practical:
         change = Change.FASTER
-        reason = f"shown to be {gap} (p = {p_faster:.2g}{among})"
+        facts = {"shown": ratio.value, "by": {"p": p_faster, "among": among}}
     elif ratio.high is not None and ratio.high < 1 + thresholds.tolerance:
         change = Change.SAME
-        reason = f"{units.ratio(ratio.high, 'most')}: below {below}"
+        facts = {"most": ratio.high, "below": thresholds.tolerance}
     else:
-        change, open_tolerance = Change.UNDECIDED, thresholds.tolerance
-        most = "unbounded" if ratio.high is None else units.ratio(ratio.high, "most")
-        reason = f"{most}: shown neither slower nor below {below}"
+        change, facts = Change.UNDECIDED, {"most": ratio.high, "across": thresholds.tolerance}
+        facts["unbounded"] = ratio.high is None or None
     needed = None
     if change is Change.UNDECIDED and not clock_explained and s.se < math.inf:
         of_pairs = math.sqrt(max(0.0, s.se**2 - thresholds.of_builds**2)) * math.sqrt(ratio.n)
         needed = pairs_needed(math.log(ratio.value), of_pairs, cases, thresholds)
         if needed is None:
-            differ = units.percent(thresholds.build_cv)
-            reason += f"; more pairs cannot decide, because builds differ by {differ}"
+            facts["builds"] = thresholds.build_cv
         else:
             needed = max(needed, ratio.n + 1)
     return Comparison(
@@ -271,8 +265,7 @@ def _judge(
         smallest_effect=_smallest_effect(s, cases, thresholds),
         pairs_needed=needed,
         minutes_needed=needed * s.pair_s / 60 if needed and s.pair_s else None,
-        reason=reason,
-        tolerance=open_tolerance,
+        facts=facts,
     )
 
 
@@ -368,12 +361,10 @@ def screened(case_id: str, pairs: Sequence[Pair], thresholds: Thresholds) -> Com
     low, high = map(float, student_bounds(logs, order, thresholds))
     se = math.hypot(float(pair_sd(logs, order)) / math.sqrt(len(pairs)), thresholds.of_builds)
     smallest = math.log(thresholds.screen_ratio) + _quantile(POWER) * se
-    most = units.ratio(math.exp(high), "most")
     return Comparison(
         case_id=case_id,
         change=Change.SAME,
         ratio=of_logs(centre, low, high, n=len(pairs)),
         smallest_effect=math.expm1(smallest) if smallest <= BOUNDLESS else None,
-        reason=f"{most} in {len(pairs)} pairs: below the tolerance of "
-        f"{units.percent(thresholds.tolerance)}",
+        facts={"most": math.exp(high), "of": len(pairs), "below": thresholds.tolerance},
     )

@@ -7,7 +7,7 @@ exponent per segment.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis.statistics import Floats, mapped, t_factor, times_better
-from harness.records import Case, CaseSummary, Estimate, Interval, Outcome, as_text, pairs
+from harness.records import Case, CaseSummary, Estimate, Facts, Interval, Outcome, as_text, pairs
 
 MIN_POINTS = 3
 """Fewer uncensored, distinct points leave no residual."""
@@ -63,7 +63,7 @@ class ScalingFit:
     slope: Estimate | None = None
     """The least-squares exponent without an interval, with that of each round of processes. None if
     a case has no time."""
-    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    facts: Facts = field(default_factory=dict, hash=False)
     """Why there is no fit, and what is suspicious; measured on several `gpus` no rule judges it."""
     last: Interval | None = None
     """The exponent between the two longest cases; None if one of them has no time."""

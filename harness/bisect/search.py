@@ -6,13 +6,12 @@ input in the same order gives the same request, so replaying a journal resumes a
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 import scipy
 
-from harness import units
 from harness.analysis import comparison as compare
 from harness.analysis.statistics import Floats, hodges_lehmann
 from harness.bisect.posterior import (
@@ -24,7 +23,7 @@ from harness.bisect.posterior import (
     mistaken,
     most_informative,
 )
-from harness.records import Change, Comparison, Pair, Thresholds
+from harness.records import Change, Comparison, Facts, Pair, Thresholds
 
 SURE = 0.95
 """Probability at which the search stops and the culprit is confirmed."""
@@ -60,7 +59,8 @@ class NextBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitsConclusion:
-    reason: str
+    facts: Facts = field(default_factory=dict)
+    """Why this, or none, is the culprit."""
     culprits: tuple[int, ...] = ()
     """The first bad commit; several if some cannot be measured; empty if no commit was found."""
     good: int | None = None
@@ -160,9 +160,7 @@ class NoisySearch:
         chosen = most_informative(chances, self.skipped, error)
         searched = sum(stage is BisectStage.SEARCH for stage, _ in self.blocks)
         if chosen is None or searched >= MAX_BLOCKS:
-            likely = units.percent(best.probability)
-            reason = f"after {searched} blocks no commit is more than {likely} likely"
-            return CommitsConclusion(reason=reason)
+            return CommitsConclusion(facts={"blocks": searched, "no_more": best.probability})
         position, nats = chosen
         left = math.ceil(float(scipy.special.entr(chances).sum()) / nats)
         left = min(MAX_BLOCKS - searched, left)
@@ -203,23 +201,18 @@ class NoisySearch:
         found = self.judged(new, sign)
         if found.change is Change.SLOWER:
             return None
-        said = "are not shown to" if found.change is Change.UNDECIDED else "do not"
-        reason = f"good and bad {said} differ on this machine: {found.reason}"
-        if found.smallest_effect is not None:
-            least = units.percent(found.smallest_effect)
-            reason += f"; a change of {least} would have been seen"
-        return CommitsConclusion(reason=reason, comparison=found)
+        said = "not_shown" if found.change is Change.UNDECIDED else "alike"
+        facts = {said: found.facts, "would_see": found.smallest_effect}
+        return CommitsConclusion(facts=facts, comparison=found)
 
     def _confirm(self, cell: CommitGroup, step: float) -> NextBlock | CommitsConclusion:
         found = self.confirm(cell.good, cell.bad, step)
         if isinstance(found, NextBlock):
             return found
         confirmed = found.change is Change.SLOWER
-        reason = f"{found.reason}, in {found.ratio.n} new pairs with the commit before it"
-        if not confirmed:
-            reason = f"{units.percent(cell.probability)} likely but not confirmed: {reason}"
+        likely = None if confirmed else cell.probability
         return CommitsConclusion(
-            reason=reason,
+            facts={"likely": likely, "found": found.facts, "new_pairs": found.ratio.n},
             culprits=cell.positions,
             good=cell.good,
             probability=cell.probability,
@@ -260,7 +253,7 @@ class ExactSearch:
             if position not in self.values:
                 return in_turns(BisectStage.ANCHORS, (position,), taken, 2)
         if self.values[0] == self.values[self.last]:
-            return CommitsConclusion(reason="good and bad do not differ on this machine")
+            return CommitsConclusion(facts={"both_alike": True})
         low, high = self._bounds()
         chosen = most_informative(self.probabilities(), self.skipped, 0.0)
         if chosen is not None:
@@ -268,7 +261,7 @@ class ExactSearch:
             most = searched + math.ceil(math.log2(high - low))
             return in_turns(BisectStage.SEARCH, (chosen[0],), searched, most)
         return CommitsConclusion(
-            reason="the commit before it is good",
+            facts={"good_before": True},
             culprits=tuple(range(low + 1, high + 1)),
             good=low,
             probability=1.0,

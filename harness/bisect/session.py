@@ -188,8 +188,8 @@ class Bisection:
                 skipped = {x.position: x.reason for x in self._skipped}
                 for place, name in ((0, "the good commit"), (self._search.last, "the bad commit")):
                     if place in skipped:
-                        reason = f"{name} cannot be measured: {skipped[place]}"
-                        return CommitsConclusion(reason=reason), False
+                        lost = {"unmeasured": name, "because": skipped[place]}
+                        return CommitsConclusion(facts=lost), False
                 block = self._search.next()
                 if not isinstance(block, NextBlock):
                     return block, False
@@ -198,7 +198,7 @@ class Bisection:
                     self._tell(TITLES[stage])
                 self._measure(block)
         except Stopped as stop:
-            return CommitsConclusion(reason=str(stop)), True
+            return CommitsConclusion(facts={"stopped": str(stop)}), True
 
     def result(
         self, repository: Repository, conclusion: CommitsConclusion, resumable: bool

@@ -39,7 +39,7 @@ from harness.records import (
 from harness.report import endings
 from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
-from harness.report.series.gate_text import case_reason, change_text, undecided_text
+from harness.report.series import gate_text
 from harness.report.tables import NONE
 from harness.report.text import command_text
 from harness.report.verdict_text import rule_sentence
@@ -314,14 +314,14 @@ def judged(verdict: GateVerdict) -> RenderableType:
         cases.sort(key=lambda c: c.state in (State.NEW, State.MISSING))
     if cases:
         lines.append(_gate_cases(cases))
-    lines += [Text(f"{f.check}: {f.decision}: {f.reason}") for f in verdict.findings]
+    lines += [Text(f"{f.check}: {f.decision}: {gate_text.stated(f)}") for f in verdict.findings]
     decision = (str(verdict.decision), DECISION_STYLE[verdict.decision])
     subject = verdict.subject.capitalize()
-    lines.append(Text.assemble(f"{subject}: ", decision, f"  {verdict.reason}"))
+    lines.append(Text.assemble(f"{subject}: ", decision, f"  {gate_text.verdict_reason(verdict)}"))
     lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
     if verdict.subject is VerdictSubject.GATE and verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
-        setting = undecided_text(verdict)
+        setting = gate_text.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
         lines.append(Text(f"  With --ci it {effect}: the policy {why}"))
     if verdict.gpu_s:
@@ -345,11 +345,12 @@ def _gate_cases(cases: Sequence[GateCase]) -> Table:
     """Each id has a line of its own, so that it can be copied from a narrow terminal."""
     rows = table("", "case, step times, change, why")
     for case in cases:
-        change = change_text(case)
+        change = gate_text.change_text(case)
         if case.baseline_s and case.candidate_s:
             before, after = units.duration(case.baseline_s), units.duration(case.candidate_s)
             change = f"{before} → {after}  {change}"
-        why = "; ".join((case_reason(case), *(f.reason for f in case.findings if not f.counts)))
+        noted = [gate_text.stated(f) for f in case.findings if not f.counts]
+        why = "; ".join((gate_text.case_reason(case), *noted))
         rows.add_row(
             Text(str(case.decision), style=DECISION_STYLE[case.decision]),
             Text.assemble((case.case_id, "bold"), f"\n{change}\n{why}"),

@@ -9,12 +9,13 @@ from harness.cli import console, options
 from harness.cli.options import command, out, say, show
 from harness.cli.progress import GateProgress
 from harness.errors import HarnessError
-from harness.gate import policy, records
+from harness.gate import policy
 from harness.gate.counters import FILE
 from harness.gate.plan import Request
 from harness.gate.records import Mode
 from harness.gate.session import carry_out, count
 from harness.git.repository import WORKING_TREE
+from harness.report.series.gate_text import encode
 
 
 def gate(
@@ -82,7 +83,7 @@ def gate(
     with GateProgress() as progress:
         verdict = carry_out(request, progress, say)
     if verdict_file is not None:
-        verdict_file.write_text(records.encode(verdict), encoding="utf-8")
+        verdict_file.write_text(encode(verdict), encoding="utf-8")
     out.print(console.judged(verdict))
     raise typer.Exit(0 if ci and not verdict.blocks else verdict.decision.exit_status)
 

@@ -16,7 +16,7 @@ from harness.gate.policy import Policy, PolicyForm
 from harness.gate.records import GateCase, GateVerdict, Mode, State, VerdictSubject, side_of
 from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, too_few
 from harness.machine import drift, facts
-from harness.records import Case, Comparison, Decision, Finding, Measurement, Outcome, Run
+from harness.records import Case, Comparison, Decision, Facts, Finding, Measurement, Outcome, Run
 from harness.runner.interleave import usable
 from harness.suite.choice import passing
 
@@ -54,14 +54,14 @@ def runs(
         )
     both = [case_id for case_id in after if case_id in before]
     around = tuple(drift.differences(baseline.environment, candidate.environment))
-    changed = {i: text for i in both if (text := _differs(before[i], after[i]))}
+    changed = {i: how for i in both if (how := _differs(before[i], after[i]))}
     # In one suite only `--set` differs, so that times can be compared.
     one_suite = baseline.suite.sha256 == candidate.suite.sha256
     cases = _judged(baseline, study, [after[i] for i in both], changed, one_suite, counters)
     foreign = [d.name for d in around if d.name not in (*EXPECTED, CARD)]
     if not across:
-        every = dict.fromkeys(both, f"{foreign[0]} differs") if foreign else {}
-        spoilt = every | (changed if one_suite else {})
+        every = {case_id: {"differs": name} for name in foreign[:1] for case_id in both}
+        spoilt = {**every, **(changed if one_suite else {})}
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
     cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
@@ -86,19 +86,19 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     return replace(verdict, cases=cases, differences=around, subject=subject)
 
 
-def _differs(baseline: Case, candidate: Case) -> str:
-    """Why two cases of one id are not the same: axes, code, or how samples are taken."""
+def _differs(baseline: Case, candidate: Case) -> Facts:
+    """How two cases of one id are not the same: axes, code, or how samples are taken."""
     for name, (a, b) in drift.measured(baseline, candidate).items():
-        return f"the case has changed: {name} is {a} in the baseline, {b} in the candidate"
-    return ""
+        return {"changed": name, "was": str(a) or "empty", "now": str(b) or "empty"}
+    return {}
 
 
 def _times(
     a: Run, b: Run, alike: Sequence[Case]
-) -> tuple[Mapping[str, Comparison], Mapping[str, str]]:
+) -> tuple[Mapping[str, Comparison], Mapping[str, Facts]]:
     """The comparisons of step times, and why a case has none."""
     sides: dict[str, tuple[Sequence[Measurement], Sequence[Measurement]]] = {}
-    why: dict[str, str] = {}
+    why: dict[str, Facts] = {}
     for case in alike:
         measured = a.of(case.case_id), b.of(case.case_id)
         before, after = ([m for m in side if usable(m, case)] for side in measured)
@@ -126,7 +126,7 @@ def _times(
 
 
 def _judged(
-    a: Run, of: Study, both: Sequence[Case], changed: Mapping[str, str], timed: bool, counters: bool
+    a: Run, of: Study, both: Sequence[Case], changed: dict[str, Facts], timed: bool, counters: bool
 ) -> list[GateCase]:
     """The cases of both runs, as a gate judges them. How some have `changed` is part of the reason;
     their times are compared if they are `timed`."""
@@ -146,7 +146,7 @@ def _judged(
             candidate=b.of(case_id),
             baseline=a.of(case_id),
             comparison=times.get(case_id),
-            no_comparison=why.get(case_id, ""),
+            no_comparison=why.get(case_id, {}),
             folder=b.folder,
             counted=counted[case_id] if counters else None,
             mode=Mode.COUNTERS if counters else Mode.BASELINE,
@@ -164,18 +164,20 @@ def _strict(case: GateCase) -> GateCase:
     """A gate accepts a case that the baseline cannot run; a comparison leaves it undecided."""
     if case.state is not State.NEW:
         return case
-    return _undecided(case, "ran", f"only the candidate can run it: {case.reason}")
+    found = case.decisive or case.findings[-1]
+    return _undecided(case, "ran", replace(found, facts={**found.facts, "only_candidate": True}))
 
 
-def _across(case: GateCase, differs: str) -> GateCase:
+def _across(case: GateCase, differs: Facts) -> GateCase:
     """The case with its comparison undecided: what differs may explain the change."""
     if case.state is not State.COMPARED:
         return case
-    return _undecided(case, ENVIRONMENT, f"{differs}, and may explain the change")
+    may_explain = Finding(decision=Decision.INCONCLUSIVE, facts={**differs, "may_explain": True})
+    return _undecided(case, ENVIRONMENT, may_explain)
 
 
-def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
-    finding = Finding(check=check, decision=Decision.INCONCLUSIVE, reason=reason)
+def _undecided(case: GateCase, check: str, found: Finding) -> GateCase:
+    finding = replace(found, check=check, decision=Decision.INCONCLUSIVE)
     compared = case.comparison  # more pairs would not decide
     return replace(
         case,
@@ -187,8 +189,8 @@ def _undecided(case: GateCase, check: str, reason: str) -> GateCase:
 
 def _lacking(run: Run, case_id: str, state: State) -> GateCase:
     """A case that one side lacks."""
-    reason = f"only the {'candidate' if state is State.NEW else 'baseline'} has this case"
-    findings = (decide.not_measured(reason),)
+    side = "candidate" if state is State.NEW else "baseline"
+    findings = (decide.not_measured({"only": side}),)
     return GateCase(case_id=case_id, suite=run.suite.path, state=state, findings=findings)
 
 

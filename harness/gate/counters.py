@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from harness.analysis.recorded import by_step, exact_counters
 from harness.errors import StoreError
 from harness.gate.records import CounterChange, parse
-from harness.records import COUNTERS, Decision, Environment, Finding, Measurement, Outcome
+from harness.records import COUNTERS, Decision, Environment, Facts, Finding, Measurement, Outcome
 
 FILE = Path("ci/baselines/counters.json")
 CHECK = "counters per step"
@@ -75,15 +75,15 @@ def torch_of(environment: Environment) -> str:
     return (environment.versions.get("torch") or "").partition("+")[0]
 
 
-def unfit(baseline: CounterBaseline | None, here: Environment) -> str:
-    """Why the recorded counters cannot be compared with counts made here, or an empty string."""
+def unfit(baseline: CounterBaseline | None, here: Environment) -> Facts:
+    """Why the recorded counters cannot be compared with counts made here; empty if they can."""
     if baseline is None:
-        return f"{FILE} not found; record counters: {RENEW}"
+        return {"no_file": str(FILE), "record": RENEW}
     if baseline.device != here.device_name:
-        return f"{FILE} was counted on {baseline.device}, but this is {here.device_name}"
+        return {"file": str(FILE), "device": baseline.device, "here": here.device_name}
     if baseline.torch != torch_of(here):
-        return f"{FILE} was counted with torch {baseline.torch}, but this is {torch_of(here)}"
-    return ""
+        return {"file": str(FILE), "torch": baseline.torch, "here": torch_of(here)}
+    return {}
 
 
 def counts_of(measured: Sequence[Measurement]) -> tuple[Counts | None, str]:
@@ -117,7 +117,7 @@ def compare(
     if not varying or not all(map(all, varying.values())):
         (before, no_a), (after, no_b) = map(counts_of, sides)
         whys = (("baseline", no_a), ("candidate", no_b))
-        why = "; ".join(f"{side}: {reason}" for side, reason in whys if reason)
+        why = {"lacking": [{"side": side, "lacks": no} for side, no in whys if no]}
         return judge(before, after, source="the baseline", why=why, accepted=recorded)
     kept = [{n: c for n, c in e.counts.items() if n not in varying} for e in exact]
     answer = judge(kept[0], kept[1], source="the baseline")
@@ -128,12 +128,12 @@ def compare(
     }
     if answer[1].decision is Decision.NO_GO or not other:
         return answer
-    texts = []
+    ranges = []
     for name, steps in other.items():
         counts = [[*chain(*processes)] for processes in steps]
-        ranges = [f"{min(n):,} to {max(n):,} in {len(n)} steps" for n in counts]
-        texts.append(f"{name} varies by step: {' → '.join(ranges)}")
-    return answer[0], _finding(Decision.INCONCLUSIVE, "; ".join(texts))
+        ends = [{"least": min(n), "largest": max(n), "steps": len(n)} for n in counts]
+        ranges.append({"counter": name, "ranges": ends})
+    return answer[0], _finding(Decision.INCONCLUSIVE, varying=ranges)
 
 
 def judge(
@@ -141,30 +141,28 @@ def judge(
     candidate: Counts | None,
     *,
     source: str,
-    why: str = "",
+    why: Facts | None = None,
     accepted: Counts | None = None,
 ) -> Compared:
     """Compare two sides exactly; `source` names that of the baseline in words, `why` says why a
     side is None, and `accepted` is what the candidate may count instead."""
     if baseline is None or candidate is None:
-        return (), _finding(Decision.INCONCLUSIVE, why)
+        return (), _finding(Decision.INCONCLUSIVE, **(why or {}))
     changes = tuple(
         CounterChange(name=n, before=baseline.get(n), after=candidate.get(n))
         for n in COUNTERS
         if baseline.get(n) != candidate.get(n)
     )
     if not changes:
-        return (), _finding(Decision.GO, f"all {len(candidate)} equal {source}")
-    text = ", ".join(map(str, changes))
+        return (), _finding(Decision.GO, equal=len(candidate), source=source)
+    texts = [*map(str, changes)]
     if accepted == candidate:
-        return changes, _finding(Decision.GO, f"{text}; ", f"recorded in {FILE}")
+        return changes, _finding(Decision.GO, changes=texts, recorded_in=str(FILE))
     unknown = [c.name for c in changes if c.before is None or c.after is None]
     if len(unknown) == len(changes):
-        reason = f"only one side has {', '.join(unknown)}: {text}"
-        return changes, _finding(Decision.INCONCLUSIVE, reason)
-    return changes, _finding(Decision.NO_GO, f"{text}; ", f"differs from {source}")
+        return changes, _finding(Decision.INCONCLUSIVE, one_side=unknown, differing=texts)
+    return changes, _finding(Decision.NO_GO, changes=texts, differs_from=source)
 
 
-def _finding(decision: Decision, reason: str, detail: str = "") -> Finding:
-    """`detail` is what a page prints beside the counters that differ."""
-    return Finding(check=CHECK, decision=decision, reason=reason + detail, detail=detail)
+def _finding(decision: Decision, **facts: Any) -> Finding:
+    return Finding(check=CHECK, decision=decision, facts=facts)

@@ -8,9 +8,8 @@ Anything missing or unknown is INCONCLUSIVE, never GO.
 import datetime
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from harness import units
 from harness.analysis import verdict
 from harness.analysis.summary import step_time
 from harness.gate import counters
@@ -25,6 +24,7 @@ from harness.records import (
     Comparison,
     Decision,
     Fact,
+    Facts,
     Finding,
     Measurement,
     Outcome,
@@ -61,7 +61,7 @@ class CaseEvidence:
     refused: str = ""
     """Why the baseline refused the case before it ran."""
     comparison: Comparison | None = None
-    no_comparison: str = ""
+    no_comparison: Facts = field(default_factory=dict)
     """Why there is no comparison, or what weakens it."""
     folder: str = ""
     """Of the candidate's run, for the log."""
@@ -101,66 +101,58 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
     )
 
 
-def judge_gone(suite: str, case_id: str, reason: str, policy: Policy) -> GateCase:
+def judge_gone(suite: str, case_id: str, why: Facts, policy: Policy) -> GateCase:
     """The answer for a case of the baseline that is not measured."""
     state = State.MISSING
-    found, excuse = _excused([not_measured(reason)], case_id, state, policy)
+    found, excuse = _excused([not_measured(why)], case_id, state, policy)
     whole = tuple(found)
     return GateCase(case_id=case_id, suite=suite, state=state, findings=whole, exemption=excuse)
 
 
-def not_measured(reason: str) -> Finding:
-    return Finding(check="ran", decision=Decision.INCONCLUSIVE, reason=reason)
+def not_measured(why: Facts) -> Finding:
+    return Finding(check="ran", decision=Decision.INCONCLUSIVE, facts=why)
 
 
 def _ran(evidence: CaseEvidence, summary: CaseSummary) -> list[Finding]:
     """Whether it ran correctly, and with the required kernels and operators."""
     pairs = 1 if evidence.same else evidence.case.settings.processes
     asked = replace(evidence.case, settings=replace(evidence.case.settings, processes=pairs))
-    found = _with_sentence(verdict.ran(asked, summary), "ran")
+    found = replace(verdict.ran(asked, summary), check="ran")
     ended, base = summary.outcome, {m.outcome for m in evidence.baseline}
     lost = ended not in (None, Outcome.OK, *NOT_OF_THE_CODE)
     if lost and ended not in FAILURES and base == {Outcome.OK}:
-        reason = f"{found.reason}; the baseline runs this case"
-        found = replace(found, decision=Decision.NO_GO, reason=reason)
+        found = replace(found, decision=Decision.NO_GO, facts={"baseline_runs": True})
     elif ended in FAILURES and ended in base:
-        found = replace(found, reason=f"{found.reason}; the baseline fails too")
+        found = replace(found, facts={"baseline_fails": True})
     if found.fact is Fact.RAN:
         count = sum(m.outcome is Outcome.OK for m in evidence.candidate)
-        found = replace(found, reason=f"{units.plural('process', count)} ended ok")
+        found = replace(found, fact=Fact.STATED, facts={"ended_ok": count})
     attested = verdict.attested(summary)
-    return [found, *([_with_sentence(attested, verdict.WHAT_RAN)] if attested else [])]
-
-
-def _with_sentence(found: Finding, check: str) -> Finding:
-    """A finding of the suite's rules with its sentence."""
-    return replace(found, check=check, reason=units.fact_text(found))
+    return [found, *([replace(attested, check=verdict.WHAT_RAN)] if attested else [])]
 
 
 def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
     check = AGAINST[evidence.mode]
-    but = f" ({evidence.no_comparison})" if evidence.no_comparison else ""
+    but = {"but": evidence.no_comparison}
     if evidence.counted is not None:
         finding = evidence.counted[1]
         state = State.UNCOMPARED if finding.decision is Decision.INCONCLUSIVE else State.COMPARED
-        return state, [replace(finding, reason=finding.reason + but)]
+        return state, [replace(finding, facts={**finding.facts, **but})]
     if evidence.same:
-        reason = "the same kernels, machine code and calls; one pair is as fast"
-        return State.SAME, [Finding(check=check, decision=Decision.GO, reason=reason)]
-    if evidence.comparison is not None:
-        decision, reason = _OF_CHANGE[evidence.comparison.change], evidence.comparison.reason + but
-        return State.COMPARED, [Finding(check=check, decision=decision, reason=reason)]
+        same = {"same_machine_code": True}
+        return State.SAME, [Finding(check=check, decision=Decision.GO, facts=same)]
+    if (found := evidence.comparison) is not None:
+        decision, facts = _OF_CHANGE[found.change], {**found.facts, **but}
+        return State.COMPARED, [Finding(check=check, decision=decision, facts=facts)]
     bad = next((m for m in evidence.baseline if m.outcome is not Outcome.OK), None)
     if evidence.refused or (bad is not None and bad.outcome in NOTHING_TO_COMPARE):
         why = evidence.refused or (f"{bad.outcome}: {bad.detail}" if bad else "")
-        first = why.strip().partition("\n")[0]
-        reason = f"new: the baseline cannot run it ({first})"
-        return State.NEW, [Finding(check=check, decision=Decision.GO, reason=reason)]
+        new = {"new": why.strip().partition("\n")[0]}
+        return State.NEW, [Finding(check=check, decision=Decision.GO, facts=new)]
+    without = {"baseline_failed": True} if bad else evidence.no_comparison or {"no_baseline": True}
+    finding = Finding(check=check, decision=Decision.INCONCLUSIVE, facts=without)
     if bad is not None:
-        reason = f"the baseline failed: {units.ending_text(bad.outcome, bad.detail)}"
-    else:
-        reason = evidence.no_comparison or "no process of the baseline ran"
-    finding = Finding(check=check, decision=Decision.INCONCLUSIVE, reason=reason)
+        finding = replace(finding, fact=Fact.ENDED, outcome=bad.outcome, detail=bad.detail)
     return State.UNCOMPARED, [finding]
 
 

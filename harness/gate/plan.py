@@ -16,7 +16,7 @@ from harness.gate.records import Mode
 from harness.gate.trees import Trees, from_root, take
 from harness.git.repository import WORKING_TREE, Repository, read_git
 from harness.machine import doctor, requirements
-from harness.records import Case, Decision, Environment, Finding, Grade, Suite
+from harness.records import Case, Decision, Environment, Facts, Finding, Grade, Suite
 from harness.runner.interleave import Side, Task
 from harness.runner.rig import Rig
 from harness.store import reader as store
@@ -62,7 +62,7 @@ class Plan(Ground):
     """What a gate will measure, and its findings so far."""
 
     tasks: tuple[Task, ...]
-    gone: Mapping[tuple[str, str], str]
+    gone: Mapping[tuple[str, str], Facts]
     """Suite and case of the baseline, or on record, that is not measured -> why."""
     recorded: counters.CounterBaseline | None
     """The counters on record, if counters are compared."""
@@ -137,7 +137,7 @@ def prepared(request: Request, ground: Ground, held: ExitStack, say: Say) -> Pla
         recorded=kept,
         rig=rig,
         sides=sides,
-        findings=(*trees.findings, *(unfit(f"{check.name}: {check.fact}") for check in wrong)),
+        findings=(*trees.findings, *(unfit({"check": c.name, "shows": c.fact}) for c in wrong)),
         began=ground.began,
     )
     if plan.sound:
@@ -158,27 +158,25 @@ def _choices(loaded: Policy, mode: Mode) -> Sequence[ChosenSuite]:
 
 def gone(
     mode: Mode, ground: Ground, kept: counters.CounterBaseline | None = None
-) -> Iterator[tuple[tuple[str, str], str]]:
+) -> Iterator[tuple[tuple[str, str], Facts]]:
     """Cases of the baseline, or of the file of counters, that are not measured now; and why."""
     loaded, trees, suites = ground.policy, ground.trees, ground.suites
     measured = {path: {c.case_id for c in suite.cases} for path, suite in suites.items()}
     if trees.baseline is None:
         for path, cases in kept.cases.items() if kept else ():
-            why = f"recorded counters exist but the case was not run; {counters.RENEW} removes them"
             for case_id in sorted(cases.keys() - measured.get(path, set())):
-                yield (path, case_id), why
+                yield (path, case_id), {"remove": counters.RENEW}
         return
     before_change = loaded
     if trees.base_policy is not None:
         with suppress(SuiteError):
             before_change = policy.parse(trees.base_policy, Path(loaded.path))
-    why = f"only the baseline has this case, or selects it in {loaded.path}"
     for choice in _choices(before_change, mode):
         with suppress(SuiteError):  # an unreadable suite has no cases to lose
             before = chosen(trees.folders[:1], choice)
             for case in before.cases if before else ():
                 if case.case_id not in measured.get(choice.suite, set()):
-                    yield (choice.suite, case.case_id), why
+                    yield (choice.suite, case.case_id), {"only": "baseline", "policy": loaded.path}
 
 
 def _sides(
@@ -201,9 +199,9 @@ def _sides(
     return tuple(sides)
 
 
-def unfit(reason: str) -> Finding:
+def unfit(why: Facts) -> Finding:
     """The finding because of which nothing is measured."""
-    return Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason=reason)
+    return Finding(check="preflight", decision=Decision.INCONCLUSIVE, facts=why)
 
 
 def _preflight(plan: Plan) -> None:

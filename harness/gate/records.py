@@ -1,18 +1,15 @@
 """The verdict of a gate: all that a renderer (JUnit, step summary, annotations, comment) needs.
 
-`encode` writes it as JSON and `decode` reads it. Times are SI; ratios are candidate over baseline,
-so above one is slower.
+`encode` of harness.report.series.gate_text writes it as JSON, `decode` reads it. Times are SI;
+ratios are candidate over baseline, so above one is slower.
 """
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from harness import units
 from harness.errors import HarnessError
 from harness.machine.drift import Difference
 from harness.records import Change, Comparison, Decision, Finding, KernelChange, Run, worst
@@ -107,11 +104,6 @@ class GateCase:
         return self.decisive.decision if self.decisive else Decision.GO
 
     @property
-    def reason(self) -> str:
-        """The finding that decided, as one sentence."""
-        return self.decisive.reason if self.decisive else f"excused: {self.findings[-1].reason}"
-
-    @property
     def change(self) -> Change | None:
         return self.comparison.change if self.comparison else None
 
@@ -145,7 +137,7 @@ def side_of(run: Run) -> GateSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    schema: Literal[4] = 4
+    schema: Literal[5] = 5
     mode: Mode
     stage: Stage = Stage.SHADOW
     blocks: bool = False
@@ -177,49 +169,9 @@ class GateVerdict:
         return next((one.decision for one in worst(judged)), Decision.GO)
 
     @property
-    def reason(self) -> str:
-        """What decided, as one sentence."""
-        decision = self.decision
-        if decision is Decision.GO:
-            return _passed(self.cases)
-        cases = [c for c in self.cases if c.decision is decision]
-        said = [f"{f.check}: {f.reason}" for f in self.findings if f.decision is decision]
-        said += [f"{c.case_id}: {c.reason}" for c in cases]
-        of = len(self.cases)
-        share = f"{len(cases)} of {of} cases: " if cases and of > 1 else ""
-        more = f"; and {len(said) - 2} more" if len(said) > 2 else ""
-        return share + "; ".join(said[:2]) + more
-
-    @property
     def undecided_blocks(self) -> bool:
         """Whether what is undecided keeps the change from being merged."""
         return self.blocks and self.decision is not Decision.NO_GO
-
-
-def _passed(cases: Sequence[GateCase]) -> str:
-    """What a GO says of its cases."""
-    text = units.plural("case", len(cases))
-    if cases and all(c.state is State.SAME and not c.gpu_s for c in cases):
-        return f"{text}: {cases[0].reason}; not measured"
-    text += " passed"
-    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
-    if faster:
-        best = min(faster, key=lambda c: c.ratio.value)
-        text += f"; {len(faster)} faster ({best.case_id}: {units.ratio(best.ratio.value)})"
-    new = sum(c.state is State.NEW for c in cases)
-    return f"{text}; {new} new" if new else text
-
-
-def encode(verdict: GateVerdict) -> str:
-    """The verdict as JSON, with its exit status."""
-    fields = plain(verdict) | {"cases": [plain(case) for case in verdict.cases]}
-    fields["exit_status"] = verdict.decision.exit_status
-    return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def plain(answer: GateCase | GateVerdict) -> dict[str, object]:
-    """All that it says, for JSON."""
-    return {"decision": answer.decision, "reason": answer.reason, **asdict(answer)}
 
 
 def decode(text: str | bytes, place: str) -> GateVerdict:

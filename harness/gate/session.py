@@ -11,7 +11,7 @@ from harness.gate import counters, decide
 from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
 from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
 from harness.gate.sources import PROSE, same_step
-from harness.records import Comparison, Decision, Finding, Pair, Thresholds
+from harness.records import Comparison, Decision, Facts, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
 from harness.store import reader
 from harness.store.writer import now
@@ -34,8 +34,8 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
 
 def _unchanged(request: Request, ground: Ground) -> GateVerdict:
     """The verdict of a change that leaves the code as it is: nothing is measured."""
-    why = "the same code: at most comments, docstrings and prose differ"
-    found = Finding(check=decide.AGAINST[request.mode], decision=Decision.GO, reason=why)
+    check, same = decide.AGAINST[request.mode], {"same_code": True}
+    found = Finding(check=check, decision=Decision.GO, facts=same)
     cases = [
         GateCase(case_id=case.case_id, suite=path, state=State.SAME, findings=(found,))
         for path, suite in ground.suites.items()
@@ -65,7 +65,7 @@ class _Answers:
     """Results of the comparison, by suite and case id."""
 
     comparisons: Mapping[Key, Comparison] = field(default_factory=dict)
-    remarks: Mapping[Key, str] = field(default_factory=dict)
+    remarks: Mapping[Key, Facts] = field(default_factory=dict)
     """Why a case has no comparison, or a weak one."""
     counted: Mapping[Key, counters.Compared] = field(default_factory=dict)
     same: frozenset[Key] = frozenset()
@@ -78,10 +78,9 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     if plan.sound:
         answers = _measured(request, plan, held, observer)
     else:
-        why = "not measured: the machine is not fit"
-        answers = _Answers(remarks={t.key: why for t in plan.tasks})
+        answers = _Answers(remarks={t.key: {"unfit": True} for t in plan.tasks})
     cases = _cases(request, plan, answers)
-    cases += [decide.judge_gone(*key, reason, plan.policy) for key, reason in plan.gone.items()]
+    cases += [decide.judge_gone(*key, why, plan.policy) for key, why in plan.gone.items()]
     verdict = _verdict(request, plan, cases)
     verdict = replace(
         verdict,
@@ -107,9 +106,8 @@ def _measured(request: Request, plan: Plan, held: ExitStack, observer: Observer)
     bench = _started(request, plan, held, observer)
     timed = request.mode is not Mode.COUNTERS
     if wrong := bench.run_self_test(ask=timed and request.self_test):
-        failed = unfit(f"the self-test failed: {'; '.join(wrong)}")
-        why = "not measured: the self-test failed"
-        return _Answers(remarks={t.key: why for t in plan.tasks}, findings=(failed,))
+        untested = {t.key: {"untested": True} for t in plan.tasks}
+        return _Answers(remarks=untested, findings=(unfit({"self_test": list(wrong)}),))
     python = all(name.endswith((".py", *PROSE)) for name in plan.trees.changed)
     ask = plan.here.gpu is not None and python and not request.measure
     answers = _interleaved(plan, bench, ask) if timed else _Answers(counted=_counted(plan, bench))
@@ -221,8 +219,7 @@ def _interleaved(plan: Plan, bench: Bench, ask_code: bool) -> _Answers:
     for case in cases:
         steady, others = len(case.pairs()[0]), case.pairs()[1]
         if others:
-            text = f"{others} of {steady + others} pairs were not steady, or disturbed"
-            remarks[case.task.key] = text
+            remarks[case.task.key] = {"unsteady": others, "pairs": steady + others}
     return _Answers(answers, remarks, same=same)
 
 
@@ -238,9 +235,9 @@ def _counted(plan: Plan, bench: Bench) -> Mapping[Key, counters.Compared]:
         recorded = of_suite.get(task.case.case_id)
         if plan.trees.baseline is None:
             after, why = counters.counts_of(candidate.of(task))
-            missing = f"{counters.FILE} lacks this case; record it: {counters.RENEW}"
-            source, why = "the recorded counters", why or useless or missing
-            answers[task.key] = counters.judge(recorded, after, source=source, why=why)
+            missing = {"not_in": str(counters.FILE), "record": counters.RENEW}
+            source, no = "the recorded counters", {"lacks": why} if why else useless or missing
+            answers[task.key] = counters.judge(recorded, after, source=source, why=no)
         elif task.key not in plan.sides[0].cannot:  # such a case is judged as new
             before = plan.sides[0].of(task)
             answers[task.key] = counters.compare(before, candidate.of(task), recorded)
@@ -268,7 +265,7 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
                 baseline=baseline.of(task) if baseline else (),
                 refused=baseline.cannot.get(task.key, "") if baseline else "",
                 comparison=answers.comparisons.get(task.key),
-                no_comparison=answers.remarks.get(task.key, ""),
+                no_comparison=answers.remarks.get(task.key, {}),
                 counted=answers.counted.get(task.key),
                 same=task.key in answers.same,
                 folder=runs[task.suite].folder if task.suite in runs else "",

@@ -55,8 +55,7 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
     candidate = GateSide(ref=head, commit=commit, uncommitted=mine and dirty)
     findings, changed, baseline, base_policy = [], tuple[str, ...](), None, None
     if not mine and dirty:
-        reason = "uncommitted changes are not included; give . as the candidate to include them"
-        findings.append(Finding(check="working tree", decision=Decision.GO, reason=reason))
+        findings.append(Finding(check="working tree", decision=Decision.GO, facts={"unseen": True}))
     if base:
         before = repository.commit(base)
         before = repository.merge_base(before, commit) if policy else before
@@ -66,8 +65,7 @@ def take(held: ExitStack, repository: Repository, policy: str, *, base: str, hea
         changed = repository.changed(before, judged)
         base_policy = repository.text(before, policy) if policy else None
         if base_policy is not None and base_policy != repository.text(judged, policy):
-            reason = f"this change modifies its own policy, {policy}"
-            findings.append(Finding(check="policy", decision=Decision.GO, reason=reason))
+            findings.append(Finding(check="policy", decision=Decision.GO, facts={"own": policy}))
     elif mine:
         folders = (repository.root,)
     else:

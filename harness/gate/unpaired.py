@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 import scipy
 
-from harness import units
 from harness.analysis.comparison import Statistics, judge, of_logs, pairs_needed, standard_error
 from harness.analysis.statistics import Floats
-from harness.records import Change, Comparison, Measurement, Thresholds
+from harness.records import Change, Comparison, Facts, Measurement, Thresholds
 from harness.runner.interleave import clock
 
 FEWEST = 2
@@ -30,11 +29,11 @@ attention and training, whose code did not change, moved by 2.6 % (root mean squ
 pairs of H200 runs: 1.8 % for one card."""
 
 
-def too_few(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> str:
-    """Why a side has too few processes to compare, or an empty string."""
+def too_few(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> Facts:
+    """Which side has too few processes to compare, and how few; empty if none has."""
     sides = (("baseline", baseline), ("candidate", candidate))
-    short = " and ".join(f"{len(p)} in the {name}" for name, p in sides if len(p) < FEWEST)
-    return f"too few steady, undisturbed processes: {short}; {FEWEST} are needed" if short else ""
+    short = [{"there": len(p), "in": name} for name, p in sides if len(p) < FEWEST]
+    return {"too_few": short, "needed": FEWEST} if short else {}
 
 
 def compare_stored(
@@ -59,10 +58,9 @@ def compare_stored(
 
 
 def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
-    """Say how much of the interval two cards make by themselves."""
+    """How much of the interval two cards make by themselves."""
     share = math.expm1(-float(scipy.special.ndtri(thresholds.alpha)) * math.sqrt(2) * CARD_CV)
-    reason = f"{answer.reason}; of its interval the other card is ±{units.percent(share)}"
-    return replace(answer, card=share, reason=reason)
+    return replace(answer, facts={**answer.facts, "card": share})
 
 
 def _logs(side: Sequence[Measurement]) -> Floats:
@@ -121,7 +119,7 @@ def _instead(
     if answer.change is not Change.UNDECIDED:
         return answer
     if answer.clock_explained:
-        return replace(answer, reason=f"{answer.reason}; compare interleaved instead")
+        return replace(answer, facts={**answer.facts, "unpaired": True})
     sd = math.sqrt(sum(_logs(side).var(ddof=1) for side in (baseline, candidate)))
     needed, minutes = pairs_needed(math.log(answer.ratio.value), sd, cases, thresholds), None
     walls = [m.wall_s for m in candidate if m.wall_s]

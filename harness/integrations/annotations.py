@@ -6,7 +6,7 @@ GitHub keeps ten annotations of each kind; the step summary has all.
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision, worst_first
 from harness.report.markdown import clipped, plain
-from harness.report.series.gate_text import case_text
+from harness.report.series.gate_text import case_text, stated, verdict_reason
 
 MOST = 10
 MAX_MESSAGE = 2000
@@ -15,8 +15,8 @@ MAX_PROPERTY = 200
 
 def annotations(verdict: GateVerdict) -> str:
     """At most MOST commands, one per line, for the standard output of a step."""
-    lines = [(verdict.decision, str(verdict.subject), verdict.reason, "")]
-    lines += [(f.decision, f.check, f.reason, "") for f in verdict.findings]
+    lines = [(verdict.decision, str(verdict.subject), verdict_reason(verdict), "")]
+    lines += [(f.decision, f.check, stated(f), "") for f in verdict.findings]
     lines += [(c.decision, c.case_id, case_text(c), c.suite) for c in worst_first(verdict.cases)]
     bad = [line for line in lines if line[0] is not Decision.GO]
     return "".join(command(_kind(line[0], verdict), *line) + "\n" for line in bad[:MOST])

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
-from harness.report.series.gate_text import case_sentence, case_text
+from harness.report.series.gate_text import case_sentence, case_text, stated, verdict_reason
 
 MAX_TEXT = 10_000
 MAX_LINE = 500
@@ -20,11 +20,10 @@ def junit(verdict: GateVerdict) -> str:
     """The document: a test suite for each suite file, a test for each case and for the verdict."""
     whole = str(verdict.subject)
     tests: defaultdict[str, list[Element]] = defaultdict(list)
-    tests[whole].append(
-        _judged(verdict, "verdict", verdict.decision, verdict.reason, "\n".join(verdict.remedies))
-    )
+    answer, remedies = verdict_reason(verdict), "\n".join(verdict.remedies)
+    tests[whole].append(_judged(verdict, "verdict", verdict.decision, answer, remedies))
     for f in verdict.findings:
-        tests[whole].append(_judged(verdict, f.check, f.decision, f.reason))
+        tests[whole].append(_judged(verdict, f.check, f.decision, stated(f)))
     for case in verdict.cases:
         said, text = case_sentence(case), case_text(case)
         test = _judged(verdict, case.case_id, case.decision, said, text, case.gpu_s)

@@ -9,7 +9,7 @@ from harness import units
 from harness.gate.records import GateCase, GateVerdict, Stage
 from harness.records import Decision, worst_first
 from harness.report.markdown import cell, code
-from harness.report.series.gate_text import case_counts, case_reason, change_text, undecided_text
+from harness.report.series import gate_text
 from harness.report.series.machine_code import ir_table, kernel_table
 from harness.report.series.render import rendered
 
@@ -36,12 +36,14 @@ def page(verdict: GateVerdict) -> str:
     cases = worst_first(verdict.cases)
     values = {
         "verdict": verdict,
+        "reason": gate_text.verdict_reason(verdict),
+        "finding": gate_text.stated,
         "rows": [_row(case) for case in cases[:MOST_CASES]],
         "kernels": kernel_table((k for c in cases for k in c.kernels), cases=True),
         "ir": ir_table(k for c in cases for k in c.kernels),
         "omitted": cases[MOST_CASES:],
         "effect": _effect(verdict),
-        "counts": case_counts,
+        "counts": gate_text.case_counts,
         "signs": _SIGNS,
         "most": MAX_LISTED,
         "more": _more,
@@ -55,15 +57,15 @@ def page(verdict: GateVerdict) -> str:
 def _effect(verdict: GateVerdict) -> str:
     """What follows from the verdict, and which setting decides that."""
     blocked = "is blocked" if verdict.blocks else "is not blocked"
-    setting = undecided_text(verdict)
+    setting = gate_text.undecided_text(verdict)
     why = f"stage {_STAGES[verdict.stage]}" + (f", {setting}" if setting else "")
     return f"The change {blocked} ({why})"
 
 
 def _row(case: GateCase) -> str:
     sign = f"{_SIGNS[case.decision]} {case.decision}"
-    why = cell(case_reason(case), 600)
-    return f"| {sign} | {code(case.case_id)} | {cell(change_text(case))} | {why} |"
+    why = cell(gate_text.case_reason(case), 600)
+    return f"| {sign} | {code(case.case_id)} | {cell(gate_text.change_text(case))} | {why} |"
 
 
 def _more(listed: Sequence[object]) -> str:

@@ -3,10 +3,10 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.records.judged import Ratio
+from harness.records.judged import Facts, Ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +110,9 @@ class Comparison:
     """Pairs that would decide nine times in ten; None if it is decided, or no number would."""
     minutes_needed: float | None = None
     """Minutes for these pairs; None if no pair recorded its time."""
-    reason: str
-    tolerance: float | None = None
-    """The slowdown that the interval contains, if this is why the case is undecided."""
-    card: float | None = None
-    """Of stored times on two cards: half of the interval that the cards alone would have."""
+    facts: Facts = field(default_factory=dict, hash=False)
+    """Why, in numbers: `across` is the slowdown that the interval of an undecided case contains;
+    `card`, of stored times on two cards, is half of the interval that these alone would have."""
 
 
 def least_pairs(cases: int, alpha: float) -> int:

@@ -9,6 +9,8 @@ from harness.records.asked import Case, Rule
 from harness.records.metrics import SPEEDS
 from harness.records.outcome import Outcome, Scalar, Stop
 
+Facts = Mapping[str, Any]
+"""Numbers and names: a clause of harness/report/templates is told if all of its own are known."""
 WORKS = 0.8
 """Share of a step from which the GPU works for most of it."""
 
@@ -180,7 +182,7 @@ def worst(judged: Iterable[AnyJudged], *, best: bool = False) -> list[AnyJudged]
 class Fact(StrEnum):
     """What a finding states; harness.report.verdict_text makes a sentence of each."""
 
-    STATED = "stated"  # the sentence in `reason`
+    STATED = "stated"  # `facts`
     NOT_RUN = "not_run"  # `detail` is why, if the run ended early
     RAN = "ran"
     TOO_FEW_PROCESSES = "too_few_processes"  # `count` of `asked`
@@ -216,8 +218,6 @@ class Finding:
     """The case or group of cases; empty for the whole run."""
     cases: tuple[str, ...] = ()
     """Ids of the cases behind it."""
-    reason: str = ""
-    """As a sentence."""
     counts: bool = True
     """False if the policy excuses it: it is reported but decides nothing."""
     metric: str = ""
@@ -235,7 +235,7 @@ class Finding:
     outcome: Outcome | None = None
     detail: str = ""
     """The detail of the outcome, or why something is unknown."""
-    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    facts: Facts = field(default_factory=dict, hash=False)
     """What else it states, for the words of harness.report.text."""
     count: int = 0
     asked: int = 0

@@ -21,6 +21,7 @@ from harness.records import (
     Case,
     Decision,
     Fact,
+    Facts,
     Finding,
     Outcome,
     Ratio,
@@ -68,20 +69,31 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
 
 
 class _Wording(Formatter):
-    """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`, and
-    a flag is no text, as `; no clock was read{unread}`."""
+    """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`; a
+    flag is no text, and `{names:, }` joins."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
-        name, _, noun = format_spec.partition(" ")
         if value is True:
             return ""
-        made = getattr(units, name, None)
-        return made(*filter(None, [noun]), value) if made else format(value, format_spec)
+        if isinstance(value, list):
+            return format_spec.join(map(str, value))
+        name, _, noun = format_spec.partition(" ")
+        made, given = getattr(units, name, None), [noun, value] if noun else [value]
+        if made is None:
+            return format(value, format_spec)
+        return str(made(*(given[::-1] if made is units.ratio else given)))
 
 
-def told(clauses: Iterable[str], facts: Mapping[str, Any], between: str = "") -> str:
-    """The clauses of which all facts are known, with these."""
-    known = {name: value for name, value in facts.items() if value not in (None, "")}
+def told(clauses: Sequence[str], facts: Facts, between: str = "") -> str:
+    """The clauses of which all facts are known, with these; facts within facts are told first."""
+
+    def plain(fact: Any) -> Any:
+        if isinstance(fact, list | tuple):
+            return [plain(one) for one in fact]
+        return told(clauses, fact) if isinstance(fact, Mapping) else fact
+
+    values = {name: plain(fact) for name, fact in facts.items()}
+    known = {name: value for name, value in values.items() if value not in (None, "")}
     wording = _Wording()
     named = ((clause, {name for _, name, *_ in wording.parse(clause)}) for clause in clauses)
     texts = (wording.format(c, **known) for c, its in named if its - {None} <= known.keys())

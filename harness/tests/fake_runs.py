@@ -268,7 +268,5 @@ def ratio(value: float, low: float | None, high: float | None, n: int = 6) -> r.
 def comparison(**changes: Any) -> r.Comparison:
     """A comparison that finds no slowdown; with these fields instead."""
     of, effect = ratio(1.001, 0.99, 1.01), 0.02
-    same = r.Comparison(
-        case_id="train/nsa", change=r.Change.SAME, ratio=of, smallest_effect=effect, reason="+0.1 %"
-    )
+    same = r.Comparison(case_id="train/nsa", change=r.Change.SAME, ratio=of, smallest_effect=effect)
     return replace(same, **changes)

@@ -18,8 +18,8 @@ def gate_case(
     **changes: Any,
 ) -> GateCase:
     """A case that ran, with this finding of its comparison."""
-    ran = Finding(check="ran", decision=Decision.GO, reason="all ran")
-    found = Finding(check="against the baseline", decision=decision, reason=reason)
+    ran = Finding(check="ran", decision=Decision.GO, facts={"shows": "all ran"})
+    found = Finding(check="against the baseline", decision=decision, facts={"shows": reason})
     return GateCase(
         **{
             "case_id": case_id,

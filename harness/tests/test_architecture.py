@@ -51,25 +51,25 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 953,  # the modules beside the rooms
-    "harness/analysis": 4_183,
-    "harness/bisect": 1_529,
-    "harness/cli": 1_866,
+    "harness/analysis": 4_174,
+    "harness/bisect": 1_522,
+    "harness/cli": 1_868,
     "harness/executor": 292,
-    "harness/gate": 1_866,
+    "harness/gate": 1_801,
     "harness/git": 449,
-    "harness/integrations": 700,
+    "harness/integrations": 701,
     "harness/machine": 1_180,
     "harness/measure": 2_114,
     "harness/program": 1_581,
-    "harness/records": 1_870,
-    "harness/report": 4_518,
+    "harness/records": 1_868,
+    "harness/report": 4_596,
     "harness/runner": 2_115,
     "harness/store": 749,
     "harness/suite": 1_903,
     "harness/worker": 625,
     "nsa": 13_283,
     "suites": 3_004,
-    "reports": 1_495,  # its studies
+    "reports": 1_496,  # its studies
 }
 """Lines beside the tests; 28,500 with conftest and shipped. Who passes one lowers another."""
 MOST_TEST_LINES = {"harness": 19_000, "harness/executor": 300, "nsa": 8_860, "suites": 2_200}

@@ -26,9 +26,10 @@ from statistics import median
 
 from harness import units
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateVerdict, Mode, plain
+from harness.gate.records import GateCase, GateVerdict, Mode
 from harness.gate.session import carry_out
 from harness.records import Case, Decision, Measurement
+from harness.report.series.gate_text import plain, reason
 from harness.runner.run import terminating_like_ctrl_c
 from harness.store import reader
 from harness.suite import load as suites
@@ -228,7 +229,7 @@ def study(
         wall_s = time.monotonic() - start
         for case in verdict.cases if not step_s else ():
             if case.baseline_s is None:
-                raise RuntimeError(f"{case.case_id} was not timed: {case.reason}")
+                raise RuntimeError(f"{case.case_id} was not timed: {reason(case)}")
             step_s[case.case_id] = case.baseline_s
         name = f"+{units.percent(share)}" if share else f"A/A {plan[: number + 1].count(0.0)}"
         yield [PlantedCase(gate=name, slower=share, case=c, wall_s=wall_s) for c in verdict.cases]
@@ -262,7 +263,7 @@ def markdown(lines: Sequence[PlantedCase]) -> str:
     ]
     for line in lines:
         case, found = line.case, line.case.comparison
-        ratio, pairs = case.reason, 0
+        ratio, pairs = reason(case), 0
         if found:
             low, high = (f"{b:.3f}" if b else "?" for b in (found.ratio.low, found.ratio.high))
             ratio, pairs = f"{found.ratio.value:.3f} ({low} to {high})", found.ratio.n
@@ -305,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 for line in found:
                     journal.write(json.dumps(asdict(line) | {"case": plain(line.case)}) + "\n")
                     case = line.case
-                    _tell(f"{line.gate}: {case.case_id}: {case.decision}: {case.reason}")
+                    _tell(f"{line.gate}: {case.case_id}: {case.decision}: {reason(case)}")
                 journal.flush()
         except KeyboardInterrupt:
             _tell("interrupted: the gate in progress says nothing")

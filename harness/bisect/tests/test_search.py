@@ -16,6 +16,7 @@ from harness.bisect.search import (
 )
 from harness.bisect.tests.modelled import carried_out
 from harness.records import Change
+from harness.report.series.gate_text import because
 from reports.studies.noise import QUIET
 
 STEP = math.log(1.05)
@@ -142,7 +143,7 @@ def test_equal_anchors_find_no_commit(search: Search) -> None:
     found, asked = search(65, factor=1.0)
 
     assert (found.found, found.culprits) == (False, ())
-    assert "do not differ" in found.reason  # it would have been seen
+    assert "do not differ" in because(found.facts)  # it would have been seen
     assert {a.stage for a in asked} == {BisectStage.ANCHORS}
 
 
@@ -159,7 +160,7 @@ def test_a_step_that_new_pairs_do_not_show_is_likely_but_not_found() -> None:
         search.add(asked.stage, block)
 
     assert (asked.culprits, asked.found) == ((5,), False)
-    assert "likely but not confirmed" in asked.reason
+    assert "likely but not confirmed" in because(asked.facts)
 
 
 @pytest.mark.parametrize(("search", "most"), [(noisy, 50), (exact, 10)])

@@ -26,6 +26,7 @@ from harness.records import (
     Outcome,
     Run,
 )
+from harness.report.series.gate_text import reason, stated, verdict_reason
 from harness.store import reader
 from harness.tests.command_line import harness
 from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed
@@ -98,7 +99,7 @@ def test_runs_are_judged_as_a_gate_judges(what: str) -> None:
 
     assert answer.decision is decision
     assert (case.decision, case.state) == (decision, state)
-    assert said in case.reason
+    assert said in reason(case)
     assert [d.name for d in answer.differences] == ["commit"]
 
 
@@ -110,7 +111,7 @@ def test_another_environment_leaves_times_undecided() -> None:
 
     assert [d.name for d in answer.differences] == ["driver", "commit"]
     assert of(answer, FIRST) == (OPEN, State.COMPARED, "slower")
-    assert "driver differs" in answer.reason
+    assert "driver differs" in verdict_reason(answer)
     assert any("--across" in remedy for remedy in answer.remedies)
     assert any(f"compare {'a' * 10} {'b' * 10}" in remedy for remedy in answer.remedies)
     assert compare(a, Study(b), across=True).decision is NO_GO
@@ -126,7 +127,7 @@ def test_a_case_of_one_side_is_undecided() -> None:
     assert of(answer, SECOND)[:2] == (OPEN, State.MISSING)
     assert of(answer, other.case_id)[:2] == (OPEN, State.NEW)
     assert answer.decision is OPEN
-    assert "only the candidate has this case" in answer.reason
+    assert "only the candidate has this case" in verdict_reason(answer)
     assert compare(a, Study(b), filters=["seq_len=512"]).decision is GO
 
 
@@ -138,13 +139,13 @@ def test_a_case_with_another_setting_is_compared_and_the_difference_is_named() -
     answer = compare(a, Study(b))
 
     assert [(c.decision, c.change) for c in answer.cases] == [(OPEN, "slower")] * 2
-    assert "axis batch is 1 in the baseline, 4 in the candidate" in answer.cases[0].reason
+    assert "axis batch is 1 in the baseline, 4 in the candidate" in reason(answer.cases[0])
     assert any("--across" in remedy for remedy in answer.remedies)
     across = compare(a, Study(b), across=True)
-    assert (across.decision, "axis batch is 1" in across.reason) == (NO_GO, True)
+    assert (across.decision, "axis batch is 1" in verdict_reason(across)) == (NO_GO, True)
     edited = replace(b, suite=replace(b.suite, sha256="another"))
     assert {c.comparison for c in compare(a, Study(edited)).cases} == {None}
-    assert "axis batch is 1" in compare(a, Study(edited), counters=True).cases[0].reason
+    assert "axis batch is 1" in reason(compare(a, Study(edited), counters=True).cases[0])
 
 
 def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
@@ -163,7 +164,7 @@ def test_counters_are_compared_exactly_and_shown_beside_times() -> None:
         ("host_syncs", 34, 35)
     ]
     assert timed_too.decision is GO
-    assert "host_syncs 34 → 35" in timed_too.cases[0].findings[-1].reason
+    assert "host_syncs 34 → 35" in stated(timed_too.cases[0].findings[-1])
     assert compare(a, Study(side("c", counting(34))), counters=True).decision.exit_status == 0
     assert compare(a, Study(side("c", steady(0.1))), counters=True).decision.exit_status == 3
 
@@ -223,10 +224,10 @@ def test_a_case_that_only_one_side_can_run_is_undecided() -> None:
 
     answer = commits(verdict, ())
 
-    assert verdict.reason == "2 cases passed; 1 new"
+    assert verdict_reason(verdict) == "2 cases passed; 1 new"
     assert [c.decision for c in answer.cases] == [GO, OPEN]
     assert (answer.decision, answer.decision.exit_status) == (OPEN, 3)
-    assert "only the candidate can run it" in answer.reason
+    assert "only the candidate can run it" in verdict_reason(answer)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 
 from harness.gate import counters
 from harness.records import Counters, Decision, Measurement, Outcome
+from harness.report.series.gate_text import because
 from harness.runner import launcher
 from harness.suite import load as suites
 from harness.tests import fake_runs
@@ -77,6 +78,7 @@ def test_a_counter_that_varies_is_compared_step_by_step(
     changes, finding = counters.compare([varying(*LOW)], [candidate])
 
     assert (finding.decision, {c.name for c in changes}) == (decision, changed)
+    assert (" in 6 steps → " in because(finding.facts)) == (decision is Decision.INCONCLUSIVE)
 
 
 def test_counts_that_the_change_records_are_accepted() -> None:
@@ -94,7 +96,7 @@ def test_counters_of_another_torch_or_device_are_not_used() -> None:
 
     def why(torch: str, device: str) -> str:
         here: Any = SimpleNamespace(device_name=device, versions={"torch": torch})
-        return counters.unfit(kept, here)
+        return because(counters.unfit(kept, here))
 
     assert why("2.13.0+cu130", "cpu") == ""
     assert "with torch 2.13.0, but this is 2.14.0" in why("2.14.0", "cpu")

@@ -12,7 +12,7 @@ from harness.analysis.summary import summarise
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Policy, parse
-from harness.gate.records import CounterChange, GateCase, Mode, State, decode, encode
+from harness.gate.records import CounterChange, GateCase, Mode, State, decode
 from harness.records import (
     Change,
     Comparison,
@@ -24,6 +24,7 @@ from harness.records import (
     PathRule,
     Profile,
 )
+from harness.report.series.gate_text import encode, reason, verdict_reason
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import gate_case, gate_verdict
 
@@ -103,14 +104,14 @@ def test_a_failed_candidate_never_passes(
 @pytest.mark.parametrize(
     ("changes", "decision", "state", "message"),
     [
-        ({"summary": None, "no_comparison": "unfit"}, OPEN, State.UNCOMPARED, "unfit"),
+        ({"summary": None, "no_comparison": {"unfit": True}}, OPEN, State.UNCOMPARED, "not fit"),
         ({"base": []}, OPEN, State.UNCOMPARED, "no process of the baseline ran"),
         ({"base": Outcome.CRASH}, OPEN, State.UNCOMPARED, "the baseline failed"),
         ({"base": Outcome.PATH_MISMATCH}, OPEN, State.UNCOMPARED, "path mismatch"),
         ({"base": Outcome.INCORRECT}, GO, State.NEW, "new: the baseline"),
         ({"base": [], "refused": "no axis gc"}, GO, State.NEW, "no axis gc"),
         ({"measured": fake_runs.timed(CASE, 1, processes=1), "same": True}, GO, State.SAME, "one"),
-        ({"no_comparison": "3 of 6 pairs not steady"}, OPEN, State.UNCOMPARED, "not steady"),
+        ({"no_comparison": {"unsteady": 3, "pairs": 6}}, OPEN, State.UNCOMPARED, "6 pairs were"),
     ],
 )
 def test_a_case_without_comparison_is_undecided_unless_it_is_new(
@@ -119,16 +120,16 @@ def test_a_case_without_comparison_is_undecided_unless_it_is_new(
     found = judged(comparison=None, **changes)
 
     assert (found.decision, found.state) == (decision, state)
-    assert message in found.reason
+    assert message in reason(found)
 
 
 def test_a_missing_case_is_undecided_unless_exempted() -> None:
-    gone = decide.judge_gone("s", CASE.case_id, "it is gone", POLICY)
-    meant = decide.judge_gone("s", CASE.case_id, "it is gone", exempt())
+    gone = decide.judge_gone("s", CASE.case_id, {"only": "baseline"}, POLICY)
+    meant = decide.judge_gone("s", CASE.case_id, {"only": "baseline"}, exempt())
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)
-    assert meant.exemption == "exempt until 2999-12-31: known"
+    assert (meant.exemption, reason(meant)[:8]) == ("exempt until 2999-12-31: known", "excused:")
 
 
 def test_unattested_operators_leave_a_case_undecided() -> None:
@@ -140,7 +141,7 @@ def test_unattested_operators_leave_a_case_undecided() -> None:
     answer = judged(unseen, gpu=None, summary=head, case=stated)
 
     assert answer.decision is OPEN
-    assert answer.reason.endswith("switched off (measure.profile)")
+    assert reason(answer).endswith("switched off (measure.profile)")
 
 
 SLOWER = replace(SAME, change=Change.SLOWER)
@@ -156,7 +157,7 @@ COUNTED = counters.judge({"host_syncs": 0}, {"host_syncs": 41}, source="the base
         ({"mode": Mode.COUNTERS, "comparison": None, "counted": COUNTED}, GO, True),
         ({"measured": ended(Outcome.CRASH)}, NO_GO, False),
         ({"comparison": None, "base": Outcome.CRASH}, OPEN, False),
-        ({"comparison": None, "base": [], "no_comparison": "not steady"}, OPEN, False),
+        ({"comparison": None, "base": [], "no_comparison": {"untested": True}}, OPEN, False),
     ],
 )
 def test_an_exemption_excuses_only_what_the_comparison_says(
@@ -177,7 +178,7 @@ def test_an_expired_exemption_excuses_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decisions", "whole", "expected", "reason"),
+    ("decisions", "whole", "expected", "said"),
     [
         ([GO, GO], GO, GO, "2 cases passed"),
         ([GO, OPEN], GO, OPEN, "1 of 2 cases: train/nsa: no slower than the tolerance"),
@@ -188,14 +189,14 @@ def test_an_expired_exemption_excuses_nothing() -> None:
     ],
 )
 def test_the_worst_decides_the_whole(
-    decisions: list[Decision], whole: Decision, expected: Decision, reason: str
+    decisions: list[Decision], whole: Decision, expected: Decision, said: str
 ) -> None:
-    finding = Finding(check="preflight", decision=whole, reason="it")
+    finding = Finding(check="preflight", decision=whole, facts={"shows": "it"})
 
     verdict = gate_verdict(*(gate_case(decision=d) for d in decisions), findings=(finding,))
 
     assert verdict.decision is expected
-    assert verdict.reason == reason
+    assert verdict_reason(verdict) == said
 
 
 @pytest.mark.parametrize(
@@ -242,5 +243,6 @@ def test_a_verdict_round_trips_also_without_a_newer_field() -> None:
     del stored["candidate"]["uncommitted"]
 
     assert stored["exit_status"] == 1
-    assert stored["cases"][0]["reason"] in stored["reason"]
+    case = stored["cases"][0]
+    assert case["findings"][-1]["reason"] == case["reason"] in stored["reason"]
     assert decode(encode(VERDICT), "it") == decode(json.dumps(stored), "it") == VERDICT

@@ -15,6 +15,7 @@ from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
 from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
+from harness.report.series.gate_text import reason, verdict_reason
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -140,7 +141,7 @@ def test_each_planted_fault_has_its_decision(
     found = of(verdict, provider)
 
     assert (found.decision, found.state) == (decision, state), found
-    assert said in found.reason
+    assert said in reason(found)
     assert (verdict.decision, verdict.blocks, verdict.decision.exit_status) == (NO_GO, True, 1)
 
 
@@ -231,7 +232,7 @@ def test_a_change_of_comments_and_prose_alone_is_not_measured(
     with nullcontext() if same else pytest.raises(HarnessError, match="it is measured"):
         verdict = judge(folder, mode=Mode.RELATIVE, base="main", head="HEAD")
         assert of(verdict, "a").state is State.SAME
-        assert verdict.reason.endswith("docstrings and prose differ; not measured")
+        assert verdict_reason(verdict).endswith("docstrings and prose differ; not measured")
 
 
 @pytest.mark.usefixtures("planted")
@@ -267,7 +268,7 @@ def test_a_case_that_is_not_measured_any_more_is_missing(
     on_record = judge(folder, mode=Mode.COUNTERS)
     whys = [of(v, "slow") for v in (by_policy, on_record)]
     assert [(c.state, c.decision) for c in whys] == [(State.MISSING, OPEN)] * 2
-    assert len({c.reason for c in whys}) == 2
+    assert len({reason(c) for c in whys}) == 2
     assert {v.decision for v in (by_policy, on_record)} == {OPEN}
 
 
@@ -296,8 +297,8 @@ def test_code_from_outside_both_trees_is_refused(
     assert verdict.candidate.commit == verdict.baseline.commit
     assert (verdict.candidate.uncommitted, verdict.baseline.uncommitted) == (True, False)
     if not roots:
-        assert f"kern is {folder / 'src/kern/__init__.py'}" in case.reason
-        assert "under `roots` in the policy" in case.reason
+        assert f"kern is {folder / 'src/kern/__init__.py'}" in reason(case)
+        assert "under `roots` in the policy" in reason(case)
     else:
         assert ("host_syncs", 0, 1) in [(c.name, c.before, c.after) for c in case.counters]
         assert "harness gate --counters --record" in verdict.remedies[0]

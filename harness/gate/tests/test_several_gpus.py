@@ -39,7 +39,8 @@ def test_what_is_compared_is_of_one_gpu() -> None:
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
     def card(a: Run, b: Run) -> list[float | None]:
-        return [c.comparison.card for c in compare.runs(a, Study(b)).cases if c.comparison]
+        found = (case.comparison for case in compare.runs(a, Study(b)).cases)
+        return [c.facts.get("card") for c in found if c]
 
     one = on("GPU-0", "GPU-1")
     same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")

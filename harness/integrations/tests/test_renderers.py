@@ -10,11 +10,13 @@ import pytest
 import xmlschema
 
 from harness.gate import counters
-from harness.gate.records import GateCase, GateSide, Stage, encode
+from harness.gate.plan import unfit
+from harness.gate.records import GateCase, GateSide, Stage
 from harness.integrations.annotations import MOST, annotations, command
 from harness.integrations.junit import junit
 from harness.integrations.page import MOST_CASES, page
 from harness.records import Decision, Finding, KernelChange
+from harness.report.series.gate_text import encode
 from harness.tests.command_line import harness
 from harness.tests.fake_verdicts import FASTER, KERNEL, OPEN, SLOWER, gate_case, gate_verdict
 
@@ -31,7 +33,8 @@ CHANGES, MORE = counters.judge({"host_syncs": 12}, {"host_syncs": 1600}, source=
 COUNTED = gate_case(
     "prefill/nsa", Decision.NO_GO, comparison=None, counters=CHANGES, findings=(MORE,)
 )
-SHARED = Finding(check="preflight", decision=Decision.INCONCLUSIVE, reason="GPU is shared")
+SHARED = unfit({"shows": "GPU is shared"})
+OWN = {"shows": "it changes its own policy"}
 
 
 def results(document: str) -> dict[str, str]:
@@ -99,9 +102,7 @@ def test_the_page_of_a_gate() -> None:
         COUNTED,
         dataclasses.replace(SLOWER, kernels=(WIDER, NEW)),
         candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True),
-        findings=(
-            Finding(check="policy", decision=Decision.GO, reason="it changes its own policy"),
-        ),
+        findings=(Finding(check="policy", decision=Decision.GO, facts=OWN),),
         gpu_s=184.5,
         remedies=(
             "if the difference is intended, accept it: harness gate --counters --record",
@@ -148,7 +149,7 @@ def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
         case,
         device=NASTY,
         remedies=(NASTY,),
-        findings=(Finding(check=NASTY, decision=Decision.GO, reason=NASTY),),
+        findings=(Finding(check=NASTY, decision=Decision.GO, facts={"shows": NASTY}),),
     )
 
     text = page(verdict)

@@ -14,6 +14,7 @@ from harness.bisect.session import BisectResult
 from harness.records import METRICS
 from harness.report.markdown import cell, clipped, code, fenced, plain
 from harness.report.series import render
+from harness.report.series.gate_text import because
 from harness.report.series.machine_code import ir_table, kernel_table
 
 
@@ -63,6 +64,7 @@ def _because(result: BisectResult) -> str:
     """The evidence for the conclusion."""
     conclusion, found = result.conclusion, result.conclusion.comparison
     history, criterion = result.request.history, result.request.criterion
+    why = because(conclusion.facts)
     if conclusion.confirmed and found is not None and conclusion.good is not None:
         good = history[conclusion.good].short
         title = str(criterion)
@@ -76,11 +78,11 @@ def _because(result: BisectResult) -> str:
         ends = ((history[at].short, result.values[at]) for at in (0, -1))
         read = ", ".join(f"{values[0]:g} at {commit}" for commit, values in ends if values)
         if criterion.kind is CriterionKind.COUNTER and not conclusion.culprits and read:
-            return f"{conclusion.reason} ({criterion.name}: {read})"
-        return conclusion.reason
+            return f"{why} ({criterion.name}: {read})"
+        return why
     before, after = (result.values[p] for p in (conclusion.good, conclusion.culprits[-1]))
     if not (before and after):
-        return conclusion.reason
+        return why
     at = f"{history[conclusion.good].short} before it"
     match criterion.kind, after[0] > before[0]:
         case CriterionKind.COUNTER, _:

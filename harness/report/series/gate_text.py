@@ -1,13 +1,21 @@
 """Sentences about the cases of a gate: a change against its base."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 
 from harness import units
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
-from harness.records import WORST_FIRST, Change, Decision
+from harness.records import WORST_FIRST, Change, Decision, Finding
+from harness.report.text import told, words
 
+_BEFORE, _SAID = words("gate").values()
+"""Clauses before and after what a rule of the suites says."""
+because = partial(told, _SAID)
+"""What the facts of a comparison say, or those of a bisection."""
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
 
@@ -48,15 +56,28 @@ def open_question(case: GateCase) -> str:
     return "; ".join(parts)
 
 
+def stated(f: Finding) -> str:
+    """What a finding of a gate states."""
+    return told(_BEFORE, f.facts) + units.fact_text(f) + because(f.facts)
+
+
+def reason(case: GateCase) -> str:
+    """The finding that decided, as one sentence."""
+    decisive = case.decisive
+    return stated(decisive) if decisive else f"excused: {stated(case.findings[-1])}"
+
+
 def case_reason(case: GateCase) -> str:
     """`case_sentence` for use beside `change_text`, which it does not repeat."""
-    counted = [f.detail for f in case.findings if f.check == CHECK and f.decision is case.decision]
-    return case_sentence(case, counted[0] if case.counters and counted else "")
+    counted = [f.facts for f in case.findings if f.check == CHECK and f.decision is case.decision]
+    facts = counted[0] if case.counters and counted else {}
+    beside = {name: facts.get(name) for name in ("recorded_in", "differs_from")}
+    return case_sentence(case, because(beside))
 
 
-def case_sentence(case: GateCase, reason: str = "") -> str:
-    """The reason, or that of the case; what is undecided and what is exempt."""
-    return "; ".join(filter(None, (reason or case.reason, open_question(case), case.exemption)))
+def case_sentence(case: GateCase, said: str = "") -> str:
+    """What is said, or the reason of the case; what is undecided and what is exempt."""
+    return "; ".join(filter(None, (said or reason(case), open_question(case), case.exemption)))
 
 
 def case_text(case: GateCase) -> str:
@@ -68,7 +89,7 @@ def case_text(case: GateCase) -> str:
         lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
     for f in case.findings[:MAX_CHECKS]:
         excused = "" if f.counts else " (excused)"
-        lines.append(f"  {f.decision} by {f.check}{excused}: {f.reason}")
+        lines.append(f"  {f.decision} by {f.check}{excused}: {stated(f)}")
     if len(case.findings) > MAX_CHECKS:
         lines.append(f"  and {len(case.findings) - MAX_CHECKS} more checks")
     if case.log:
@@ -82,3 +103,45 @@ def undecided_text(verdict: GateVerdict) -> str:
     if settled or verdict.stage is not Stage.BLOCK:
         return ""
     return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
+
+
+def verdict_reason(verdict: GateVerdict) -> str:
+    """What decided, as one sentence."""
+    decision = verdict.decision
+    if decision is Decision.GO:
+        return _passed(verdict.cases)
+    cases = [c for c in verdict.cases if c.decision is decision]
+    said = [f"{f.check}: {stated(f)}" for f in verdict.findings if f.decision is decision]
+    said += [f"{c.case_id}: {reason(c)}" for c in cases]
+    of = len(verdict.cases)
+    share = f"{len(cases)} of {of} cases: " if cases and of > 1 else ""
+    more = f"; and {len(said) - 2} more" if len(said) > 2 else ""
+    return share + "; ".join(said[:2]) + more
+
+
+def _passed(cases: Sequence[GateCase]) -> str:
+    """What a GO says of its cases."""
+    text = units.plural("case", len(cases))
+    if cases and all(c.state is State.SAME and not c.gpu_s for c in cases):
+        return f"{text}: {reason(cases[0])}; not measured"
+    text += " passed"
+    faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
+    if faster:
+        best = min(faster, key=lambda c: c.ratio.value)
+        text += f"; {len(faster)} faster ({best.case_id}: {units.ratio(best.ratio.value)})"
+    new = sum(c.state is State.NEW for c in cases)
+    return f"{text}; {new} new" if new else text
+
+
+def encode(verdict: GateVerdict) -> str:
+    """The verdict as JSON, with its exit status."""
+    fields = plain(verdict) | {"cases": [plain(case) for case in verdict.cases]}
+    fields["exit_status"] = verdict.decision.exit_status
+    return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def plain(answer: GateCase | GateVerdict) -> dict[str, object]:
+    """All that it says, for JSON."""
+    why = reason(answer) if isinstance(answer, GateCase) else verdict_reason(answer)
+    found = [{**asdict(f), "reason": stated(f)} for f in answer.findings]
+    return {"decision": answer.decision, "reason": why, **asdict(answer), "findings": found}

@@ -16,6 +16,7 @@ from harness.gate.records import GateCase, State
 from harness.machine import drift
 from harness.records import CaseSummary, Change, Decision, Outcome, Run
 from harness.report.markdown import clipped
+from harness.report.series.gate_text import reason
 from harness.report.tables import NONE, Table
 from harness.report.text import listed
 from harness.store import reader
@@ -135,7 +136,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     bounds = [(c.ratio.low, c.ratio.high) for c in still]
     ends = [max(-math.log(low), math.log(high)) for low, high in bounds if low and high]
-    unknown = Counter(g.reason.partition(":")[0] for g in both if g.change is None)
+    unknown = Counter(reason(g).partition(":")[0] for g in both if g.change is None)
     why = unknown.most_common(1)[0][0] if unknown else ""
     why = f"mostly {why}" if len(unknown) > 1 else why
     near = sum(end < math.log1p(NEAR) for end in ends)
@@ -173,7 +174,7 @@ def _head(before: Run, now: Run, cases: Sequence[GateCase]) -> str:
     node = [f"{d.name} {_short(d.baseline)}, now {_short(d.candidate)}" for d in beside]
     if len(node) > MOST:
         node[MOST:] = [f"{len(node) - MOST} more"]
-    shares = (c.card for g in cases if (c := g.comparison) and c.card)
+    shares = (c.facts["card"] for g in cases if (c := g.comparison) and "card" in c.facts)
     apart = next((f"cards: ±{units.percent(share)} by themselves" for share in shares), "days")
     changed = f"The node changed: {'; '.join(node)}" if node else "The node is the same"
     return (

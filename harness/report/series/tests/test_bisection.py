@@ -16,9 +16,9 @@ from harness.bisect.history import Commit
 from harness.bisect.journal import BisectRequest, Skipped
 from harness.bisect.search import DOWN, UP, CommitsConclusion
 from harness.bisect.session import BisectResult
-from harness.records import Change, Comparison, KernelChange, Ratio
+from harness.records import Change, KernelChange, Ratio
 from harness.report.series import bisection
-from harness.tests.fake_runs import case, environment
+from harness.tests.fake_runs import case, comparison, environment
 from harness.tests.fake_verdicts import KERNEL
 from harness.tests.small_run import SUITE
 
@@ -36,15 +36,11 @@ COMMITS = tuple(
     )
     for n in range(5)
 )
-SLOWER = Comparison(
-    case_id=UP,
-    change=Change.SLOWER,
-    ratio=Ratio(value=1.1, low=1.08, high=1.12, p=2e-5, n=14),
-    smallest_effect=None,
-    reason="slower",
+SLOWER = comparison(
+    case_id=UP, change=Change.SLOWER, ratio=Ratio(value=1.1, low=1.08, high=1.12, p=2e-5, n=14)
 )
-FOUND = CommitsConclusion(reason="", culprits=(3,), good=2, probability=1.0, confirmed=True)
-CONFIRMED = replace(FOUND, reason="slower", probability=0.987, comparison=SLOWER)
+FOUND = CommitsConclusion(culprits=(3,), good=2, probability=1.0, confirmed=True)
+CONFIRMED = replace(FOUND, probability=0.987, comparison=SLOWER)
 
 
 def of_commits(
@@ -105,15 +101,15 @@ def test_the_sentence_says_how_the_culprit_differs(result: BisectResult, expecte
 
 
 def test_the_sentence_without_a_confirmed_commit() -> None:
-    several = replace(FOUND, culprits=(1, 2), confirmed=True, reason="the commit before it is good")
-    likely = replace(CONFIRMED, confirmed=False, reason="98.7 % likely")
-    none = CommitsConclusion(reason="no difference")
+    several = replace(FOUND, culprits=(1, 2), confirmed=True, facts={"good_before": True})
+    likely = replace(CONFIRMED, confirmed=False, facts={"likely": 0.987, "new_pairs": 14})
+    none = CommitsConclusion(facts={"both_alike": True})
 
     texts = [bisection.sentence(of_commits(c)) for c in (several, likely, none)]
 
     assert texts[0].startswith("the first bad commit is one of 1111111111, 2222222222;")
-    assert texts[1].startswith("no commit is confirmed; 3333333333 is the most likely: 98.7 %")
-    assert texts[2] == "no commit was found: no difference"
+    assert texts[1].startswith("no commit is confirmed; 3333333333 is the most likely: 98.7 % l")
+    assert texts[2] == "no commit was found: good and bad do not differ on this machine"
     counted = bisection.sentence(of_commits(none, SYNCS, **exact(2, 2)))
     assert counted.endswith("(host_syncs: 2 at 0000000000, 2 at 4444444444)")
 
