@@ -164,6 +164,7 @@ def value(metric: str, estimate: Interval, *, unit: bool = False) -> str:
     steps = estimate.samples if isinstance(estimate, Estimate) and _is_count(metric) else 0
     if steps and low is not None and high is not None:
         ranged = "" if low == high else f" ({_count(low)} to {_count(high)} in {steps} steps)"
+        end = end.removesuffix("s") if estimate.value == 1 else end
         return f"{_count(estimate.value)}{ranged}{end}"
     one, scale = _scaled(metric, estimate.value)
     if estimate.both:

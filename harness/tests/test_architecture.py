@@ -50,7 +50,7 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 953,  # the modules beside the rooms
+    "harness": 954,  # the modules beside the rooms
     "harness/analysis": 4_174,
     "harness/bisect": 1_522,
     "harness/cli": 1_868,
