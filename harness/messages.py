@@ -168,10 +168,10 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Described:
     """The answer to a DescribeOrder: harness.measure.facts.describe()."""
 
-    kind: Literal["facts"] = "facts"
+    kind: Literal["described"] = "described"
     facts: dict[str, Any]
 
 
@@ -199,7 +199,7 @@ class SelfTested:
 
 
 Order = MeasureOrder | CheckOrder | SelfTestOrder | DescribeOrder
-Message = PhaseBegan | Built | StepsDone | Answer | Facts | Checked | SelfTested
+Message = PhaseBegan | Built | StepsDone | Answer | Described | Checked | SelfTested
 
 _message: pydantic.TypeAdapter[Message] = pydantic.TypeAdapter(
     Annotated[Message, pydantic.Discriminator("kind")]

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median
-from typing import Any
 
 from harness import units
 from harness.analysis.effects import Effect, effects
@@ -19,7 +18,7 @@ from harness.analysis.recorded import TIMED, clock_limit, of_ranks, readings
 from harness.analysis.roofline import WAITS, Limit
 from harness.analysis.scaling import positive
 from harness.analysis.study import Study
-from harness.records import CaseSummary, Measurement, Outcome, Run, Scalar
+from harness.records import CaseSummary, Facts, Measurement, Outcome, Run, Scalar
 
 MANY = 0.1
 """Share of readings or samples from which a disturbance is a cause."""
@@ -77,7 +76,7 @@ class Cause:
 
     kind: CauseKind
     case_id: str
-    facts: Mapping[str, Any]
+    facts: Facts
     """What the record shows, by name."""
     share: float | None = None
     """Of the step: removing the cause saves at most this. None if it spoils numbers."""
@@ -288,9 +287,7 @@ def _limits(of: Study, sound: Sequence[CaseSummary], judged: set[str]) -> Iterat
             yield Cause(kind, case_id, facts, share)
 
 
-def _dispatch(
-    operators: int, step_s: float, busy: float, each_s: float
-) -> tuple[CauseKind, Mapping[str, Any]]:
+def _dispatch(operators: int, step_s: float, busy: float, each_s: float) -> tuple[CauseKind, Facts]:
     """Whether the operators of a step explain it, at the time that one takes in other cases."""
     predicted_s = operators * each_s
     share = predicted_s / step_s

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from harness.records import (
     Case,
     Counters,
     Estimate,
+    Facts,
     Measurement,
     Outcome,
     Phase,
@@ -203,7 +203,7 @@ class ClockLimit:
         return 1 - self.clock_hz / self.max_hz
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> Facts:
         """The numbers by name, clocks in MHz."""
         clocks = {"clock": self.clock_hz / 1e6, "full": self.max_hz / 1e6}
         return {**clocks, "limiter": self.by, "limited": self.limited, "readings": self.readings}

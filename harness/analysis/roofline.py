@@ -17,7 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
-from typing import Any
 
 from harness.analysis.effects import has_a_speed, longest
 from harness.analysis.recorded import ClockLimit, clock_limit, launches, readings
@@ -28,6 +27,7 @@ from harness.records import (
     Case,
     CaseSummary,
     Counters,
+    Facts,
     Measurement,
     Outcome,
     Peaks,
@@ -124,7 +124,7 @@ class Bottleneck:
     share: float | None = None
     """Of the roofline."""
     clock: ClockLimit | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     """The numbers by name; empty if nothing was measured."""
 
     @property
@@ -194,7 +194,7 @@ def works(ok: Sequence[Measurement]) -> bool:
     return bool(busy) and fmean(busy) >= HOST_BELOW
 
 
-def _facts(found: Bottleneck, bound_by: str, syncs: int) -> Mapping[str, Any]:
+def _facts(found: Bottleneck, bound_by: str, syncs: int) -> Facts:
     """The share of the step in which the GPU works, and what explains the rest or its speed."""
     facts = {"busy": found.busy or 0.0, "by": None if found.profiled else "NVML"}
     if found.limit in WAITS:

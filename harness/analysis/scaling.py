@@ -64,7 +64,7 @@ class ScalingFit:
     """The least-squares exponent without an interval, with that of each round of processes. None if
     a case has no time."""
     facts: Facts = field(default_factory=dict, hash=False)
-    """Why there is no fit, and what is suspicious; measured on several `gpus` no rule judges it."""
+    """Why there is no fit, and what is suspicious. With several `gpus` no rule judges it."""
     last: Interval | None = None
     """The exponent between the two longest cases; None if one of them has no time."""
     steepens: bool = False

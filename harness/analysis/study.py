@@ -3,7 +3,7 @@
 `Study(run)` computes a thing when it is first asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,6 +17,9 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Diagnosis
 from harness.analysis.verdict import judge
 from harness.records import Case, CaseSummary, Peaks, Run, Suite, Verdict, gpu_matches
+
+Foreseen = tuple[float | None, float]
+"""Of a case: the step that is expected, in seconds, if any; and its roofline bound."""
 
 
 class Study:
@@ -111,3 +114,33 @@ def case_names(suite: Suite) -> dict[str, str]:
             whose = f" ({own})" if ours and c.provider != ours else ""
             names[c.case_id] = f"{where}{', '.join(label)}{whose}" if apart else c.case_id
     return names
+
+
+def foreseen(suite: Suite, runs: Sequence[Run], here: Sequence[Run]) -> dict[str, Foreseen]:
+    """Case id -> its step and the roofline bound of that: the bound by its FLOPs and bytes in any
+    of the runs and the last peaks of `here`, those on this GPU model; the step by the share of the
+    bound that its provider reached here in the most similar case, None if none ran."""
+    here = [r for r in here if r.environment.gpu and r.self_test]
+    if len({r.environment.device_name for r in here}) != 1:
+        return {}
+
+    def work(c: Case) -> Hashable:
+        return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
+
+    last, proof, bounds_s = here[-1].environment, here[-1].self_test, dict[Hashable, float]()
+    for case, m in ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id)):
+        counts = [replace(m, counters=None)]  # launches may depend on the GPU
+        if limit := summary.roofline_bound(case, counts, m.effective, last, proof):
+            bounds_s[work(case)] = limit.seconds
+    timed = [(c, summary.step_time(c, r.of(c.case_id))) for r in here for c in r.suite.cases]
+    ran = [(c, step_s, bounds_s[work(c)]) for c, step_s in timed if step_s and work(c) in bounds_s]
+    found = {}
+    for case in suite.cases:
+        if bound_s := bounds_s.get(work(case)):
+            alike = [
+                (len(case.axes.items() & c.axes.items()), -max(s / bound_s, bound_s / s), i, t / s)
+                for i, (c, t, s) in enumerate(ran)
+                if (c.factory, c.provider) == (case.factory, case.provider)
+            ]
+            found[case.case_id] = bound_s * max(alike)[-1] if alike else None, bound_s
+    return found

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from harness import units
 from harness.analysis.bounds import timeout_bound
-from harness.analysis.study import Study
+from harness.analysis.study import Foreseen, Study
 from harness.analysis.summary import summarise
 from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
 from harness.git.repository import WORKING_TREE
@@ -215,8 +215,8 @@ def _grouped(notes: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{escape(case_id)}: [dim]{escape(text)}{more}[/]"
 
 
-def plan(suite: Suite, last: Mapping[str, Run], others: Mapping[str, str]) -> RenderableType:
-    """What a run would do, and how long it will take, by stored runs; `others`: other steps."""
+def plan(suite: Suite, last: Mapping[str, Run], others: Mapping[str, Foreseen]) -> RenderableType:
+    """What a run would do, and how long it will take, by stored runs; `others`: other cases."""
     right = ("processes", "limit each", "expected", "step (bound)")
     rows = table("case", *right, "variables and command", right=right)
     expected = {i: fmean(m.wall_s for m in run.of(i)) for i, run in last.items()}
@@ -234,7 +234,7 @@ def plan(suite: Suite, last: Mapping[str, Run], others: Mapping[str, str]) -> Re
             c.settings.processes_text,
             units.duration(c.settings.timeout_s),
             _span(*case_s),
-            steps.get(c.case_id) or others.get(c.case_id, "unknown"),
+            steps.get(c.case_id) or _foreseen(others.get(c.case_id)),
             escape(" ".join((*(f"{k}={v}" for k, v in c.env.items()), command_text(c)))),
         )
     fewest = sum(c.settings.processes for c in suite.cases)
@@ -261,6 +261,12 @@ def _step(before: CaseSummary) -> str:
     step_s, share = before.known("step_s"), before.known("roofline_share")
     bound = f" ({units.duration(step_s.value * share.value)})" if step_s and share else ""
     return f"{units.duration(step_s.value)}{bound}" if step_s else ""
+
+
+def _foreseen(found: Foreseen | None) -> str:
+    """`about 2.60 ms (1.02 ms)`, of a case that did not run here."""
+    about = f"about {units.duration(found[0])} " if found and found[0] else ""
+    return f"{about}({units.duration(found[1])})" if found else "unknown"
 
 
 def _span(low_s: float, high_s: float) -> str:

@@ -1,7 +1,7 @@
 """The command `run`: measure a suite."""
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from harness import units
-from harness.analysis.study import Study
-from harness.analysis.summary import roofline_bound, step_time
+from harness.analysis.study import Foreseen, Study, foreseen
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, err, out, say
@@ -20,7 +19,7 @@ from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
 from harness.executor.task import UnitCommand
 from harness.machine import drift, nvml
-from harness.records import Case, Decision, Environment, Run, Stop, Suite
+from harness.records import Decision, Environment, Run, Stop, Suite
 from harness.report import text
 from harness.report.series import render
 from harness.runner.rig import Rig, take
@@ -278,9 +277,9 @@ def _interrupted(folder: object) -> typer.Exit:
     return typer.Exit(EXIT_UNDECIDED)
 
 
-def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, str]]:
+def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Foreseen]]:
     """The last runs of the cases on the model of the GPU that workers will use or the CPU (on any,
-    if the machine has several models), and the steps that the stored runs let foresee."""
+    if the machine has several models), and what the stored runs let foresee."""
     try:
         models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
     except ProbeError:
@@ -301,35 +300,4 @@ def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:
             )
             if now and run.of(case.case_id) and of == now:
                 found[case.case_id] = run
-    return found
-
-
-def foreseen(suite: Suite, runs: Sequence[Run], here: Sequence[Run]) -> dict[str, str]:
-    """Case id -> `about 2.60 ms (1.02 ms)`: the roofline bound of its step, by its FLOPs and bytes
-    in any of the runs and the last peaks of `here`, those on this GPU model; and the step by the
-    share of its bound that its provider reached here in the most similar case, if one ran."""
-    here = [r for r in here if r.environment.gpu and r.self_test]
-    if len({r.environment.device_name for r in here}) != 1:
-        return {}
-
-    def work(c: Case) -> Hashable:
-        return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
-
-    last, bounds_s = here[-1], dict[Hashable, float]()
-    for case, m in ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id)):
-        counts = [replace(m, counters=None)]  # launches may depend on the GPU
-        if limit := roofline_bound(case, counts, m.effective, last.environment, last.self_test):
-            bounds_s[work(case)] = limit.seconds
-    timed = [(c, step_time(c, r.of(c.case_id))) for r in here for c in r.suite.cases]
-    ran = [(c, step_s, bounds_s[work(c)]) for c, step_s in timed if step_s and work(c) in bounds_s]
-    found = {}
-    for case in suite.cases:
-        if bound_s := bounds_s.get(work(case)):
-            alike = [
-                (len(case.axes.items() & c.axes.items()), -max(s / bound_s, bound_s / s), i, t / s)
-                for i, (c, t, s) in enumerate(ran)
-                if (c.factory, c.provider) == (case.factory, case.provider)
-            ]
-            about = f"about {units.duration(bound_s * max(alike)[-1])} " if alike else ""
-            found[case.case_id] = f"{about}({units.duration(bound_s)})"
     return found

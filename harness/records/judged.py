@@ -10,7 +10,7 @@ from harness.records.metrics import SPEEDS
 from harness.records.outcome import Outcome, Scalar, Stop
 
 Facts = Mapping[str, Any]
-"""Numbers and names: a clause of harness/report/templates is told if all of its own are known."""
+"""Numbers and names that fill the clauses of harness/report/templates."""
 WORKS = 0.8
 """Share of a step from which the GPU works for most of it."""
 

@@ -221,8 +221,8 @@ def _main(found: Sequence[Part]) -> Part | None:
 
 
 def _answer(found: Sequence[Part], v: Verdict) -> str:
-    """The main part and each that decides and is no or open with its number; of the others that
-    decide, or are no yes, the word."""
+    """The main part, and each that decides and is no or open, with its number; the word of the
+    others that decide or are not yes."""
     main = _main(found)
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."

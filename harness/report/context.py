@@ -77,8 +77,7 @@ class _Page:
         # With the names to show, without what other sections say.
         self.shown = answer.brief(answer.named(self.verdict, of, of.fits))
         self.parts = [*answer.parts(self.shown, run.suite, self.why)]
-        rules = (r for r in self.verdict.rules if r.stated and r.applies)
-        self.deciding = next((r.evidence for r in rules), ())
+        self.rules = [r for r in self.verdict.rules if r.stated and r.applies]
 
 
 def build(
@@ -111,7 +110,7 @@ def _screen(page: _Page) -> dict[str, object]:
     if suite.suspects:  # how the step of that day goes explains what somebody saw
         then = again.case_id if again else ""
         dispatch = [c for c in page.causes if c.kind is CauseKind.DISPATCH]
-        of_day, of_rule = {(then, "")}, {(i, "") for i in page.deciding}
+        of_day, of_rule = {(then, "")}, {(i, "") for r in page.rules[:1] for i in r.evidence}
         how = [own for c in dispatch if (own := c.within(of_day) or c.within(of_rule))]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]
@@ -159,7 +158,7 @@ def _why(page: _Page) -> tuple[str, str] | None:
     if page.why:
         asks = suite.suspects.asks if suite.suspects else ""
         return suite.parts.get(asks, "Why").rstrip("?"), page.why
-    asked = [s for s in of.summaries if s.case.case_id in page.deciding]
+    asked = [s for s in of.summaries for r in page.rules[:1] if s.case.case_id in r.evidence]
     takes = where_sentence(page.stacks, of.names) or limit_sentence(of, asked)
     return ("Why", takes) if takes else None
 
@@ -337,8 +336,7 @@ def _commands(page: _Page) -> tuple[str, ...]:
     if run.suite.name != PurePath(run.suite.path).stem:
         return tuple(lines)  # a study made its cases itself
     there = [c.case_id for c in run.suite.cases]
-    rules = [r for r in page.verdict.rules if r.stated and r.applies]
-    decides = [*remedies.slowest(page.verdict), *(i for r in rules for i in r.evidence)]
+    decides = [*remedies.slowest(page.verdict), *(i for r in page.rules for i in r.evidence)]
     only = shlex.quote(next((i for i in decides if i in there), there[0]))
     lines.append(f"harness run {shlex.quote(run.suite.path)} -f {only}  # one case alone")
     return tuple(lines)

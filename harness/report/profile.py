@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack
 from harness.analysis.study import Study
-from harness.records import COUNTERS, SAME_STEP, CaseSummary, Measurement
+from harness.records import COUNTERS, SAME_STEP, CaseSummary, Facts, Measurement
 from harness.report.tables import NONE, Table
-from harness.report.text import listed, own_name, shared_name, told, words
+from harness.report.text import filled, listed, own_name, shared_name, words
 
 SMALL = 0.02
 """Share of the step from which a part has a row."""
@@ -56,9 +55,8 @@ def where_sentence(found: Sequence[Stack], names: Mapping[str, str]) -> str:
     takes, also = (_part_cell(stack, part, [*stack.parts]) for part in (one, other))
     name = names[stack.case.case_id]
     whose = "" if name == stack.case.case_id else f", {name}"
-    return (
-        f"{one} takes {takes} and {other} {also} of a step of {units.duration(stack.step_s)}{whose}"
-    )
+    step = units.duration(stack.step_s)
+    return f"{one} takes {takes} and {other} {also} of a step of {step}{whose}"
 
 
 def _part_cell(stack: Stack, part: str, shown: Sequence[str]) -> str:
@@ -127,9 +125,9 @@ def _evidence(found: Bottleneck) -> str:
     return shown(found.facts) + (f"; {shown(clock.facts)}" if clock else "")
 
 
-def shown(facts: Mapping[str, Any]) -> str:
+def shown(facts: Facts) -> str:
     """What limits a step, by the facts of a bottleneck, of a clock or of its operators."""
-    return told(WORDS["shared"], facts)
+    return filled(WORDS["shared"], facts)
 
 
 def counts(of: Study) -> Table | None:

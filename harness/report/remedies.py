@@ -25,7 +25,7 @@ from harness.records import (
 )
 from harness.report.profile import WORDS, shown
 from harness.report.tables import NONE, Table
-from harness.report.text import a_gpu, alone_command, gap_place, listed, rest_command, told
+from harness.report.text import a_gpu, alone_command, filled, gap_place, listed, rest_command
 from harness.report.verdict_text import distance, misses
 
 MAX_STEPS = 5
@@ -35,7 +35,7 @@ GRAPH = f"{AGAIN} -s measure.graph=true"
 
 def evidence(cause: Cause) -> str:
     """What the record shows in the first case."""
-    return told(WORDS[cause.kind].get("evidence", ()), cause.facts) or shown(cause.facts)
+    return filled(WORDS[cause.kind].get("evidence", ()), cause.facts) or shown(cause.facts)
 
 
 def _graph_command(case_id: str, run: Run) -> str:
@@ -136,8 +136,8 @@ def next_steps(
     urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
     yield from (remedy(c, run) for c in urgent)
     if v.not_measured:
-        took = f", {units.duration(sum(m.wall_s for m in run.measurements))} here"
-        yield f"Run the suite on {a_gpu(v.not_measured)}: `harness run {suite}`{took}"
+        took = units.duration(run.elapsed_s or sum(m.wall_s for m in run.measurements))
+        yield f"Run the suite on {a_gpu(v.not_measured)}: `harness run {suite}`, {took} here"
     asked = (r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO)
     left = worst_first(asked)
     tested = run.suite.suspects.tested if run.suite.suspects else ()

@@ -29,7 +29,7 @@ from harness.records import (
     gpu_matches,
     pairs,
 )
-from harness.report.text import SCALING, Word, listed, own_name, shared_name, told
+from harness.report.text import SCALING, Word, filled, listed, own_name, shared_name
 from harness.report.verdict_text import (
     NOTED,
     distance,
@@ -305,7 +305,7 @@ def scaling(fits: Sequence[ScalingFit], names: Mapping[str, str], word: Word = s
         late = f", {f.censored} timed out" if f.censored else ""
         shared = shared_name([names[p.case_id] for p in f.points])
         by = f"by kernels {units.value('scaling_exponent', f.kernels)}" if f.kernels else NONE
-        note = told(SCALING["note"], f.facts, "; ") or by
+        note = filled(SCALING["note"], f.facts, "; ") or by
         rows.append((shared, word(f.axis), growth(f), f"{timed}{late}", note))
     columns = ("cases", "along", ">exponent [95 %]", ">points", "note")
     return Table(columns=columns, rows=tuple(rows))
@@ -315,7 +315,7 @@ def growth(f: ScalingFit) -> str:
     """The exponent, or that of each segment: `flat to 512, then 0.91 [0.88 … 0.94] to 2,048`."""
     *bent, last = f.segments or (None,)
     if last is None or not bent:
-        why = told(SCALING["no_fit"], f.facts)
+        why = filled(SCALING["no_fit"], f.facts)
         return units.value("scaling_exponent", f.exponent) if f.exponent else unknown(why)
     end = "flat" if last.flat else units.value("scaling_exponent", last.exponent)
     return f"{', '.join(bends(f))}, then {end} to {last.end.x:,g}"

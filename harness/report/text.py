@@ -38,7 +38,7 @@ Word = Callable[[str], str]
 
 
 def words(name: str) -> Mapping[str, Any]:
-    """A table of clauses, for `told`."""
+    """A table of clauses, for `filled`."""
     return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text("utf-8"))
 
 
@@ -70,7 +70,7 @@ def listed(parts: Sequence[str], most: int | None = None) -> str:
 
 class _Wording(Formatter):
     """`{by:size}` is `units.size(by)`, `{pairs:plural pair}` is `units.plural("pair", pairs)`; a
-    flag is no text, and `{names:, }` joins."""
+    flag prints nothing, and `{names:, }` joins a list."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if value is True:
@@ -84,13 +84,13 @@ class _Wording(Formatter):
         return str(made(*(given[::-1] if made is units.ratio else given)))
 
 
-def told(clauses: Sequence[str], facts: Facts, between: str = "") -> str:
-    """The clauses of which all facts are known, with these; facts within facts are told first."""
+def filled(clauses: Sequence[str], facts: Facts, between: str = "") -> str:
+    """The clauses whose facts are all known, with these facts; the inner facts are filled first."""
 
     def plain(fact: Any) -> Any:
         if isinstance(fact, list | tuple):
             return [plain(one) for one in fact]
-        return told(clauses, fact) if isinstance(fact, Mapping) else fact
+        return filled(clauses, fact) if isinstance(fact, Mapping) else fact
 
     values = {name: plain(fact) for name, fact in facts.items()}
     known = {name: value for name, value in values.items() if value not in (None, "")}
@@ -288,7 +288,7 @@ def finding_sentence(f: Finding) -> str:
             near = f" ({len(f.cases)} cases alike)" if f.cases[1:] else ""
             return f"{value}{each}{near}"
         case Fact.NO_FIT:
-            return told(SCALING["note" if "gpus" in f.facts else "no_fit"], f.facts, "; ")
+            return filled(SCALING["note" if "gpus" in f.facts else "no_fit"], f.facts, "; ")
         case Fact.NO_METRIC:
             return f"{units.title(f.metric)} not available{why}"
         case Fact.AT_LEAST | Fact.AT_MOST:
@@ -320,7 +320,7 @@ def _value(f: Finding) -> str:
     if f.low is not None or f.high is not None:
         name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
         return f"{name}{value}{few}"
-    of = f.detail or told(SCALING["exponent"], f.facts)
+    of = f.detail or filled(SCALING["exponent"], f.facts)
     return f"{value}{f' {of}' if of else ''}{few}"
 
 

@@ -16,8 +16,8 @@ from harness.git.repository import home
 from harness.messages import (
     Checked,
     CheckOrder,
+    Described,
     DescribeOrder,
-    Facts,
     MeasureOrder,
     PhaseBegan,
     SelfTestOrder,
@@ -32,7 +32,7 @@ WARM_PREFIX = "NSA_"
 TRACE = ".trace.json.gz"
 """End of the name of a Chrome trace beside a log."""
 
-Reply = TypeVar("Reply", Facts, Checked)
+Reply = TypeVar("Reply", Described, Checked)
 
 
 class Launcher(AbstractContextManager["Launcher"]):
@@ -116,7 +116,7 @@ class Launcher(AbstractContextManager["Launcher"]):
 
     def describe(self) -> dict[str, Any]:
         """The answer of harness.measure.facts.describe() in a fresh worker."""
-        facts = self._ask(DescribeOrder(roots=self._roots, home=self._home), Facts).facts
+        facts = self._ask(DescribeOrder(roots=self._roots, home=self._home), Described).facts
         self._device = str(facts["torch_settings"]["device"])
         return facts
 

@@ -13,8 +13,8 @@ from harness.messages import (
     Answer,
     Channel,
     CheckOrder,
+    Described,
     DescribeOrder,
-    Facts,
     MeasureOrder,
     Order,
     SelfTested,
@@ -40,7 +40,7 @@ def work(order: Order, channel: Channel) -> None:
             case SelfTestOrder():
                 channel.send(SelfTested(readings=self_test.run(WorkerReporter(channel).phase)))
             case DescribeOrder():
-                channel.send(Facts(facts=facts.describe()))
+                channel.send(Described(facts=facts.describe()))
     except BaseException as error:  # noqa: BLE001 - the parent reads the log if there is no answer
         traceback.print_exception(error)
 

@@ -49,7 +49,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.conditions import time_use
-from harness.report.text import SCALING, told
+from harness.report.text import SCALING, filled
 from harness.report.verdict_text import distance
 from harness.runner.interleave import clock, usable
 from harness.store.reader import load
@@ -83,7 +83,7 @@ def of_one(run: Run) -> dict[str, Values]:
                 *(f.axis, f.group, f.workload, f.censored),
                 [[p.case_id, p.x, p.lower_bound_s] for p in f.points],
                 _estimate(f.exponent),
-                *(bool(told(SCALING[what], f.facts)) for what in ("no_fit", "note")),
+                *(bool(filled(SCALING[what], f.facts)) for what in ("no_fit", "note")),
             ]
             for f in fits
         ],

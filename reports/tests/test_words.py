@@ -1,4 +1,4 @@
-"""The tables of words that pages and verdicts are told with name facts that the code finds."""
+"""The tables of words name facts that the code finds."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ TABLES = sorted((HARNESS / "report/templates").glob("*.toml"))
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_every_fact_that_a_clause_names_is_found_by_the_code(table: Path) -> None:
-    """A clause whose fact is misspelt, there or in the code, is never told."""
+    """Otherwise a clause is never printed: its fact is misspelt, there or in the code."""
     modules = [
         p for p in HARNESS.rglob("*.py") if "tests" not in p.parts and "report" not in p.parts
     ]

@@ -11,7 +11,7 @@ from harness.analysis.scaling import ScalingFit
 from harness.analysis.summary import summarise
 from harness.records import Decision, Estimate, Fact, Finding, Measurement, Outcome
 from harness.report import tables
-from harness.report.text import SCALING, finding_sentence, told
+from harness.report.text import SCALING, filled, finding_sentence
 from harness.tests.fake_runs import ended, run, sweep, timed
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
@@ -52,7 +52,7 @@ def test_a_fit_finds_the_planted_exponent(exponent: float, limit_s: float) -> No
     found = exponent_of(fit)
     assert found.value == pytest.approx(exponent, abs=0.02)
     assert (found.low or math.inf) < exponent < (found.high or 0.0)
-    assert (fit.group, told(SCALING["note"], fit.facts)) == ("forward/nsa", "")
+    assert (fit.group, filled(SCALING["note"], fit.facts)) == ("forward/nsa", "")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(
 
     assert (fit.exponent and fit.exponent.value) == (pytest.approx(1, abs=0.03) if fits else None)
     said = "" if fits else "steeper than a power law: 1,024 timed out"
-    assert told(SCALING["no_fit"], fit.facts) == said
+    assert filled(SCALING["no_fit"], fit.facts) == said
     assert (fit.censored, fit.facts.get("gpus")) == (outcome is Outcome.TIMEOUT, None)  # no GPU
 
 
@@ -77,7 +77,7 @@ def test_a_timeout_above_the_curve_of_the_others_leaves_no_fit(
 def test_an_exponent_between_linear_and_cubic_is_not_known(third: float, reason: str) -> None:
     fit = fitted({128: 0.01, 256: 0.02, 512: third})
 
-    assert (told(SCALING["no_fit"], fit.facts), fit.exponent is None) == (reason, bool(reason))
+    assert (filled(SCALING["no_fit"], fit.facts), fit.exponent is None) == (reason, bool(reason))
 
 
 def test_a_fit_has_the_processes_of_its_poorest_point() -> None:

@@ -10,11 +10,11 @@ from harness import units
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import WORST_FIRST, Change, Decision, Finding
-from harness.report.text import told, words
+from harness.report.text import filled, words
 
 _BEFORE, _SAID = words("gate").values()
 """Clauses before and after what a rule of the suites says."""
-because = partial(told, _SAID)
+because = partial(filled, _SAID)
 """What the facts of a comparison say, or those of a bisection."""
 MAX_CHECKS = 20
 """Checks that the text of one case lists."""
@@ -58,7 +58,7 @@ def open_question(case: GateCase) -> str:
 
 def stated(f: Finding) -> str:
     """What a finding of a gate states."""
-    return told(_BEFORE, f.facts) + units.fact_text(f) + because(f.facts)
+    return filled(_BEFORE, f.facts) + units.fact_text(f) + because(f.facts)
 
 
 def reason(case: GateCase) -> str:
