@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from harness.records import METRICS, Estimate, Fact, Finding, Interval, Outcome, Ratio, Stop
+from harness.records import METRICS, Estimate, Interval, Outcome, Ratio, Stop
 
 MOST_APART = 2.0
 """A bound beyond this factor of the estimate is not printed: it would not inform."""
@@ -228,9 +228,8 @@ def ratio(found: Ratio | float, style: RatioStyle = "slower") -> str:
 
 
 def _change(r: Ratio) -> str:
-    if (r.low is not None and r.low * MOST_APART < r.value) or (
-        r.high is not None and r.high > r.value * MOST_APART
-    ):
+    apart = max(r.value / (r.low or r.value), (r.high or r.value) / r.value)
+    if apart > MOST_APART and not r.both:
         return f"{_change(replace(r, low=None, high=None))}, not bounded"
     return f"{_larger(r.inverse)} less" if r.value <= 0.5 else _larger(r, sign=True)
 
@@ -248,10 +247,8 @@ def _at_least(r: Ratio) -> str:
 
 
 def _times(r: Ratio) -> str:
-    if r.both:
-        return f"{ends(1.0, r.both, 'x and ')}x"
-    if r.n == 2 and r.each:
-        return number(r.value, 3) + "x"
+    if r.n == len(r.each) == 2:
+        return f"{ends(1.0, r.each, 'x and ')}x"
     return _with_interval(r.value, r.low, r.high, "x")
 
 
@@ -267,10 +264,24 @@ def rounded_up(value: float, digits: int) -> float:
 
 def _larger(ratio: Ratio, *, sign: bool = False) -> str:
     """In percent, from twice on as a factor."""
+    if ratio.both:
+        factors, shares = ratio.both, [(x - 1) * 100 for x in ratio.both]
+        return _two(factors, "x") if min(factors) >= 2 else _two(shares, " %", sign=sign)
     if ratio.value >= 2:
         return _with_interval(ratio.value, ratio.low, ratio.high, "x", digits=2)
     below, above = (None if end is None else (end - 1) * 100 for end in (ratio.low, ratio.high))
     return _with_interval((ratio.value - 1) * 100, below, above, " %", sign=sign, digits=2)
+
+
+def _two(values: Sequence[float], unit: str, *, sign: bool = False) -> str:
+    """`25x and 17x`, `-0.31 and -0.37 %`: two digits of the larger one, or three to tell them
+    apart; one number, if these do not."""
+    place = max(0, _place(max(map(abs, values)), 2))
+    texts = list(dict.fromkeys(_fixed(v, place, sign) for v in values))
+    if len(texts) == 1:
+        texts = list(dict.fromkeys(_fixed(v, place + 1, sign) for v in values))
+    between = " and " if unit == " %" else f"{unit} and "
+    return between.join(texts) + unit
 
 
 def _count(value: float) -> str:
@@ -338,30 +349,6 @@ def scalar(value: bool | int | float | str | None) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-_FACTS = {
-    Fact.STATED: "",
-    Fact.RAN: "ran",
-    Fact.TOO_FEW_PROCESSES: "{0.count} of {0.asked} processes count",
-    Fact.NOT_DETERMINISTIC: "not deterministic: the first output of {0.count} of {0.asked} "
-    "processes differs from the others; repair it, or state `nondeterministic: <reason>` in the "
-    "workload",
-    Fact.ATTESTED: "the required kernels and operators ran",
-    Fact.NOT_ATTESTED: "unknown whether the required kernels and operators ran: {0.detail}",
-    Fact.KERNELS_INVISIBLE: "no GPU here: kernels cannot be seen",
-    Fact.OTHER_DEVICE: "this is {0.detail}",
-    Fact.NO_GROUP: "not in a group of cases with three values of {0.detail}",
-}
-
-
-def fact_text(f: Finding) -> str:
-    """What a finding without a measured number states, without its case."""
-    if f.fact is Fact.ALLOWED:
-        return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
-    if f.fact in (Fact.ENDED, Fact.NOT_RUN):
-        return ending_text(f.outcome, f.detail)
-    return _FACTS[f.fact].format(f)
-
-
 def title(metric: str) -> str:
     """Of a metric; its name, if only a program knows it."""
     return METRICS[metric].title if metric in METRICS else metric
@@ -383,10 +370,3 @@ def stop_text(stop: Stop) -> str:
 
 def outcome_name(outcome: Outcome | None) -> str:
     return "not run" if outcome is None else outcome.replace("_", " ")
-
-
-def ending_text(outcome: Outcome | None, detail: str) -> str:
-    """`crash: illegal memory access`."""
-    word = outcome_name(outcome) if outcome else "did not run"
-    first_line = detail.strip().partition("\n")[0]
-    return f"{word}: {first_line}" if first_line else word

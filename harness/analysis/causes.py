@@ -336,12 +336,12 @@ def _settings(run: Run, sound: Sequence[CaseSummary]) -> Iterator[Cause]:
         sizes = any(positive(s, e.axis) for s in both) and not e.axis.isupper()
         if e.axis in ("provider", *named) or sizes or e.ratio.low is None or e.ratio.high is None:
             continue
-        ratio, slow, quick = e.ratio, e.value, e.base
+        ratio, slow, quick, least = e.ratio, e.value, e.base, min(e.by_pair)
         if ratio.value <= 1:
-            ratio, slow, quick = ratio.inverse, e.base, e.value
+            ratio, slow, quick, least = ratio.inverse, e.base, e.value, 1 / max(e.by_pair)
         if ratio.differs:
             slower.add((e.workload, f"{e.axis}={units.scalar(slow)}"))
-        if min(ratio.low or 0.0, *ratio.each) < SETTING or not _same_work(e):
+        if min(ratio.low or 0.0, least) < SETTING or not _same_work(e):
             continue
         name, value = (f"{run.suite.axis(e.axis)}={units.scalar(v)}" for v in (slow, quick))
         at = [f"{run.suite.axis(a)}={units.scalar(level)}" for a, level in e.within.items()]

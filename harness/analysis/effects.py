@@ -101,7 +101,8 @@ class Effect:
     within: Mapping[str, Scalar] = field(default_factory=dict)
     """The level of other axes in which the pairs are, because it changes the effect."""
     ratio: Ratio
-    """Geometric mean over the pairs, of no use if they disagree; `each` has the ratio of a pair."""
+    """Geometric mean over the pairs, of no use if they disagree."""
+    by_pair: tuple[float, ...]
     cases: tuple[SidePair, ...]
     """The pairs: the case at the base, and that at the value."""
     disagree: bool = False
@@ -115,9 +116,7 @@ class Effect:
 
     @property
     def negligible(self) -> bool:
-        low, high = self.ratio.low, self.ratio.high
-        if low is None or high is None:
-            return False
+        low, high = self.ratio.low or 0.0, self.ratio.high or math.inf
         return low > 1 / (1 + NO_EFFECT) and high < 1 + NO_EFFECT
 
 
@@ -252,9 +251,15 @@ def _known(row: Contrast) -> dict[str, Any]:
 def _effects(row: Contrast) -> Iterator[Effect]:
     """One effect, or one per level of the axes that change it; none without pairs."""
     for within, some in _levels(row.timed, MAX_LEVELS) if row.timed else ():
-        mean = ratio_of(*((per_token(b), per_token(a)) for a, b in some))
-        apart = _disagree(some)
-        yield Effect(within=within, ratio=mean, cases=tuple(some), disagree=apart, **_known(row))
+        steps = [(per_token(b), per_token(a)) for a, b in some]
+        yield Effect(
+            within=within,
+            ratio=ratio_of(*steps),
+            by_pair=tuple(b.value / a.value for b, a in steps),
+            cases=tuple(some),
+            disagree=_disagree(some),
+            **_known(row),
+        )
 
 
 def _bounds(row: Contrast) -> Iterator[Effect]:
@@ -268,7 +273,8 @@ def _bounds(row: Contrast) -> Iterator[Effect]:
         nearest = max(shown.values()) if shown is faster else min(shown.values())
         yield Effect(
             within=shared_levels([a for a, _ in some], [a for a, _ in row.alike]),
-            ratio=Ratio(value=nearest, n=1, each=tuple(shown.values())),
+            ratio=Ratio(value=nearest, n=1),
+            by_pair=tuple(shown.values()),
             cases=tuple(some),
             at_least=True,
             **_known(row),

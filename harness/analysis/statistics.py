@@ -302,8 +302,10 @@ def ratio_of(*pairs: tuple[Estimate, Estimate]) -> Ratio:
     """The first of each pair over the second: of several, their geometric mean, for exactly these
     pairs. With the interval of the ratio (Welch), unless a side is a single process."""
     every = [estimate for pair in pairs for estimate in pair]
-    each = tuple(a.value / b.value for a, b in pairs)
-    found = Ratio(value=geometric_mean(each), n=min(e.n for e in every), each=each)
+    value, n = geometric_mean(a.value / b.value for a, b in pairs), min(e.n for e in every)
+    known = n if all(len(e.each) == n for e in every) else 0
+    rounds = ([a.each[i] / b.each[i] for a, b in pairs] for i in range(known))
+    found = Ratio(value=value, n=n, each=tuple(map(geometric_mean, rounds)))
     half = half_width(every, len(pairs))
     return found if half is None else _within(found, half)
 
@@ -324,10 +326,8 @@ def times_better(ours: Estimate, theirs: Estimate, *, higher_is_better: bool) ->
     if found.low is None:
         spread = max((e.high / e.low for e in (ours, theirs) if e.low and e.high), default=1.0)
         found = _within(found, math.log1p(max(GUARD, 2 * (spread - 1))))
-    each: tuple[float, ...] = ()
-    if len(above.each) == len(below.each) == found.n:
-        each = tuple(a / b for a, b in zip(above.each, below.each, strict=True))
-    elif above.ends and below.ends:
+    each = found.each
+    if not each and above.ends and below.ends:
         each = above.ends[0] / below.ends[1], above.ends[1] / below.ends[0]
     known = ours.usual is not None and theirs.usual is not None
     usual = math.hypot(ours.usual or 0.0, theirs.usual or 0.0) if known else None

@@ -228,10 +228,11 @@ def in_gap(where: Match, case: Case) -> bool:
 
 def _spanning(pairs: Sequence[tuple[CaseSummary, CaseSummary]]) -> Ratio:
     """The mean effect. Where the pairs disagree, its interval spans all of them."""
-    mean = ratio_of(*((per_token(b), per_token(a)) for a, b in pairs))
+    steps = [(per_token(b), per_token(a)) for a, b in pairs]
+    mean, each = ratio_of(*steps), [b.value / a.value for b, a in steps]
     if mean.low is None or mean.high is None:
         return mean
-    return replace(mean, low=min(mean.low, *mean.each), high=max(mean.high, *mean.each))
+    return replace(mean, low=min(mean.low, *each), high=max(mean.high, *each))
 
 
 # --- what was seen that day against what each candidate does here --------------------------

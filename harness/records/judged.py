@@ -54,7 +54,7 @@ class Estimate(Interval):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio(Interval):
-    """One side over the other; of several pairs of cases, `each` has the ratio of each pair."""
+    """One side over the other; of several pairs of cases, their geometric mean."""
 
     p: float | None = None
     """That it is above one by chance; None if that was not tested."""

@@ -42,8 +42,8 @@ def words(name: str) -> Mapping[str, Any]:
     return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text("utf-8"))
 
 
-SCALING = words("scaling")
-"""`no_fit`, `note` and `exponent`: what is said of a curve by its facts."""
+SCALING, FINDINGS = words("scaling"), words("findings")
+"""What is said of a curve (`no_fit`, `note` and `exponent`), and of a finding, by its facts."""
 
 
 # --- words -------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def together_sentences(found: Sequence[Effect], word: Word = str) -> Iterable[st
 
 def _effect(e: Effect, word: Word) -> str:
     """An effect on the step time: only a range where the pairs disagree."""
-    pairs, each = units.plural("pair", e.pairs), e.ratio.each
+    pairs, each = units.plural("pair", e.pairs), e.by_pair
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     amount = units.ratio(e.ratio)
@@ -276,6 +276,22 @@ def _host_set(f: Finding) -> str:
     return f"; host-bound: kernels are {units.percent(f.busy)} of the step" if low else ""
 
 
+def fact_text(f: Finding) -> str:
+    """What a finding without a measured number states, without its case."""
+    if f.fact is Fact.ALLOWED:
+        return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
+    if f.fact in (Fact.ENDED, Fact.NOT_RUN):
+        return ending_text(f.outcome, f.detail)
+    return str(FINDINGS[f.fact].format(count=f.count, asked=f.asked, detail=f.detail))
+
+
+def ending_text(outcome: Outcome | None, detail: str) -> str:
+    """`crash: illegal memory access`."""
+    word = units.outcome_name(outcome) if outcome else "did not run"
+    first_line = detail.strip().partition("\n")[0]
+    return f"{word}: {first_line}" if first_line else word
+
+
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = _value(f)
@@ -301,11 +317,11 @@ def finding_sentence(f: Finding) -> str:
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:
-                absent = units.ending_text(f.outcome, f.detail)
+                absent = ending_text(f.outcome, f.detail)
             return f"nothing to compare with: {f.partner}: {absent}"
         case Fact.LEFT_OUT:
             return f"this run lacks its {'case' if f.asked == 1 else 'cases'}{why}"
-    return units.fact_text(f)
+    return fact_text(f)
 
 
 def _value(f: Finding) -> str:
@@ -335,11 +351,9 @@ def _expected(f: Finding) -> str:
 def _bounded(f: Finding) -> str:
     """What a timeout leaves of a metric, or of a ratio."""
     bound, least = f.bound or 0.0, f.fact is Fact.AT_LEAST
-    if f.partner and least:
-        ratio = units.number(units.rounded_down(bound, 3), 3)
-        return f"at least {ratio}x as fast as {f.partner}, which timed out"
     if f.partner:
-        ratio = units.number(units.rounded_up(bound, 3), 3)
-        return f"timed out: under {ratio}x as fast as {f.partner}"
+        rounded = (units.rounded_down if least else units.rounded_up)(bound, 3)
+        times = f"{units.number(rounded, 3)}x as fast as {f.partner}"
+        return f"at least {times}, which timed out" if least else f"timed out: under {times}"
     unit = " per step" if least else units.suffix(f.metric)
     return f"timed out: {units.bound_text(f.metric, bound)}{unit}"

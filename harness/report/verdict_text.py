@@ -19,8 +19,7 @@ from harness.records import (
     Verdict,
     range_of,
 )
-from harness.report.text import BY_KERNELS, every, finding_sentence, is_speed, listed
-from harness.units import ending_text
+from harness.report.text import BY_KERNELS, ending_text, every, finding_sentence, is_speed, listed
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""

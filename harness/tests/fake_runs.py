@@ -261,8 +261,8 @@ def _telemetry(
     )
 
 
-def ratio(value: float, low: float | None, high: float | None, n: int = 6) -> r.Ratio:
-    return r.Ratio(value=value, low=low, high=high, n=n)
+def ratio(value: float, low: float | None, high: float | None, *both: float) -> r.Ratio:
+    return r.Ratio(value=value, low=low, high=high, n=len(both) or 6, each=both)
 
 
 def comparison(**changes: Any) -> r.Comparison:

@@ -90,7 +90,7 @@ def of_one(run: Run) -> dict[str, Values]:
         "effects": [
             [
                 *(e.workload, e.axis, e.base, e.value),
-                *(e.ratio.value, e.ratio.low, e.ratio.high, min(e.ratio.each), max(e.ratio.each)),
+                *(e.ratio.value, e.ratio.low, e.ratio.high, min(e.by_pair), max(e.by_pair)),
                 *(e.pairs, e.negligible, e.disagree),
                 dict(e.within),
             ]

@@ -10,7 +10,7 @@ from harness import units
 from harness.gate.counters import CHECK
 from harness.gate.records import GateCase, GateVerdict, Stage, State
 from harness.records import WORST_FIRST, Change, Decision, Finding
-from harness.report.text import filled, words
+from harness.report.text import fact_text, filled, words
 
 _BEFORE, _SAID = words("gate").values()
 """Clauses before and after what a rule of the suites says."""
@@ -58,7 +58,7 @@ def open_question(case: GateCase) -> str:
 
 def stated(f: Finding) -> str:
     """What a finding of a gate states."""
-    return filled(_BEFORE, f.facts) + units.fact_text(f) + because(f.facts)
+    return filled(_BEFORE, f.facts) + fact_text(f) + because(f.facts)
 
 
 def reason(case: GateCase) -> str:

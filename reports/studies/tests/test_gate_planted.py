@@ -24,7 +24,7 @@ def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict
     """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
     slower = "_slower(" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
     decision, ratio = (Decision.NO_GO, 2.0) if slower else (Decision.GO, 1.0)
-    seen = fake_runs.comparison(ratio=fake_runs.ratio(ratio, None, None, n=5))
+    seen = fake_runs.comparison(ratio=fake_runs.ratio(ratio, None, None, *[ratio] * 5))
     return gate_verdict(gate_case(CASE_ID, decision, baseline_s=0.004, comparison=seen))
 
 
