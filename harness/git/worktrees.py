@@ -6,7 +6,7 @@ worktrees when it ends; the next one in the same repository removes those of a k
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,30 +42,28 @@ def workplace(repository: Repository) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _clear(repository, [tree for tree in _temporary(repository) if tree.parent == folder])
-            shutil.rmtree(folder, ignore_errors=True)
+            _clear(repository, {folder})
 
 
 def sweep(repository: Repository) -> None:
     """Remove the temporary worktrees of processes that have ended. git forgets those whose folder
     is missing by itself (`git worktree prune`)."""
-    trees = _temporary(repository)
-    dead = {folder for folder in {tree.parent for tree in trees} if _is_dead(folder)}
-    _clear(repository, [tree for tree in trees if tree.parent in dead])
-    for folder in dead:
-        shutil.rmtree(folder, ignore_errors=True)
+    _clear(repository, {*filter(_is_dead, {tree.parent for tree in _temporary(repository)})})
 
 
 def _temporary(repository: Repository) -> list[Path]:
     return [t for t in repository.worktrees() if t.parent.name.startswith(PREFIX)]
 
 
-def _clear(repository: Repository, trees: Iterable[Path]) -> None:
-    for tree in trees:
+def _clear(repository: Repository, folders: Collection[Path]) -> None:
+    """Remove folders of temporary worktrees with their content."""
+    for tree in [tree for tree in _temporary(repository) if tree.parent in folders]:
         # Files first: git does not remove a folder that a killed worker still writes into.
         shutil.rmtree(tree, ignore_errors=True)
         with suppress(HarnessError):  # another process removed it first
             remove(repository, tree)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_dead(folder: Path) -> bool:
