@@ -20,8 +20,7 @@ from harness.messages import Built, Channel, MeasureOrder, WorkerReporter, signa
 from harness.program import process, profile_run, ranks
 from harness.program.process import LAST_BYTES, Read
 from harness.program.ranks import RankOutput, first_failed
-from harness.program.reported import Step, Value
-from harness.program.steps import ProgramSteps
+from harness.program.reported import ProgramSteps, Step, Value
 from harness.records import Accuracy, Clock, Evidence, Measurement, Outcome, Program, Scalar
 from harness.workload import Unsupported
 

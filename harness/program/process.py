@@ -110,16 +110,12 @@ def kill(processes: Processes) -> None:
     """Kill a program and its descendants."""
     families = [family(one.pid)[1:] for one in processes]
     for process in processes:
-        if process.returncode is None:
-            process.kill()
+        process.kill()
     for process, below in zip(processes, families, strict=True):
-        process.wait()
-        for one in below:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        with process:  # at the end its pipes are closed, and it is reaped
+            for one in below:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 def start(program: Program, where: Path, env: Mapping[str, str]) -> Processes:
@@ -230,10 +226,9 @@ def reads(processes: Processes, poll_s: float) -> Iterator[Read]:
         with selectors.DefaultSelector() as waiting:
             waiting.register(woken, selectors.EVENT_READ)
             for rank, process in enumerate(processes):
-                for stream in (process.stdout, process.stderr):
-                    if stream is not None:
-                        pipe = rank, stream is process.stderr, Lines()
-                        waiting.register(stream, selectors.EVENT_READ, pipe)
+                for stream in filter(None, (process.stdout, process.stderr)):
+                    pipe = rank, stream is process.stderr, Lines()
+                    waiting.register(stream, selectors.EVENT_READ, pipe)
             yield from _until_end(processes, waiting, woken, poll_s)
     finally:
         signal.set_wakeup_fd(old)

@@ -126,8 +126,7 @@ class _HookedRun:
             first = (str(sitecustomize.HERE), *self.order.first)
             env = process.environment(self.order.case, first)
             asked = self._hook_order(env)
-            order = folder / sitecustomize.ORDER
-            order.write_text(json.dumps(asdict(asked)), encoding="utf-8")
+            (folder / sitecustomize.ORDER).write_text(json.dumps(asdict(asked)), "utf-8")
             how = self._run(folder, {**env, sitecustomize.VARIABLE: name}, alive)
             notes = _notes(folder)
             if not (folder / ANSWER).exists():

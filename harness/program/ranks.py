@@ -13,8 +13,7 @@ from dataclasses import replace
 from harness.measure.failures import Failed, NonFinite
 from harness.messages import signal_name
 from harness.program.process import Read, Tail
-from harness.program.reported import ReportedMetrics, step_in
-from harness.program.steps import ProgramSteps
+from harness.program.reported import ProgramSteps, ReportedMetrics, step_in
 from harness.records import MeasureSettings, Program, Rank
 
 SETTLE_S, SECONDARY_S = 0.3, 3.0

@@ -29,11 +29,8 @@ ROOT = HERE.parents[2]
 def note(folder: Path, **said: object) -> None:
     """Append one note, in one write."""
     line = json.dumps({"pid": os.getpid(), **said}) + "\n"
-    fd = os.open(folder / NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(fd, line.encode())
-    finally:
-        os.close(fd)
+    with (folder / NOTES).open("ab", buffering=0) as notes:
+        notes.write(line.encode())
 
 
 def _start() -> None:

@@ -12,8 +12,7 @@ import pytest
 from harness.messages import MeasureOrder, StepsDone
 from harness.program import command
 from harness.program.process import FATAL, TRACEBACK, Lines, Read, Tail
-from harness.program.reported import Step
-from harness.program.steps import ProgramSteps
+from harness.program.reported import ProgramSteps, Step
 from harness.records import Clock, MeasureSettings, Outcome
 from harness.runner.launcher import Launcher
 from harness.tests.commands import LOSS, STEPS, asked, measured, run, steps_of, suite_of
