@@ -60,16 +60,15 @@ def run_self_test(
         recorder = Recorder(probes, worker)
         received = worker.converse(LIMIT_S, recorder.read_if_due)
         said = last_line(log)
+    wall_s = time.monotonic() - began
     readings = next((m.readings for m in received if isinstance(m, SelfTested)), None)
     if readings is None:
         silent = SelfTestCheck(name="worker", holds=False, fact=f"it did not answer: {said}")
-        wall_s = time.monotonic() - began
         return SelfTest(at=at, device=device, checks=(silent,), wall_s=wall_s)
     begins = [m for m in received if isinstance(m, PhaseBegan)]
     since = worker.launched_at
     spans = {one.name: (one.at - since, two.at - since) for one, two in pairwise(begins)}
     checks = judge(readings, spans, recorder.telemetry(), cuda=gpu is not None)
-    wall_s = time.monotonic() - began
     return SelfTest(at=at, device=device, checks=checks, peaks=readings.peaks, wall_s=wall_s)
 
 

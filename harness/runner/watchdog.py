@@ -5,7 +5,6 @@ budget is sampled, and hangs if it stands still (see harness.runner.silence): it
 then it is killed.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +29,7 @@ from harness.runner.forkserver import Worker
 from harness.runner.joined import Answered, Ending, joined
 from harness.runner.silence import Activity, Pace, Silence, reason
 from harness.runner.telemetry import Recorder, of_case
+from harness.units import rounded_up
 
 EXIT_S = 20.0
 """Longest time between a worker's answer and its exit; drivers free memory at exit."""
@@ -112,8 +112,7 @@ def _see_through(worker: Worker, story: "Story", recorder: Recorder, log: Path) 
             return Ending(outcome=Outcome.CRASH, detail=detail, evidence=story.evidence())
         worker.closed_pipe = reader.at_end
         story.gpu_used_at = recorder.gpu_used_at
-        ending = story.ending(time.monotonic(), exit_code)
-        if ending is not None:
+        if ending := story.ending(time.monotonic(), exit_code):
             return ending
 
 
@@ -232,7 +231,8 @@ class Story:
             outcome, limit_s = Outcome.HANG, silence.limit_s
             detail = f"no progress for {silent_s:.3g} s (limit {limit_s:.3g} s), {self.where()}"
             if silence.seen is Activity.IDLE:
-                advice = f"if it may be idle for so long, set stall_s to {_rounded(2 * silent_s)}"
+                enough_s = rounded_up(2 * silent_s, 2)
+                advice = f"if it may be idle for so long, set stall_s to {enough_s:g}"
         else:
             if over and busy and self._told_at != self.heard_at:
                 self._told_at = self.heard_at
@@ -259,7 +259,8 @@ class Story:
         step_s = max(self._pace.mean_s or 0.0, now - max(timed_at, self._stepped_at))
         fewest_s = (1 + self._settings.min_samples) * step_s
         needed_s = 1.25 * (timed_at - self._launched_at + fewest_s)
-        advice = f"set timeout_s to {_rounded(max(needed_s, 1.5 * timeout_s))} or more"
+        enough_s = rounded_up(max(needed_s, 1.5 * timeout_s), 2)
+        advice = f"set timeout_s to {enough_s:g} or more"
         program = self._case.program
         if self._pace.steps and program and program.steps and program.steps.until == "exit":
             advice = f"add until: sampled to progress, or {advice}"
@@ -319,9 +320,3 @@ class Story:
             Phase(name=name, start_s=begin, end_s=end)
             for (name, _), begin, end in zip(self._phases, begins, ends, strict=True)
         )
-
-
-def _rounded(seconds: float) -> str:
-    """Two digits, rounded up: `420`."""
-    unit = 10.0 ** (math.floor(math.log10(seconds)) - 1)
-    return f"{math.ceil(seconds / unit - 1e-9) * unit:g}"
