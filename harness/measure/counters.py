@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -58,7 +59,9 @@ def counting() -> Iterator[StepCount]:
     """Count what this thread, and autograd's threads for it, do until the block ends."""
     step = StepCount()
     allocated = _device_allocations()
-    with _CountingMode(step) as mode, _watching_methods(mode):
+    mode = _CountingMode(step)
+    watched: dict[str, Any] = {n: _watched(getattr(Tensor, n), mode) for n in _METHODS}
+    with mode, patch.multiple(Tensor, **watched):
         yield step
     step.device_allocations = _device_allocations() - allocated
 
@@ -89,21 +92,6 @@ class _CountingMode(TorchDispatchMode):
         if not self.inside_method and _reads(func, args, given):
             self.step.host_syncs += 1
         return func(*args, **given)
-
-
-@contextmanager
-def _watching_methods(mode: _CountingMode) -> Iterator[None]:
-    """Count each call of _METHODS as one read, without the operators inside it."""
-    own = {name: vars(Tensor)[name] for name in _METHODS if name in vars(Tensor)}
-    for name in _METHODS:
-        setattr(Tensor, name, _watched(getattr(Tensor, name), mode))
-    try:
-        yield
-    finally:
-        for name in _METHODS:
-            delattr(Tensor, name)  # restores an inherited one
-        for name, method in own.items():
-            setattr(Tensor, name, method)
 
 
 def _watched(method: Callable[..., Any], mode: _CountingMode) -> Callable[..., Any]:
