@@ -177,21 +177,19 @@ def _import_from(folders: Sequence[str]) -> bool:
 def _end_descendants(grace_s: float) -> int:
     """End every descendant, with SIGTERM first; returns how many could not be killed."""
     me = os.getpid()
-    descendants = family(me)[1:]
     if grace_s > 0:
-        _signal(descendants, signal.SIGTERM)
-        psutil.wait_procs(descendants, timeout=grace_s)
+        _signal(family(me)[1:], signal.SIGTERM, wait_s=grace_s)
     deadline = time.monotonic() + KILL_WAIT_S
     while (descendants := family(me)[1:]) and time.monotonic() < deadline:
-        _signal(descendants, signal.SIGKILL)
-        psutil.wait_procs(descendants, timeout=KILL_WAIT_S)  # reaps our children
+        _signal(descendants, signal.SIGKILL, wait_s=KILL_WAIT_S)
     return len(descendants)
 
 
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+def _signal(processes: list[psutil.Process], number: signal.Signals, wait_s: float) -> None:
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+    psutil.wait_procs(processes, timeout=wait_s)  # reaps our children
 
 
 def _preload(modules: list[str], first: Sequence[str] = ()) -> str:
