@@ -122,10 +122,9 @@ def changed(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
 
 def measured(baseline: Case, candidate: Case) -> Mapping[str, tuple[Any, Any]]:
     """The part of `changed` that changes what is measured, not only how often."""
-    found = changed(baseline, candidate)
     return {
         name: pair
-        for name, pair in found.items()
+        for name, pair in changed(baseline, candidate).items()
         if not name.startswith("measure.") or name in _KIND
     }
 

@@ -85,11 +85,8 @@ def _os() -> str:
 
 def _cpu_model() -> str:
     """The model in /proc/cpuinfo (x86); elsewhere the architecture."""
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+    found = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text("utf-8"), re.M)
+    return found[1].strip() if found else platform.machine()
 
 
 def _gpu(facts: Mapping[str, Any]) -> tuple[Gpu | None, str]:

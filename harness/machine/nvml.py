@@ -133,7 +133,7 @@ class NvmlProbe:
     def __init__(self, uuid: str, *, rank: int = 0) -> None:
         """Open the GPU with this UUID; if that fails, every channel is unavailable."""
         self.uuid, self.rank = uuid, rank
-        self._unavailable: dict[str, str] = {}
+        self.unavailable: dict[str, str] = {}
         self._readers: dict[str, Callable[[], float | None]] = {}
         self._limit_w: float | None = None
         self._worker: int | None = None
@@ -145,34 +145,30 @@ class NvmlProbe:
             self._opened.callback(pynvml.nvmlShutdown)
             device = handle(uuid)
         except (pynvml.NVMLError, ProbeError) as error:
-            self._unavailable = dict.fromkeys(self._all_readers(None), str(error))
+            self.unavailable = dict.fromkeys(self._all_readers(None), str(error))
             return
         self._limit_w = optional(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(device) / 1e3)
         for channel, read in self._all_readers(device).items():
             try:
                 read()
             except (pynvml.NVMLError, ProbeError) as error:
-                self._unavailable[channel] = str(error)
+                self.unavailable[channel] = str(error)
             else:
                 self._readers[channel] = read
-
-    @property
-    def unavailable(self) -> Mapping[str, str]:
-        return {of_rank(channel, self.rank): why for channel, why in self._unavailable.items()}
 
     def attach(self, pid: int) -> None:
         self._foreign_due_s = 0.0
         self._worker = pid
 
     def read(self) -> Mapping[str, float | None]:
-        return {of_rank(c, self.rank): optional(read) for c, read in self._readers.items()}
+        return {channel: optional(read) for channel, read in self._readers.items()}
 
     def use(self) -> tuple[float | None, float | None]:
         """GPU utilisation, and power as a share of its limit; None if unknown."""
-        found = {channel: optional(read) for channel, read in self._readers.items()}
-        power_w, limit_w = found.get("gpu_power_w"), self._limit_w
+        found = self.read()
+        power_w, limit_w = found.get(of_rank("gpu_power_w", self.rank)), self._limit_w
         share = power_w / limit_w if power_w and limit_w else None
-        return found.get("gpu_utilisation"), share
+        return found.get(of_rank("gpu_utilisation", self.rank)), share
 
     def close(self) -> None:
         self._readers = {}  # NVML would fail from now on
@@ -180,7 +176,7 @@ class NvmlProbe:
 
     def _all_readers(self, device: object) -> dict[str, Callable[[], float | None]]:
         core, clock = pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_CLOCK_SM
-        return {
+        readers = {
             "gpu_utilisation": lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
             "gpu_memory_bytes": lambda: used_bytes(device),
             "gpu_power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(device) / 1e3,
@@ -190,6 +186,7 @@ class NvmlProbe:
             "gpu_throttle_reasons": lambda: throttle_reasons(device),
             "gpu_foreign_processes": lambda: self._foreign_processes(device),
         }
+        return {of_rank(channel, self.rank): read for channel, read in readers.items()}
 
     def _foreign_processes(self, device: object) -> float | None:
         """Number of processes on the GPU, except this one and those of the worker."""
