@@ -76,8 +76,8 @@ def _not_ok(outcome: Outcome) -> Outcome:
 
 
 def _match(criteria: Mapping[str, Any]) -> Match:
-    listed = {k: v if isinstance(v, list) else [v] for k, v in criteria.items()}
-    return Match(criteria={name: tuple(wanted) for name, wanted in listed.items()})
+    listed = {k: tuple(v) if isinstance(v, list) else (v,) for k, v in criteria.items()}
+    return Match(criteria=listed)
 
 
 def read_as(kind: Any) -> GetPydanticSchema:
@@ -112,20 +112,18 @@ Text = Annotated[str, Field(min_length=1)]
 
 def one_or_list(one: Any) -> BeforeValidator:
     """A list in a form, for which a file may have its only item."""
-
-    def listed(given: Any) -> Any:
-        return given if isinstance(given, list) else [given]
-
-    return BeforeValidator(listed, json_schema_input_type=one | list[one])
+    return BeforeValidator(
+        lambda given: given if isinstance(given, list) else [given],
+        json_schema_input_type=one | list[one],
+    )
 
 
 def text_as(key: str, mapping: Any) -> BeforeValidator:
     """A mapping in a form, for which a file may have the text of one of its keys."""
-
-    def mapped(given: Any) -> Any:
-        return {key: given} if isinstance(given, str) else given
-
-    return BeforeValidator(mapped, json_schema_input_type=Text | mapping)
+    return BeforeValidator(
+        lambda given: {key: given} if isinstance(given, str) else given,
+        json_schema_input_type=Text | mapping,
+    )
 
 
 Positive = Annotated[float, Field(gt=0)]
