@@ -128,5 +128,4 @@ def _kind(values: object) -> str:
 
 
 def _precision(values: object) -> str:
-    names = dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in _tensors(values))
-    return ", ".join(names)
+    return ", ".join(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in _tensors(values)))

@@ -99,7 +99,6 @@ def device_peak_bytes() -> int | None:
 def describe_peak() -> str:
     """Both peaks, for the detail of an out-of-memory outcome."""
     host_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    parts = [f"peak {host_bytes / 1e9:.2f} GB in the process"]
-    if (device := device_peak_bytes()) is not None:
-        parts.append(f"{device / 1e9:.2f} GB on the device")
-    return ", ".join(parts)
+    device_bytes = device_peak_bytes()
+    device = "" if device_bytes is None else f", {device_bytes / 1e9:.2f} GB on the device"
+    return f"peak {host_bytes / 1e9:.2f} GB in the process{device}"

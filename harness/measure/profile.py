@@ -303,14 +303,10 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
         "dispatched_ops": [c.dispatched_ops for c in counted],
         "host_syncs": [c.host_syncs for c in counted],
     }
-    profiled = seen.counts() if seen is not None else {}
-    if torch.cuda.is_available():
+    profiled = {} if seen is None else seen.counts()
+    series |= {name: n for name, n in profiled.items() if name == "allocations" or not why}
+    if torch.cuda.is_available():  # then the profile has none
         series["allocations"] = [c.device_allocations for c in counted]
-    elif seen is not None:
-        series["allocations"] = profiled["allocations"]
-    for name in ("kernel_launches", "device_waits", "host_device_copies"):
-        if seen is not None and not why:
-            series[name] = profiled[name]
     differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(
         **{name: values[0] for name, values in series.items()},

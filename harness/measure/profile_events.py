@@ -123,13 +123,12 @@ class Trace:
 
     def hidden(self) -> tuple[str, ...]:
         """What ran operators without the dispatcher."""
-        found = []
-        kinds = (EventKind.OPERATOR, EventKind.RANGE)
-        if any(e.name.startswith(_COMPILED) for kind in kinds for e in self._inside(kind)):
-            found.append("torch.compile")
-        if any(_GRAPH.match(e.name) for e in self._inside(EventKind.RUNTIME)):
-            found.append("CUDA graph")
-        return tuple(found)
+        named = [*self._inside(EventKind.OPERATOR), *self._inside(EventKind.RANGE)]
+        ran = {
+            "torch.compile": any(e.name.startswith(_COMPILED) for e in named),
+            "CUDA graph": any(_GRAPH.match(e.name) for e in self._inside(EventKind.RUNTIME)),
+        }
+        return tuple(name for name, found in ran.items() if found)
 
     def busy_s(self) -> float:
         """Mean time of a step in which the device is busy."""
