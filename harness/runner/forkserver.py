@@ -212,8 +212,7 @@ class ForkserverHandle:
             data = self.control.recv(MAX_REPLY_BYTES)
         except (TimeoutError, ConnectionError):
             data = b""
-        reply: dict[str, Any] = json.loads(data or b"{}")
-        return reply
+        return dict(json.loads(data or b"{}"))
 
     def end(self, grace_s: float) -> int:
         """End its descendants; the number that survived SIGKILL."""

@@ -21,8 +21,6 @@ from harness.runner.run import run_one
 from harness.runner.self_test import run_self_test
 from harness.store.writer import RunWriter, create
 
-CLOCK = "gpu_sm_clock_hz"
-
 
 class Observer(Protocol):
     def stage(self, text: str, processes: int) -> None:
@@ -160,5 +158,5 @@ def usable(measurement: Measurement, case: Case) -> bool:
 
 def clock(measurement: Measurement) -> float | None:
     """Mean SM clock during sampling; None if it was not read."""
-    clocks = readings(measurement, CLOCK, ("sampling",))
+    clocks = readings(measurement, "gpu_sm_clock_hz", ("sampling",))
     return statistics.fmean(clocks) or None if clocks else None

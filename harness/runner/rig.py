@@ -1,7 +1,7 @@
 """What every measurement needs from the machine: a locked, watched GPU, launchers and probes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 from harness.errors import ProbeError
@@ -15,7 +15,7 @@ from harness.runner.watchdog import RunObserver
 from harness.suite.load import shipped_roots
 
 
-class Rig(AbstractContextManager["Rig"]):
+class Rig(ExitStack):
     """Reserves the machine. A context: on exit everything is closed and unlocked. The GPUs are
     locked once a worker has named them, before any uses their memory."""
 
@@ -29,11 +29,11 @@ class Rig(AbstractContextManager["Rig"]):
     ) -> None:
         """Reserves nothing yet. The device `cpu` of a suite hides the GPU from workers; it is not
         locked then, nor without `alone`: exact counts do not need it. `wait_s`: for a busy GPU."""
+        super().__init__()
         self._device = device
         self._locks = alone and device != "cpu"
         self._wait_s = wait_s
         self._say = say
-        self._held = ExitStack()
         self._uuids: Sequence[str] = ()
         """Of the GPUs of a case: one for each rank."""
         self.locks: list[GpuLock] = []
@@ -46,9 +46,6 @@ class Rig(AbstractContextManager["Rig"]):
         self.gpu: IdleCheck | None = None
         """Set by `observe`; None without a GPU, and if NVML cannot read it."""
 
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
-
     def start(
         self,
         roots: Sequence[Path] = (),
@@ -58,7 +55,7 @@ class Rig(AbstractContextManager["Rig"]):
     ) -> Launcher:
         """A launcher, closed with the rig; see Launcher."""
         launcher = Launcher(roots, elsewhere=elsewhere, device=self._device, around=around)
-        self.launcher = self._held.enter_context(launcher)
+        self.launcher = self.enter_context(launcher)
         return self.launcher
 
     def describe(
@@ -78,7 +75,7 @@ class Rig(AbstractContextManager["Rig"]):
             if uuid in held:
                 continue
             lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
-            self.locks.append(self._held.enter_context(lock))
+            self.locks.append(self.enter_context(lock))
         return environment.capture(facts, command=command, repository=repository, required=required)
 
     def observe(self, here: Environment) -> None:
@@ -86,11 +83,11 @@ class Rig(AbstractContextManager["Rig"]):
         gpus = [here.gpu, *map(nvml.find, self._uuids[1:])] if here.gpu else []
         self.probes = open_probes(gpus)
         for probe in self.probes:
-            self._held.callback(probe.close)
+            self.callback(probe.close)
         if not gpus:
             return
         try:
-            meters = [self._held.enter_context(nvml_meter(gpu.uuid)) for gpu in gpus]
+            meters = [self.enter_context(nvml_meter(gpu.uuid)) for gpu in gpus]
         except ProbeError as error:
             self._say(f"cannot check whether others use the GPU: {error}")
         else:

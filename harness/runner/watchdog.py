@@ -170,8 +170,7 @@ class Story:
                 again = name == self._phases[-1][0]
                 if again:
                     self._phases.pop()
-                since = self._phases[-1][1] if self._phases else self._launched_at
-                self._phases.append((name, max(since, min(at, heard_at))))
+                self._phases.append((name, max(self._phases[-1][1], min(at, heard_at))))
                 if not again:
                     self._observer.phase(self._case, self._process, name)
             case Built():
