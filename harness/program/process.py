@@ -144,9 +144,8 @@ def variables(world_size: int) -> list[dict[str, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         host, port = free.getsockname()
-    size = str(world_size)
-    shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": host}
-    shared["MASTER_PORT"] = str(port)
+    shared = dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], str(world_size))
+    shared |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     ranks = map(str, range(world_size))
     return [{**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
 

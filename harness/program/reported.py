@@ -43,8 +43,7 @@ class ReportedMetrics:
         not a number, NonFinite if it is NaN or infinite."""
         values = {}
         for source in self._sources:
-            found = _in_line(source, line)
-            if found is not None:
+            if (found := _in_line(source, line)) is not None:
                 value = _number(source, found, line)
                 values[source.metric] = value
                 if math.isfinite(value):
