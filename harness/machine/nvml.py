@@ -224,5 +224,4 @@ def processes(device: object) -> Sequence[Any]:
         raise ProbeError(
             "NVML lists process ids of the host, but this container has ids of its own"
         )
-    listed: Sequence[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
-    return listed
+    return [*pynvml.nvmlDeviceGetComputeRunningProcesses(device)]
