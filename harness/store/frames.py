@@ -26,17 +26,15 @@ _NO_STEPS = pd.DataFrame(
     {"case_id": "", "process": 0, "step": 0, "step_s": 0.0, "end_s": 0.0}, index=[]
 ).astype({"case_id": "string", "process": "Int64", "step": "Int64"})
 
-Row = Mapping[str, object]
 
-
-def _rows(run: Run) -> Iterator[Row]:
+def _rows(run: Run) -> Iterator[Mapping[str, object]]:
     """One a sample; a process without samples has one."""
     for m in run.measurements:
         process = {"case_id": m.case_id, **{name: getattr(m, name) for name in _PROCESS}}
         yield from ({**process, **sample} for sample in _samples(m) or ({},))
 
 
-def _samples(m: Measurement) -> list[Row]:
+def _samples(m: Measurement) -> list[Mapping[str, object]]:
     count = len(m.samples_s)
     return [
         {
