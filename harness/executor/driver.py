@@ -77,10 +77,9 @@ def _submitted(ray: Any, run: Run, how: UnitCommand) -> dict[Any, Sequence[Case]
     for unit in joined([u for u in units(run.suite) if any(map(left.left_of, u))], slots):
         gpus = max(map(gpus_of, unit)) if on_gpus else 0
         if gpus > largest:
-            raise HarnessError(
-                f"{unit[0].case_id} needs {gpus} GPUs a node; the largest node has {largest}",
-                "Add a larger node to the cluster, or exclude the case with --filter.",
-            )
+            problem = f"{unit[0].case_id} needs {gpus} GPUs a node; the largest node has {largest}"
+            remedy = "Add a larger node to the cluster, or exclude the case with --filter."
+            raise HarnessError(problem, remedy)
         place = remote.options(num_gpus=gpus, num_cpus=0 if gpus else 1)
         tasks[place.remote(how, [case.case_id for case in unit])] = unit
     return tasks
@@ -107,10 +106,9 @@ def _enter(writing: writer.RunWriter, unit: Sequence[Case], files: Mapping[str, 
         for first in before.environments[:1]:
             drift.require_alike(replace(before, environment=first), run.environment)
     except StoreError as error:
-        raise HarnessError(
-            f"{run.environment.hostname} differs from the nodes before: {error.problem}",
-            f"Repair it, or end it there by ray stop. Then: harness run --resume {folder}",
-        ) from None
+        problem = f"{run.environment.hostname} differs from the nodes before: {error.problem}"
+        remedy = f"Repair it, or end it there by ray stop. Then: harness run --resume {folder}"
+        raise HarnessError(problem, remedy) from None
     for name in files.keys() - {reader.RUN_FILE, reader.SUITE_FILE}:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(files[name])
@@ -155,10 +153,8 @@ def connected(address: str | None) -> Iterator[Any]:
         raise HarnessError(f"--executor ray needs Ray: {error}", install) from None
     except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise HarnessError(
-            f"no Ray at {address or 'this node'}: {first}",
-            "Start it with `ray start --head`, or remove --address to use this node alone.",
-        ) from None
+        remedy = "Start it with `ray start --head`, or remove --address to use this node alone."
+        raise HarnessError(f"no Ray at {address or 'this node'}: {first}", remedy) from None
     try:
         yield ray
     finally:

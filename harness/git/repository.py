@@ -109,10 +109,9 @@ class Repository:
         """The last commit that both have in common; HarnessError if there is none."""
         found = try_git(self.root, "merge-base", base, head)
         if found is None:
-            raise HarnessError(
-                f"{base[:10]} and {head[:10]} have no common commit in {self.root}",
-                "In a shallow clone, fetch the history: git fetch --unshallow.",
-            )
+            problem = f"{base[:10]} and {head[:10]} have no common commit in {self.root}"
+            remedy = "In a shallow clone, fetch the history: git fetch --unshallow."
+            raise HarnessError(problem, remedy)
         return found
 
     def text(self, commit: str, path: str) -> str | None:

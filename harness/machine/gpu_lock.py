@@ -50,10 +50,9 @@ class GpuLock(AbstractContextManager["GpuLock"]):
                 )
             self.describe("")
         except OSError as error:
-            raise ProbeError(
-                f"the GPU cannot be locked: {self.path}: {error.strerror}",
-                "Make the file readable and writable for every user, or remove it.",
-            ) from error
+            problem = f"the GPU cannot be locked: {self.path}: {error.strerror}"
+            remedy = "Make the file readable and writable for every user, or remove it."
+            raise ProbeError(problem, remedy) from error
 
     def describe(self, run_id: str) -> None:
         """Write holder and run into the file."""

@@ -221,7 +221,6 @@ def processes(device: object) -> Sequence[Any]:
     except OSError:  # /proc is absent or incomplete
         ids_are_ours = False
     if not ids_are_ours:
-        raise ProbeError(
-            "NVML lists process ids of the host, but this container has ids of its own"
-        )
+        why = "NVML lists process ids of the host, but this container has ids of its own"
+        raise ProbeError(why)
     return [*pynvml.nvmlDeviceGetComputeRunningProcesses(device)]

@@ -86,10 +86,8 @@ class Worker:
                 self.wait(seconds=min(deadline, meanwhile()) - time.monotonic())
                 reader.drain(received.append)
         except Garbled as error:
-            raise HarnessError(
-                f"a worker's answer is garbled: {error}",
-                "Does the code under test write to a file descriptor that it did not open?",
-            ) from error
+            remedy = "Does the code under test write to a file descriptor that it did not open?"
+            raise HarnessError(f"a worker's answer is garbled: {error}", remedy) from error
         finally:
             self.end()
         return received
@@ -136,20 +134,17 @@ class ForkserverHandle:
         except OSError as error:
             self.control.close()
             self._stderr.close()
-            raise HarnessError(
-                f"no worker can be started with {sys.executable}: {error.strerror}",
-                "If the list of arguments is too long, shorten the variables in `env`.",
-            ) from error
+            problem = f"no worker can be started with {sys.executable}: {error.strerror}"
+            remedy = "If the list of arguments is too long, shorten the variables in `env`."
+            raise HarnessError(problem, remedy) from error
         self.prepared = False
         """Whether it has imported what each measured workload needs."""
         self.control.settimeout(START_S)
         try:
             if "ready" not in self.hear():
                 said = last_line(Path(f"/proc/self/fd/{self._stderr.fileno()}"))
-                raise HarnessError(
-                    f"no worker can be started with {sys.executable}: {said}",
-                    "Is torch installed there?",
-                )
+                problem = f"no worker can be started with {sys.executable}: {said}"
+                raise HarnessError(problem, "Is torch installed there?")
         except BaseException:  # also Ctrl-C: the process would outlive us
             self.close()
             raise
@@ -189,11 +184,10 @@ class ForkserverHandle:
         began, reply = time.monotonic(), self.hear()
         if not reply and time.monotonic() - began >= START_S:
             self._process.kill()  # in an import it does not hear that it should end
-            names = ", ".join(modules)
-            raise HarnessError(
-                f"no worker can be started: import {names}: no answer in {START_S:g} s",
-                f"Try the import alone: python -c {shlex.quote(f'import {names}')}",
-            )
+            trying = f"import {', '.join(modules)}"
+            problem = f"no worker can be started: {trying}: no answer in {START_S:g} s"
+            remedy = f"Try the import alone: python -c {shlex.quote(trying)}"
+            raise HarnessError(problem, remedy)
         problem = str(reply.get("preloaded", "the forkserver died"))
         self.prepared = not problem
         return problem

@@ -84,10 +84,9 @@ def encode(line: Line) -> bytes:
     except ValueError:
         where = f"{line.case_id}: " if isinstance(line, Measurement) else ""
         names = ", ".join(_non_finite(fields))
-        raise StoreError(
-            f"{where}{names} is NaN or infinite, which cannot be recorded",
-            "Leave the value out, or use None if the record allows it.",
-        ) from None
+        problem = f"{where}{names} is NaN or infinite, which cannot be recorded"
+        remedy = "Leave the value out, or use None if the record allows it."
+        raise StoreError(problem, remedy) from None
     return text.encode("utf-8", "replace") + b"\n"  # a lone surrogate becomes "?"
 
 
@@ -183,10 +182,8 @@ class LineFile:
 
     def _cannot_write(self, path: Path, error: OSError) -> StoreError:
         if not self._path.exists():
-            return StoreError(
-                f"cannot write {path}: somebody removed the run while it went on",
-                "Its measurements are lost. Start it again.",
-            )
+            problem = f"cannot write {path}: somebody removed the run while it went on"
+            return StoreError(problem, "Its measurements are lost. Start it again.")
         return StoreError(f"cannot write {path}: {error.strerror}", self._remedy)
 
     def close(self) -> None:

@@ -80,10 +80,8 @@ def parse(data: bytes, folder: Path, path: Path) -> Run:
     """The run that the content of a run.jsonl describes; `path` is the file, for errors."""
     whole, newline, cut_short = data.rpartition(b"\n")
     if not newline:
-        raise StoreError(
-            f"{path} has no complete line: the run stopped before its first measurement",
-            f"Delete {path.parent}.",
-        )
+        problem = f"{path} has no complete line: the run stopped before its first measurement"
+        raise StoreError(problem, f"Delete {path.parent}.")
     started, *later = (
         lines.decode(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n"), 1)
     )
@@ -171,9 +169,6 @@ def find(
         return fits[0]
     names = [f.name for f in folders]
     near = [f.name for f in fits] or difflib.get_close_matches(name, names, 3, 0.3) or names[-3:]
-    raise StoreError(
-        f"{name!r} matches {len(fits)} {kind}s of {root}"
-        if fits
-        else f"{root} has no {kind} {name!r}",
-        f"Name one of its {kind}s: {', '.join(near)}.",
-    )
+    several = f"{name!r} matches {len(fits)} {kind}s of {root}"
+    problem = several if fits else f"{root} has no {kind} {name!r}"
+    raise StoreError(problem, f"Name one of its {kind}s: {', '.join(near)}.")

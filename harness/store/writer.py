@@ -75,10 +75,9 @@ def create(root: Path, suite: Suite, environment: Environment, *, where: str = "
             shutil.rmtree(folder)
             raise
     except OSError as error:
-        raise StoreError(
-            f"cannot start a run in {folder}: {error.strerror}",
-            "Name another folder with --store, or make room on the disk.",
-        ) from error
+        problem = f"cannot start a run in {folder}: {error.strerror}"
+        remedy = "Name another folder with --store, or make room on the disk."
+        raise StoreError(problem, remedy) from error
 
 
 def resume(
@@ -96,22 +95,17 @@ def resume(
     try:
         writer = RunWriter(folder)
     except BlockingIOError as error:
-        raise StoreError(
-            f"run {folder.name} is being written by another process",
-            "Wait until it ends, or stop it first.",
-        ) from error
+        problem = f"run {folder.name} is being written by another process"
+        raise StoreError(problem, "Wait until it ends, or stop it first.") from error
     except OSError as error:
-        raise StoreError(
-            f"cannot write {folder / RUN_FILE}: {error.strerror}",
-            "Copy the run to a writable folder and resume it there.",
-        ) from error
+        problem = f"cannot write {folder / RUN_FILE}: {error.strerror}"
+        remedy = "Copy the run to a writable folder and resume it there."
+        raise StoreError(problem, remedy) from error
     try:
         run = read(folder)
         if run.ended_at and not run.stopped:
-            raise StoreError(
-                f"run {run.run_id} finished at {run.ended_at} and cannot be continued",
-                f"Start a new one: harness run {run.suite.path}",
-            )
+            problem = f"run {run.run_id} finished at {run.ended_at} and cannot be continued"
+            raise StoreError(problem, f"Start a new one: harness run {run.suite.path}")
         writer.run_id, writer.recorded = run.run_id, len(run.measurements)
         notes = (*cut_notes(writer.cut()), *notes)
         writer.add(lines.encode(lines.Resumed(at=now(), notes=notes)))
