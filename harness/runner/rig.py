@@ -72,10 +72,9 @@ class Rig(ExitStack):
         self._uuids = facts["gpu_uuids"][:ranks]
         held = {lock.uuid for lock in self.locks}  # both sides of a gate describe themselves
         for uuid in self._uuids if self._locks else ():
-            if uuid in held:
-                continue
-            lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
-            self.locks.append(self.enter_context(lock))
+            if uuid not in held:
+                lock = GpuLock(uuid, wait_s=self._wait_s, waiting=self._say)
+                self.locks.append(self.enter_context(lock))
         return environment.capture(facts, command=command, repository=repository, required=required)
 
     def observe(self, here: Environment) -> None:
