@@ -247,6 +247,8 @@ class Candidate:
     """Their names; empty if it only has that day's settings."""
     here: tuple[float | None, ...]
     agrees: tuple[bool, ...]
+    pace: float
+    """How many times as long its steps take on this host as on one that is not slow."""
 
     @property
     def against(self) -> int:
@@ -261,8 +263,11 @@ class Fingerprint:
     seen: tuple[Observation, ...]
     candidates: tuple[Candidate, ...]
     """Those that contradict least come first, of them those nearest to the gap."""
-    slow_host: bool
-    """Whether speeds are compared as on a host that is not slow."""
+
+    def quiet(self, suspect: str, here: float) -> float:
+        """The metric of the gap as it would be with this suspect on a host that is not slow."""
+        pace = next((c.pace for c in self.candidates if suspect in c.suspects), 1.0)
+        return here * _by_host(self.seen[0].metric, pace)
 
 
 def fingerprint(
@@ -288,10 +293,11 @@ def fingerprint(
         here = tuple(_here(run, ok, ok[i].case, o) for o in seen)
         by, both = pace.get(i, 1.0), zip(here, seen, strict=True)
         agrees = tuple(x is not None and _agrees(x, o, by) for x, o in both)
-        found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees))
+        one = Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees, pace=by)
+        found.append(one)
     found.sort(key=lambda c: (c.against, abs(math.log((c.here[0] or math.inf) / gap.seen))))
-    slow, some = any(pace.get(i, 1.0) != 1 for i in names), tuple(found[:MAX_CANDIDATES])
-    return Fingerprint(seen=seen, candidates=some, slow_host=slow) if some else None
+    some = tuple(found[:MAX_CANDIDATES])
+    return Fingerprint(seen=seen, candidates=some) if some else None
 
 
 def _here(run: Run, ok: Mapping[str, CaseSummary], case: Case, o: Observation) -> float | None:
@@ -322,7 +328,12 @@ def _agrees(here: float, o: Observation, pace: float) -> bool:
     """Where a slower GPU explains more, as of fewer tokens/s or a busier GPU, within FASTER_GPU."""
     if o.over.criteria:
         return here / ALIKE <= o.seen <= here * ALIKE
-    here *= {"tokens_per_s": pace, "step_s": 1 / pace}.get(o.metric, 1.0)
+    here *= _by_host(o.metric, pace)
     least = FASTER_GPU if o.metric in _SLOWER else AGREES
     most = FASTER_GPU if o.metric in _LONGER else AGREES
     return here / least <= o.seen <= here * most
+
+
+def _by_host(metric: str, pace: float) -> float:
+    """What a number is multiplied by to be that of a host that is not slow."""
+    return {"tokens_per_s": pace, "step_s": 1 / pace}.get(metric, 1.0)

@@ -163,6 +163,8 @@ class Part:
     """The number that is needed."""
     asked: bool = True
     """Whether it decides."""
+    condition: str = ""
+    """What a person must keep, of a part that is met with a condition only."""
 
     @property
     def answer(self) -> str:
@@ -277,13 +279,15 @@ def readiness(
     found: Sequence[Part], suite: Suite, summaries: Sequence[CaseSummary]
 ) -> Iterator[str]:
     """Where the question is whether to start, which is where the suite names a cost: what is ready,
-    what is not, and which phases, the workloads in their order, ran."""
+    on which condition, what is not, and which phases, the workloads in their order, ran."""
     said = {"Ready": (YES, "likely"), "Open": (OPEN,), "Not ready": (NO, "likely not")}
     said["Not known"] = (NOT_MEASURED,)
-    for state, words in said.items() if suite.cost else ():
-        parts = [p.question for p in found if p.asked and p.word in words]
-        if parts:
+    asked = [p for p in found if p.asked and suite.cost]
+    for state, words in said.items():
+        if parts := [p.question for p in asked if p.word in words and not p.condition]:
             yield f"**{state}**: {' '.join(parts)}"
+    for part in (p for p in asked if p.condition):
+        yield f"**Conditional**: {part.question} {part.condition.capitalize()}"
     yield from _phases(summaries) if suite.cost else ()
 
 
@@ -318,7 +322,9 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(map(word, counting or asked), key=WORDS.index)
-    part = Part(question=question, word=worst, noted=not counting)
+    kept = [r.stated.condition for r in counting if r.stated and r.decision is Decision.CONDITIONAL]
+    condition = "" if any(r.decision is Decision.NO_GO for r in counting) else "; ".join(kept)
+    part = Part(question=question, word=worst, noted=not counting, condition=condition)
     if not asked[1:]:
         (one,) = asked
         return replace(part, said=_said(one), number=number(one), limit=needed_text(one))

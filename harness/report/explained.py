@@ -41,6 +41,9 @@ def line(
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
             here = f": {units.quantity(gap.metric, nearest.reached)} here"
+            quiet = marks.quiet(nearest.name, nearest.reached) if marks else nearest.reached
+            if quiet != nearest.reached:
+                here += f", about {units.number(quiet, 2)} on a host that is not slow"
         on = ", which was on," if nearest.then == "on" else ""
         others = {d.name: d.then for d in enough if d is not nearest}
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
@@ -143,7 +146,11 @@ def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str]) -> str:
     said = f"{only}{names} {agree} {all_}{counts} of {of}"
     if not any(c.agrees[0] for c in found.candidates):
         said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
-    said += "; tokens/s compared as on a host that is not slow" if found.slow_host else ""
+    said += (
+        "; tokens/s compared as on a host that is not slow"
+        if any(c.pace != 1 for c in found.candidates)
+        else ""
+    )
     return f"{said[0].upper()}{said[1:]}."
 
 

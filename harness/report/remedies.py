@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 
 from harness import units
 from harness.analysis.causes import Cause, CauseKind
@@ -143,8 +144,9 @@ def next_steps(
     tested = run.suite.suspects.tested if run.suite.suspects else ()
     controls = [s.control for s in tested if s.control]
     beside = {c.case_id for c in run.suite.cases if any(m.accepts(c) for m in controls)}
-    yield from _speed_up([r for r in left if not beside & {*r.evidence}], of, parts)
-    yield from _steps([f for r in left for f in r.findings], of, slow_host)
+    timed = [r for r in left if not r.beside and not beside & {*r.evidence}]
+    yield from _speed_up(timed, of, parts)
+    yield from _steps(left, of, slow_host)
     yield from _keep_out(of.diagnoses, gap_place(run.suite))
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
@@ -163,14 +165,25 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
         yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}"
 
 
+def _price(run: Run, ids: Iterable[str], processes: int = 1) -> str:
+    """`, 12.3 s here`: what so many processes of each of these cases take; empty if none ran."""
+    walls = [[m.wall_s for m in run.of(case_id)] for case_id in dict.fromkeys(ids)]
+    wall_s = processes * sum(fmean(own) for own in walls if own)
+    return f", {units.duration(wall_s)} here" if wall_s else ""
+
+
 def _speed_up(left: Sequence[RuleResult], of: Study, parts: Sequence[Stack]) -> Iterator[str]:
-    """By how much the slowest case of the worst rule must become faster, and its largest part."""
+    """By how much the slowest case of the worst rule must become faster, its largest part, and the
+    command that times it."""
     taken = {s.case.case_id: s for s in parts}
     for r in left:
         if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
             f, times = next(iter(due.items()))
             more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
             said = f"Speed up {of.names.get(f.subject, f.subject)} by {units.factor(times)}{more}"
+            if f.subject in of.names:
+                alone = alone_command(of.run, f.subject)
+                said += f" (`{alone}`{_price(of.run, [f.subject])})"
             if its := taken.get(f.subject):
                 part = max(its.parts, key=lambda name: its.parts[name])
                 share = units.percent(its.parts[part] / its.step_s)
@@ -179,8 +192,10 @@ def _speed_up(left: Sequence[RuleResult], of: Study, parts: Sequence[Stack]) -> 
             return
 
 
-def _steps(found: Sequence[Finding], of: Study, slow_host: bool) -> Iterator[str]:
-    """What repeats a failure, and measures what is absent or not decided."""
+def _steps(left: Sequence[RuleResult], of: Study, slow_host: bool) -> Iterator[str]:
+    """What repeats a failure, and measures what is absent or, of what decides, open."""
+    found = [f for r in left for f in r.findings]
+    asked = [f for r in left if not r.beside for f in r.findings]
     run, cases = of.run, {c.case_id: c for c in of.run.suite.cases}
     again = f"harness run {shlex.quote(run.suite.path)}"
     ended = [f for f in found if f.fact is Fact.ENDED and f.outcome is not Outcome.UNSUPPORTED]
@@ -194,16 +209,17 @@ def _steps(found: Sequence[Finding], of: Study, slow_host: bool) -> Iterator[str
         install = all(f.outcome is Outcome.UNSUPPORTED for f, c in partners)
         first = f"Install what is needed by {theirs}" if install else f"Time {theirs}"
         yield f"{first}: `{again} {_only(lacking, cases)}`"
-    loose = [i for f in found if f.fact in LOOSE or f.likely for i in (*f.cases, f.partner)]
+    loose = [i for f in asked if f.fact in LOOSE or f.likely for i in (*f.cases, f.partner)]
     if loose := [i for i in loose if i in cases]:
         made = [cases[i].settings.most for i in loose]
         more = 2 * max(made) if min(made) > 1 else 3
         only = f"{again} {_only(loose, cases)}"
-        hosted = any(f.busy and f.fact in LOOSE and f.likely is not Decision.GO for f in found)
+        hosted = any(f.busy and f.fact in LOOSE and f.likely is not Decision.GO for f in asked)
         if slow_host or hosted:
             yield f"Measure on a host that is not slow: `{only}`"
         else:
-            yield f"Measure in {more} processes per case: `{only} -s measure.processes={more}`"
+            said = f"Measure in {more} processes per case"
+            yield f"{said}: `{only} -s measure.processes={more}`{_price(run, loose, more)}"
 
 
 def _only(ids: Iterable[str], cases: Mapping[str, Case]) -> str:

@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 934,  # the modules beside the rooms
-    "harness/analysis": 4_211,
+    "harness/analysis": 4_222,
     "harness/bisect": 1_522,
     "harness/cli": 1_842,
     "harness/executor": 288,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_095,
     "harness/program": 1_562,
     "harness/records": 1_868,
-    "harness/report": 4_605,
+    "harness/report": 4_633,
     "harness/runner": 2_095,
     "harness/store": 733,
     "harness/suite": 1_891,

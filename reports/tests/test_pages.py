@@ -103,6 +103,18 @@ def test_the_sections_come_in_one_order(page: tuple[str, list[str]]) -> None:
     assert len(below.splitlines()) <= LINES
 
 
+def test_steps_have_a_command_and_a_price_and_a_condition_stands_apart() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in SHOWN.values()]
+    steps = [line for text in texts for line in re.findall(r"^\d\. (.*)$", text, re.MULTILINE)]
+    measured = [step for step in steps if step.startswith(("Speed up", "Run the suite"))]
+    met_if = [text for text in texts if "CONDITIONAL" in text and "**Ready**" in text]
+
+    assert measured
+    assert [s for s in measured if not re.search(r"`harness run .*`, [\d.]+ .* here\b", s)] == []
+    assert met_if
+    assert all("- **Conditional**: " in text for text in met_if)
+
+
 @pytest.mark.parametrize("run_id", SHOWN)
 def test_the_commands_of_a_page_give_that_page_and_one_case(run_id: str) -> None:
     text = SHOWN[run_id].read_text(encoding="utf-8")

@@ -101,8 +101,8 @@ def since(first: Study, second: Study) -> Since:
     failed = _failed(before, now, both, name)
     bullets, low = [], ""
     if host:
-        where = "where the GPU waits for the host, " if len(pace) < len(both) else ""
         timed = [g for g in both if g.case_id in pace]
+        where = "where the GPU waits for the host, " if len(timed) < len(both) else ""
         times = [g.candidate_s / g.baseline_s for g in timed if g.baseline_s and g.candidate_s]
         least, most = min(times), max(times)
         ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
@@ -248,14 +248,13 @@ def _pace(
     before: Study, now: Study, cases: Sequence[GateCase]
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """If every provider is slower alike, in all cases or where the GPU waits for the host: how many
-    times as long each takes, and each of these cases."""
+    times as long each takes, and each case that waits, also one that the earlier run lacks."""
     provider = {c.case_id: c.provider for c in now.run.suite.cases}
     both, unknown = before.waiting & now.waiting, now.waiting - {*_kernels(before.summaries)}
     for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
-            some = [g.case_id for g in cases if g.case_id in ids]
-            return moved, {i: moved.get(provider[i], least) for i in some}
+            return moved, {i: moved.get(p, least) for i, p in provider.items() if i in ids}
     return {}, {}
 
 

@@ -99,7 +99,7 @@ NO = "**No** (Is it twice as fast as dense?): "
         ({}, YES, "Nothing: every limit that decides is met."),
         ({"left_out": 4}, YES, "Run all of the suite"),
         ({"dense_s": 1.5}, NO, "Speed up nsa, seq_len=2048 by "),
-        ({"dense_s": 1.5, "deciding": ("fast",)}, "**No, for information** (Is it", "Speed up"),
+        ({"dense_s": 1.5, "deciding": ("fast",)}, "**No, for information** (Is it", "Nothing"),
         ({"dense_s": 2.0, "deciding": ("fast",)}, "**Open, for information** (Is it", ""),
         ({"processes": 1}, "**Likely** (Is it twice as fast as dense?)", "Measure in 3 processes"),
         ({"rules": (), "parts": {}}, "measured: no rule decides; all 4 cases ran.", "Nothing"),
