@@ -41,6 +41,10 @@ processes this is a one-sided t-test at 3.5 %; for three, at 0.2 %."""
 BEYOND = 0.76
 """Usual standard deviations by which every process must be beyond a limit: at the limit, 5 % of two
 processes are, and fewer of more."""
+SURE = 3.3
+"""Standard errors by which a limit must be away for a decision of few processes, or a NO-GO, to
+stand: of 30 rules that are met none is NO-GO in 95 % of the runs, looks allowed for
+(reports/studies/README.md, "Looks")."""
 RANGES = {2: 0.954, 3: 1.588, 4: 1.978, 5: 2.257, 6: 2.472}
 """Median range of normal processes in standard deviations; more than six are taken for six."""
 MIN_ALIKE = 3
@@ -204,6 +208,19 @@ def settle(
     ends = estimate.ends or (estimate.value, estimate.value)
     single = estimate.n < 2 or estimate.ends is not None
     return side(*ends) if single and all(map(math.isfinite, ends)) else None, False
+
+
+def near(e: Interval, *limits: float | None, least: float = 0.0) -> bool:
+    """Whether a limit is so near that the processes may be on its wrong side by chance: by their
+    scatter, the usual one, or `least`, whichever is most. Two of which the usual scatter is unknown
+    are near within a factor of two; equal ones are exact."""
+    exact = e.usual is None and len({*e.each}) < 2
+    if e.n < 2 or exact or e.ends is None or e.ends[0] <= 0:
+        return False
+    far = SURE * max(scatter(e), e.usual or 0.0, least) / math.sqrt(e.n)
+    if e.usual is None and e.n == 2:
+        far = math.log(2)
+    return any(abs(math.log(e.value / at)) < far for at in limits if at and 0 < at < math.inf)
 
 
 def _with_t(values: Sequence[float], samples: int, prior: VariancePrior | None = None) -> Estimate:

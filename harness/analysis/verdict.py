@@ -17,7 +17,7 @@ from typing import Any
 
 from harness.analysis.bounds import by_kernels, timeout_bound
 from harness.analysis.scaling import FLAT, ScalingFit
-from harness.analysis.statistics import settle, span, times_better, times_beyond
+from harness.analysis.statistics import near, settle, span, times_better, times_beyond
 from harness.records import (
     FAILURES,
     METRICS,
@@ -372,7 +372,8 @@ def _decide(rule: Rule, found: Finding, estimate: Interval) -> Finding:
     linear = rule.against is None and (rule.quantity.signed or rule.metric == "scaling_exponent")
     side, sure = settle(estimate, partial(_side, rule), linear=linear)
     found = replace(found, estimate=estimate)
-    if side is not None and sure:
+    doubtful = side is Decision.NO_GO and estimate.n > 2 and near(estimate, *rule.bearable)
+    if side is not None and sure and not doubtful:
         return replace(found, fact=Fact.DECIDED, decision=side)
     low, high = span(estimate, linear=linear) or (-math.inf, math.inf)
     least, most = rule.limits

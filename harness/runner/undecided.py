@@ -5,11 +5,11 @@ process of it may change that: if its processes are on both sides of a limit, or
 to it that chance may have put them there. A count and a case that failed gain nothing by it.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from harness.analysis import verdict
-from harness.analysis.statistics import scatter
+from harness.analysis.statistics import near
 from harness.analysis.study import Study
 from harness.analysis.suspects import sides
 from harness.records import (
@@ -18,8 +18,8 @@ from harness.records import (
     CaseSummary,
     Decision,
     Finding,
-    Interval,
     Outcome,
+    Rule,
     RuleResult,
     Run,
     Suite,
@@ -27,9 +27,9 @@ from harness.records import (
     gpu_matches,
 )
 
-SURE = 3.3
-"""Standard errors by which a limit must be away for a decision of few processes to stand: looking
-once a round makes no more verdicts wrong (reports/studies/README.md, "Looks")."""
+LEAST = 0.012
+"""Scatter of a process that is assumed at least while a case may have more of them: two that agree
+by chance may be of a second mode, as of another clock."""
 
 
 def needed(suite: Suite, device: str) -> dict[str, list[Case]]:
@@ -92,21 +92,18 @@ def _near(result: RuleResult) -> Sequence[Finding]:
         return ()
     if not (result.applies and result.counts):
         return ()
-    found = [f for f in result.findings if f.estimate and near(f.estimate, rule.go, rule.abort)]
+    found = [f for f in result.findings if doubted(f, rule)]
     one_decides = (result.decision is Decision.GO) == (rule.quantifier == "any")
     return () if one_decides and len(found) < len(result.findings) else found
 
 
-def near(e: Interval, *limits: float | None) -> bool:
-    """Whether a limit is so near that the processes may be on its wrong side by chance. Two of
-    which the usual scatter is unknown are near within a factor of two; equal ones are exact."""
-    exact = e.usual is None and len({*e.each}) < 2
-    if e.n < 2 or exact or e.ends is None or e.ends[0] <= 0:
-        return False
-    least = SURE * max(scatter(e), e.usual or 0.0) / math.sqrt(e.n)
-    if e.usual is None and e.n == 2:
-        least = math.log(2)
-    return any(abs(math.log(e.value / at)) < least for at in limits if at and at > 0)
+def doubted(f: Finding, rule: Rule) -> bool:
+    """Whether a decision is near a limit. Both processes of a NO-GO may be disturbed: near is then
+    what is within a factor of two."""
+    e = f.estimate
+    if e and e.n == 2 and f.decision is Decision.NO_GO:
+        e = replace(e, usual=None)
+    return e is not None and near(e, rule.go, rule.abort, least=LEAST)
 
 
 def _may_change(finding: Finding) -> bool:

@@ -25,7 +25,7 @@ from harness.analysis.statistics import Flags, Floats, geometric, usual_scatter,
 from harness.analysis.summary import APART
 from harness.analysis.verdict import judge_case
 from harness.records import Case, CaseSummary, Decision, Outcome, Rule
-from harness.runner.undecided import near
+from harness.runner.undecided import doubted
 from reports.studies.noise import NOISY, TYPICAL, by_case
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], Floats]
@@ -165,7 +165,7 @@ def _judged(rule: Rule, cases: Sequence[Sequence[float]]) -> tuple[list[Decision
             summary = replace(summary, metrics={}, apart={"step_s": known})
         found.append(judge_case(rule, summary))
     decisions = [f.decision for f in found]
-    doubts = [f.estimate is not None and near(f.estimate, rule.go) for f in found]
+    doubts = [doubted(f, rule) for f in found]
     left = [d is Decision.INCONCLUSIVE for d in decisions]
     return decisions, np.logical_or(left, doubts)
 

@@ -5,41 +5,29 @@ from typing import Any
 
 import pytest
 
-from harness.records import (
-    COUNTERS,
-    Case,
-    Counters,
-    Estimate,
-    Gap,
-    Measurement,
-    MeasureSettings,
-    Outcome,
-    Rule,
-    Suspect,
-    Suspects,
-    Weight,
-)
-from harness.runner.undecided import near, undecided
+from harness import records as r
+from harness.analysis.statistics import near
+from harness.runner.undecided import undecided
 from harness.tests.fake_runs import ended, run, sweep, taking, to
 
 CASES = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[512, 1024, 2048])]
 NSA, DENSE = ([c.case_id for c in CASES if c.provider == p] for p in ("nsa", "dense"))
-GAP = Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq_len=512))
+GAP = r.Gap(metric="tokens_per_s", expected=500, seen=50, source="s", where=to(seq_len=512))
 
 
 def left(step_s: tuple[float, ...] = (), dense: int = 2, **asked: Any) -> dict[str, str]:
     """NSA takes these step times in each length, or times out; dense takes 1 s, and 1.2 s in a
     second process; the operators of a step vary."""
     steps = {"series": {"dispatched_ops": (9, 12)}, "steps": 2}
-    ops = Counters(**dict.fromkeys(COUNTERS, 9), **steps)  # type: ignore[arg-type]
+    ops = r.Counters(**dict.fromkeys(r.COUNTERS, 9), **steps)  # type: ignore[arg-type]
 
-    def measure(c: Case) -> list[Measurement]:
+    def measure(c: r.Case) -> list[r.Measurement]:
         if c.provider == "nsa" and not step_s:
-            return ended(c, Outcome.TIMEOUT, lower_bound_s=60.0)
+            return ended(c, r.Outcome.TIMEOUT, lower_bound_s=60.0)
         steps_s = (1.0, 1.2)[:dense] if c.provider == "dense" else step_s
         return taking(c, *steps_s, counters=ops)
 
-    once = [replace(c, settings=MeasureSettings(processes=1)) for c in CASES]
+    once = [replace(c, settings=r.MeasureSettings(processes=1)) for c in CASES]
     return undecided(run(once, measure, **asked))
 
 
@@ -55,8 +43,8 @@ FIT: dict[str, Any] = {**ALL, "metric": "scaling_exponent", "axis": "seq_len", "
     [
         ({"go": 450, **SHORT}, (1.0, 1.3), 2, NSA[:1]),
         ({"go": 450, **SHORT, "gpu": "A100"}, (1.0, 1.3), 2, []),
-        ({"go": 450, **SHORT, "counts": Weight.NOTE}, (1.0, 1.3), 2, []),
-        ({"go": 450, **SHORT, "counts": Weight.CONDITION}, (1.0, 1.3), 2, NSA[:1]),
+        ({"go": 450, **SHORT, "counts": r.Weight.NOTE}, (1.0, 1.3), 2, []),
+        ({"go": 450, **SHORT, "counts": r.Weight.CONDITION}, (1.0, 1.3), 2, NSA[:1]),
         ({"go": 450, **SPEED}, (1.0, 1.001), 2, NSA[:1]),  # met, but near for processes like dense
         ({"go": 450, **SPEED}, (1.0, 1.001), 1, []),
         ({"go": 1100, **SPEED}, (1.0, 1.001), 2, []),  # one of the others is far
@@ -77,13 +65,13 @@ FIT: dict[str, Any] = {**ALL, "metric": "scaling_exponent", "axis": "seq_len", "
 def test_the_cases_of_an_open_rule_are_named(
     rule: dict[str, Any], step_s: tuple[float, ...], dense: int, ids: list[str]
 ) -> None:
-    found = left(step_s, dense, rules=[Rule(name="r", **rule)])
+    found = left(step_s, dense, rules=[r.Rule(name="r", **rule)])
 
     assert sorted(found.items()) == sorted(dict.fromkeys(ids, "r").items())
 
 
 def test_few_processes_near_a_limit_are_confirmed() -> None:
-    two = Estimate(value=1.0, low=None, high=None, n=2, samples=9, each=(0.99, 1.01))
+    two = r.Estimate(value=1.0, low=None, high=None, n=2, samples=9, each=(0.99, 1.01))
 
     found = [near(replace(two, usual=u), None, 1.1) for u in (0.03, 0.05, None)]
     assert found == [False, True, True]
@@ -93,12 +81,12 @@ def test_few_processes_near_a_limit_are_confirmed() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "low", "ids"),
-    [(Weight.FAIL, 450, NSA[:1]), (Weight.NOTE, 450, []), (Weight.CONDITION, 9000, [])],
+    [(r.Weight.FAIL, 450, NSA[:1]), (r.Weight.NOTE, 450, []), (r.Weight.CONDITION, 9000, [])],
 )
 def test_an_open_expectation_is_named_if_it_counts(
-    counts: Weight, low: float, ids: list[str]
+    counts: r.Weight, low: float, ids: list[str]
 ) -> None:
-    short = Rule(name="a source", counts=counts, low=low, **SHORT)
+    short = r.Rule(name="a source", counts=counts, low=low, **SHORT)
     assert [*left((1.0, 1.3), expectations=[short])] == ids
 
 
@@ -109,10 +97,10 @@ def test_an_open_expectation_is_named_if_it_counts(
 def test_an_open_suspect_names_its_pair_and_a_control_its_worst_case(
     step_s: tuple[float, float], of_pair: int, of_control: int
 ) -> None:
-    pair = Suspect(name="nsa", without=to(provider="dense"), with_=to(provider="nsa"))
-    control = Suspect(name="nsa", control=to(provider="nsa"))
+    pair = r.Suspect(name="nsa", without=to(provider="dense"), with_=to(provider="nsa"))
+    control = r.Suspect(name="nsa", control=to(provider="nsa"))
 
-    found = [left(step_s, suspects=Suspects(gap=GAP, tested=(s,))) for s in (pair, control)]
+    found = [left(step_s, suspects=r.Suspects(gap=GAP, tested=(s,))) for s in (pair, control)]
 
     assert found == [
         dict.fromkeys([NSA[0], DENSE[0]][:of_pair], "nsa"),
