@@ -1,6 +1,7 @@
 """Machine code of the Triton and Gluon kernels that this process has compiled and loaded."""
 
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from hashlib import sha256
@@ -24,7 +25,7 @@ def kernels() -> tuple[CompiledKernel, ...]:
     functions = {id(f): f for f in _functions(jit)} if jit else {}
     caches = (cache for f in functions.values() for cache, *_ in f.device_caches.values())
     loaded = [k for cache in caches for k in cache.values() if hasattr(k, "n_regs")]
-    found = {_described(kernel) for kernel in loaded if "ptx" in kernel.asm}
+    found = {_described(kernel) for kernel in loaded if "cubin" in kernel.asm}
     return tuple(sorted(found, key=lambda k: (k.name, k.code)))
 
 
@@ -39,8 +40,8 @@ def _functions(jit: Any) -> Iterator[Any]:
 
 
 def _described(kernel: Any) -> CompiledKernel:
-    texts = instructions(kernel.asm["ptx"]), PLACES.sub("", kernel.asm["ttgir"])
-    code, ttgir = (sha256(text.encode()).hexdigest()[:16] for text in texts)
+    texts = machine_code(kernel.asm["cubin"]), PLACES.sub("", kernel.asm["ttgir"]).encode()
+    code, ttgir = (sha256(text).hexdigest()[:16] for text in texts)
     return CompiledKernel(
         name=kernel.name,
         code=code,
@@ -50,13 +51,13 @@ def _described(kernel: Any) -> CompiledKernel:
         shared_bytes=kernel.metadata.shared,
         warps=kernel.metadata.num_warps,
         ir=Path(next(iter(kernel.metadata_group.values()))).parent.name,
-        **{name: len(pattern.findall(texts[0])) for name, pattern in _CLASSES.items()},
+        **{name: len(pattern.findall(kernel.asm["ptx"])) for name, pattern in _CLASSES.items()},
     )
 
 
-def instructions(ptx: str) -> str:
-    """PTX without what follows from the place of the source: comments, line numbers, debug data."""
-    code = ptx.partition("\t.section\t.debug")[0]
-    lines = (line.partition("//")[0].strip() for line in code.splitlines())
-    kept = (line for line in lines if line and not line.startswith((".loc", ".file")))
-    return re.sub(r"\$L__(tmp|func_begin|func_end)\d+:\n?", "", "\n".join(kept))
+def machine_code(cubin: bytes) -> bytes:
+    """The instructions of a cubin, an ELF file: its `.text` sections, without line numbers."""
+    offset, size, count, names = struct.unpack_from("<Q10xHHH", cubin, 0x28)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
+    code = [h for h in headers if cubin.startswith(b".text", headers[names][4] + h[0])]
+    return b"".join(cubin[h[4] : h[4] + h[5]] for h in code)

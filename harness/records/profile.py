@@ -122,7 +122,7 @@ class CompiledKernel:
 
     name: str
     code: str
-    """Hash of its PTX, which does not change with comments, line numbers or names of files."""
+    """Hash of its instructions (SASS); in records before 2026-11-30, of its PTX without places."""
     registers: int
     """Of a thread."""
     local_bytes: int

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -100,7 +101,7 @@ class Compiled:
     wide_copies: bool
     """Whether it copies into shared memory 16 bytes at a time, asynchronously (cp.async.cg)."""
     code: str = ""
-    """Hash of its PTX without comments and line numbers."""
+    """Hash of its instructions (SASS)."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -214,16 +215,16 @@ def _describe(
         wgmma="wgmma.mma_async" in compiled.asm["ptx"],
         overwritten=tuple(sorted(overwritten(compiled.asm["ttgir"]))),
         wide_copies="cp.async.cg.shared.global" in compiled.asm["ptx"],
-        code=hashlib.sha256(_instructions(compiled.asm["ptx"]).encode()).hexdigest()[:16],
+        code=hashlib.sha256(_machine_code(compiled.asm["cubin"])).hexdigest()[:16],
     )
 
 
-def _instructions(ptx: str) -> str:
-    """PTX without what follows from the place of the source: comments, line numbers, debug data."""
-    code = ptx.partition("\t.section\t.debug")[0]
-    lines = (line.partition("//")[0].strip() for line in code.splitlines())
-    kept = (line for line in lines if line and not line.startswith((".loc", ".file")))
-    return re.sub(r"\$L__(tmp|func_begin|func_end)\d+:\n?", "", "\n".join(kept))
+def _machine_code(cubin: bytes) -> bytes:
+    """The instructions of a cubin, an ELF file: its `.text` sections, without line numbers."""
+    offset, size, count, names = struct.unpack_from("<Q10xHHH", cubin, 0x28)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, offset + i * size) for i in range(count)]
+    code = [h for h in headers if cubin.startswith(b".text", headers[names][4] + h[0])]
+    return b"".join(cubin[h[4] : h[4] + h[5]] for h in code)
 
 
 def _constants(compiled: Any) -> str:
@@ -290,7 +291,7 @@ def markdown(rows: Iterable[Compiled]) -> str:
     return "\n".join(lines)
 
 
-def changes(before: Iterable[Compiled], after: Iterable[Compiled]) -> Iterator[tuple[str, bool]]:
+def changes(before: Sequence[Compiled], after: Sequence[Compiled]) -> Iterator[tuple[str, bool]]:
     """A row of a table for each kernel that differs, and whether it spills more or fills less."""
     then, now = map(_by_key, (before, after))
     for key in sorted({*then, *now}):
@@ -304,9 +305,8 @@ def changes(before: Iterable[Compiled], after: Iterable[Compiled]) -> Iterator[t
             yield f"| {' | '.join(key[:3])} | {cells} |", worse
 
 
-def _by_key(rows: Iterable[Compiled]) -> dict[tuple[str, ...], Compiled]:
+def _by_key(found: Sequence[Compiled]) -> dict[tuple[str, ...], Compiled]:
     """The kernels by all but the sizes of their tiles, and those that share that by these too."""
-    found = [*rows]
     keys = Counter(r.key for r in found)
     return {r.key if keys[r.key] == 1 else (*r.key[:3], r.constants): r for r in found}
 
