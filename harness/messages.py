@@ -9,8 +9,8 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Annotated, Any, Literal
 
@@ -190,6 +190,8 @@ class Refusal:
 class Checked:
     kind: Literal["checked"] = "checked"
     refusals: tuple[Refusal, ...]
+    work: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Case id -> FLOPs and bytes of a step, if they are known before it is built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

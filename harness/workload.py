@@ -85,9 +85,10 @@ class Preflight(Protocol):
 
     def __call__(
         self, function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
-    ) -> None:
+    ) -> tuple[int, int] | None:
         """Check the arguments and environment variables for `function` of this module; a ValueError
-        if the case cannot run: what is wrong, where, and what to do."""
+        if the case cannot run: what is wrong, where, and what to do. May return the FLOPs and bytes
+        of a step, from which a dry run tells its bound."""
 
 
 class Factory(Protocol):

@@ -19,17 +19,6 @@ from suites.attention_plan import AttentionPlan
 P = ParamSpec("P")
 T = TypeVar("T")
 
-__all__ = [
-    "attention",
-    "decode",
-    "decode_attention",
-    "forward",
-    "layer",
-    "preflight",
-    "train",
-    "training_run",
-]
-
 PRELOAD = ("nsa.kernels.routes", "nsa.kernels.decode.attend", "torch.profiler")
 """Modules that the factories import; imported once for all workers."""
 
@@ -80,11 +69,22 @@ training_run = _at_the_seam(_training.training_run)
 
 def preflight(
     function: str, provider: str, axes: Mapping[str, Scalar], env: Mapping[str, str]
-) -> None:
+) -> tuple[int, int] | None:
     """Check one case without building it, before anything of a suite runs.
+
+    Returns:
+        FLOPs and bytes of a step, of attention.
 
     Raises:
         ValueError: For an axis, a provider or an NSA_* flag that the workload cannot read, with
             the nearest that it can.
     """
-    _PLANS[function](provider, axes, Flags.from_env(env))
+    plan = _PLANS[function](provider, axes, Flags.from_env(env))
+    match plan:
+        case AttentionPlan():
+            cost = _attention.cost_of(plan)
+        case _decoding.DecodePlan():
+            cost = _decoding.cost_of(plan)
+        case _:
+            return None
+    return cost.flops, cost.bytes

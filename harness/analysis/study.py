@@ -9,10 +9,11 @@ from functools import cached_property
 
 from harness import units
 from harness.analysis import scaling, summary, suspects
+from harness.analysis.bounds import precision_of
 from harness.analysis.dead_axes import DeadAxis, dead_axes
 from harness.analysis.effects import Effect, Versus, effects, versus
 from harness.analysis.recorded import launches
-from harness.analysis.roofline import Bottleneck, Limit, bottleneck
+from harness.analysis.roofline import Bottleneck, Limit, bottleneck, bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Diagnosis
 from harness.analysis.verdict import judge
@@ -116,30 +117,43 @@ def case_names(suite: Suite) -> dict[str, str]:
     return names
 
 
-def foreseen(suite: Suite, runs: Sequence[Run], here: Sequence[Run]) -> dict[str, Foreseen]:
+def foreseen(
+    suite: Suite,
+    runs: Sequence[Run],
+    here: Sequence[Run],
+    work: Mapping[str, tuple[int, int]],
+) -> dict[str, Foreseen]:
     """Case id -> its step and the roofline bound of that: the bound by its FLOPs and bytes in any
-    of the runs and the last peaks of `here`, those on this GPU model; the step by the share of the
-    bound that its provider reached here in the most similar case, None if none ran."""
+    of the runs, or else in `work`, and the last peaks of `here`, the runs on this GPU model; the
+    step by the share of the bound that its provider reached here in the most similar case, None if
+    none ran."""
     here = [r for r in here if r.environment.gpu and r.self_test]
     if len({r.environment.device_name for r in here}) != 1:
         return {}
 
-    def work(c: Case) -> Hashable:
+    def done(c: Case) -> Hashable:
         return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
 
     last, proof, bounds_s = here[-1].environment, here[-1].self_test, dict[Hashable, float]()
+
+    peaks = proof.peaks if proof else Peaks()
+    for case, (flops, moved) in ((c, work[c.case_id]) for c in suite.cases if c.case_id in work):
+        of = precision_of(case.axes, {}, last)
+        limit = bound(peaks, flops=flops, bytes_moved=moved, launches=None, precision=of)
+        if limit:
+            bounds_s[done(case)] = limit.seconds
     for case, m in ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id)):
         counts = [replace(m, counters=None)]  # launches may depend on the GPU
         if limit := summary.roofline_bound(case, counts, m.effective, last, proof):
-            bounds_s[work(case)] = limit.seconds
+            bounds_s[done(case)] = limit.seconds
     timed = [(c, summary.step_time(c, r.of(c.case_id))) for r in here for c in r.suite.cases]
-    ran = [(c, step_s, bounds_s[work(c)]) for c, step_s in timed if step_s and work(c) in bounds_s]
+    seen = [(c, step_s, bounds_s[done(c)]) for c, step_s in timed if step_s and done(c) in bounds_s]
     found = {}
     for case in suite.cases:
-        if bound_s := bounds_s.get(work(case)):
+        if bound_s := bounds_s.get(done(case)):
             alike = [
                 (len(case.axes.items() & c.axes.items()), -max(s / bound_s, bound_s / s), i, t / s)
-                for i, (c, t, s) in enumerate(ran)
+                for i, (c, t, s) in enumerate(seen)
                 if (c.factory, c.provider) == (case.factory, case.provider)
             ]
             found[case.case_id] = bound_s * max(alike)[-1] if alike else None, bound_s

@@ -250,7 +250,7 @@ def plan(suite: Suite, last: Mapping[str, Run], others: Mapping[str, Foreseen]) 
         Text(
             f"Expected times and steps: {units.plural('case', len(expected))} as in stored runs; "
             "other times between sample_s and timeout_s a process, other steps at the share of the "
-            "bound of the most similar case; unknown without FLOPs, bytes and peaks in stored runs"
+            "bound of the most similar case; unknown without FLOPs, bytes or peaks in stored runs"
         ),
         Text("No workload was started; it may still decline a case when it runs."),
     )

@@ -22,6 +22,7 @@ from harness.machine import drift, nvml
 from harness.records import Decision, Environment, Run, Stop, Suite
 from harness.report import text
 from harness.report.series import render
+from harness.runner.launcher import Launcher
 from harness.runner.rig import Rig, take
 from harness.runner.run import Agenda, Budget, run_suite
 from harness.runner.self_test import run_self_test
@@ -286,7 +287,11 @@ def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Fo
         models = {"cpu"}
     runs = [*reader.stored(store_root, say)]
     here = [r for r in runs if len(models) > 1 or r.environment.device_name in models]
-    return last_runs(suite, here), foreseen(suite, runs, here)
+    found = foreseen(suite, runs, here, {})
+    if here and len(found) < len(suite.cases):
+        with Launcher.of(suite) as launcher:
+            found = foreseen(suite, runs, here, launcher.check(suite))
+    return last_runs(suite, here), found
 
 
 def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:

@@ -131,8 +131,9 @@ class Launcher(AbstractContextManager["Launcher"]):
                 forkserver.close()
         self.check(suite)
 
-    def check(self, suite: Suite) -> None:
-        """`preflight` without the import in the forkserver."""
+    def check(self, suite: Suite) -> Mapping[str, tuple[int, int]]:
+        """`preflight` without the import in the forkserver; case id -> FLOPs and bytes of a step,
+        of those whose workload knows them before it is built."""
         order = CheckOrder(cases=suite.cases, roots=self._roots, home=self._home)
         answer = self._ask(order, Checked)
         if answer.refusals:
@@ -145,6 +146,7 @@ class Launcher(AbstractContextManager["Launcher"]):
             raise CaseRefused(
                 suite.path, first.case_id, first.problem, remedy, line=line, column=column
             )
+        return answer.work
 
     def _ask(self, order: CheckOrder | DescribeOrder, answer: type[Reply]) -> Reply:
         """The answer of a worker that does not measure; without one, a HarnessError with the last

@@ -50,10 +50,10 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 934,  # the modules beside the rooms
-    "harness/analysis": 4_240,
+    "harness": 937,  # the modules beside the rooms
+    "harness/analysis": 4_254,
     "harness/bisect": 1_522,
-    "harness/cli": 1_842,
+    "harness/cli": 1_847,
     "harness/executor": 288,
     "harness/gate": 1_801,
     "harness/git": 446,
@@ -63,10 +63,10 @@ MOST_LINES = {
     "harness/program": 1_562,
     "harness/records": 1_868,
     "harness/report": 4_633,
-    "harness/runner": 2_092,
+    "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_891,
-    "harness/worker": 623,
+    "harness/worker": 628,
     "nsa": 13_283,
     "suites": 3_004,
     "reports": 1_496,  # its studies

@@ -12,7 +12,7 @@ from harness.measure.failures import Failed
 from harness.messages import Checked, CheckOrder, Refusal
 from harness.program import process
 from harness.records import Case, Outcome, bounded
-from harness.workload import PREFLIGHT, Factory
+from harness.workload import PREFLIGHT, Factory, Preflight
 
 
 class NoFactory(LookupError):
@@ -60,13 +60,17 @@ def hides(error: ImportError) -> str:
 
 
 def check(order: CheckOrder, begin: Callable[[str], None]) -> Checked:
-    """Which cases cannot run; `begin` hears what may hang."""
-    found = (_refusal(case, order.roots, begin) for case in order.cases)
-    return Checked(refusals=tuple(filter(None, found)))
+    """Which cases cannot run, and what the others do; `begin` hears what may hang."""
+    found = {case.case_id: _asked(case, order.roots, begin) for case in order.cases}
+    refusals = tuple(answer for answer in found.values() if isinstance(answer, Refusal))
+    work = {case_id: answer for case_id, answer in found.items() if isinstance(answer, tuple)}
+    return Checked(refusals=refusals, work=work)
 
 
-def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> Refusal | None:
-    """Why a case cannot run, as far as this is known without building it."""
+def _asked(
+    case: Case, roots: Sequence[str], begin: Callable[[str], None]
+) -> Refusal | tuple[int, int] | None:
+    """Why a case cannot run, or what it does, as far as this is known without building it."""
     if case.program is not None:
         problem = process.refusal(case, case.program, roots)
         return Refusal(case_id=case.case_id, problem=problem) if problem else None
@@ -75,10 +79,11 @@ def _refusal(case: Case, roots: Sequence[str], begin: Callable[[str], None]) -> 
         if module not in sys.modules:
             begin(f"import {module}")
         load_factory(case.factory)
-        if preflight := getattr(sys.modules[module], PREFLIGHT, None):
+        preflight: Preflight | None = getattr(sys.modules[module], PREFLIGHT, None)
+        if preflight:
             begin(f"preflight of {case.case_id}")
             env = {**os.environ, **case.env}
-            preflight(function, case.provider, case.axes, env)
+            return preflight(function, case.provider, case.axes, env)
     except (ImportError, Failed) as error:
         if isinstance(error, ImportError) and not hides(error):
             raise

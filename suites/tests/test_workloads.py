@@ -240,6 +240,13 @@ def test_every_case_that_ships_passes_the_preflight(path: object) -> None:
         workloads.preflight(function, case.provider, case.axes, case.env)
 
 
+def test_the_work_of_a_step_is_known_before_it_is_built() -> None:
+    axes = {**OPERATOR, "pass": "forward"}
+
+    built = workloads.attention("gather", axes)
+    assert workloads.preflight("attention", "gather", axes, {}) == (built.flops, built.bytes)
+
+
 def test_flags_a_workload_does_not_read_may_stand_in_the_environment() -> None:
     """People export theirs once, for training and suites alike."""
     env = {"NSA_FWE_Q": "4", "NSA_TB_DISABLE": "1", "NSA_DDP_BUCKET_MB": "25"}

@@ -19,6 +19,7 @@ from harness.cli.main import app
 from harness.cli.run import last_runs
 from harness.machine import nvml
 from harness.records import CaseSummary, Counters, Outcome, Peaks, Run, SelfTest
+from harness.runner.launcher import Launcher
 from harness.store import reader
 from harness.suite import load as suites
 from harness.tests.fake_runs import H200, case, environment, run, taking, timed, variables
@@ -92,8 +93,9 @@ def test_a_process_is_expected_to_take_as_long_as_in_the_newest_run_alike(
 def test_a_case_that_never_ran_here_has_a_bound_and_about_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By its FLOPs on another GPU, the peaks of this one, and the share of the bound that its
-    provider reached here in the case with most of its axes and the nearest bound."""
+    """By its FLOPs on another GPU, or as its workload knows them, the peaks of this one, and the
+    share of the bound that its provider reached here in the case with most of its axes and the
+    nearest bound."""
     asked = [case({"seq_len": 4096, "gc": 0}, provider=p) for p in ("nsa", "dense")]
     asked.append(replace(asked[0], case_id="new", env={"X": "1"}))
     steps_s: dict[Any, float] = {512: 0.002, 256: 0.003, 4000: 0.001}
@@ -106,6 +108,7 @@ def test_a_case_that_never_ran_here_has_a_bound_and_about_a_step(
     here = run(near, lambda c: taking(c, steps_s[c.axes["seq_len"]]), env=env, self_tests=a100)
     suite = run(asked, lambda _: []).suite
     monkeypatch.setattr(suites, "load", lambda *_, **__: suite)
+    monkeypatch.setattr(Launcher, "check", lambda *_: {"new": (10**12, 1)})
 
     def steps(gpus: Sequence[object], *runs: Run) -> list[str]:
         monkeypatch.setattr(nvml, "gpus", lambda: gpus)
@@ -113,7 +116,8 @@ def test_a_case_that_never_ran_here_has_a_bound_and_about_a_step(
         shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["run", "x", "--dry-run"]).stdout
         return re.findall(r"  ((?:about .+? ms )?\(.+? ms\)|unknown)", shown)
 
-    assert steps([env.gpu], here, there) == ["about 16.0 ms (1.93 ms)", "(1.93 ms)", "unknown"]
+    both = ["about 16.0 ms (1.93 ms)", "(1.93 ms)", "about 8.31 ms (1.00 ms)"]
+    assert steps([env.gpu], here, there) == both
     assert steps([env.gpu], there) == ["unknown"] * 3
     assert steps([H200, env.gpu], here, there) == ["unknown"] * 3
 
