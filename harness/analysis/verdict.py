@@ -254,9 +254,9 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return replace(_no_value(ours), partner=partner)
     a, b = ours.known(name), theirs.known(name) if theirs.outcome is Outcome.OK else None
     found = _of(ours.case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name)
-    apart = f"{partner} was measured on another GPU" if b and ours.card != theirs.card else ""
+    apart = {"elsewhere": partner} if b and ours.card != theirs.card else {}
     if a is None or a.value <= 0 or apart:
-        return replace(found, detail=apart)
+        return replace(found, facts=apart)
     if b is None or b.value <= 0:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
         return _counted(rule.missing, replace(found, detail=theirs.detail))

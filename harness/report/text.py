@@ -295,7 +295,7 @@ def ending_text(outcome: Outcome | None, detail: str) -> str:
 def finding_sentence(f: Finding) -> str:
     """What a finding states, without its case."""
     value = _value(f)
-    why = f": {f.detail}" if f.detail else ""
+    why = f": {f.detail}" if f.detail else filled(FINDINGS["why"], f.facts)
     match f.fact:
         case Fact.SLOW:
             return f"slow: {units.bound_text('step_s', f.bound)} a step" if f.bound else "slow"

@@ -10,6 +10,7 @@ from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.gate import compare
 from harness.records import Case, Decision, Measurement, Rule, Run, joined
+from harness.report.text import finding_sentence
 from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
 
 HERE = [environment(gpu=replace(H200, uuid=f"GPU-{n}")) for n in range(6)]
@@ -34,7 +35,8 @@ def test_what_is_compared_is_of_one_gpu() -> None:
     assert "its processes ran on 2 GPUs" in summarise(replace(one, measurements=(*moved,)))[0].notes
     found = [next(r for r in Study(made).verdict.rules if r.stated) for made in (one, two)]
     assert [r.decision for r in found] == [Decision.GO, Decision.INCONCLUSIVE]
-    assert found[1].findings[0].detail == "train/nsa/gc=on was measured on another GPU"
+    said = finding_sentence(found[1].findings[0])
+    assert said == "step time not available: train/nsa/gc=on was measured on another GPU"
 
 
 def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
@@ -42,17 +44,15 @@ def test_a_case_that_two_runs_have_on_other_gpus_is_compared_as_such() -> None:
         found = (case.comparison for case in compare.runs(a, Study(b)).cases)
         return [c.facts.get("card") for c in found if c]
 
-    one = on("GPU-0", "GPU-1")
-    same, swapped = replace(one, run_id="x"), on("GPU-1", "GPU-0")
-    assert card(one, same) == [None, None]
+    one, swapped = on("GPU-0", "GPU-1"), on("GPU-1", "GPU-0")
+    assert card(one, replace(one, run_id="x")) == [None, None]
     assert all(card(one, swapped))
     here = replace(on("GPU-0", "GPU-0"), environment=HERE[0])  # by an executor, with one slot
     plain = [replace(m, card="") for m in here.measurements]
     assert card(here, replace(here, run_id="z", measurements=tuple(plain))) == [None, None]
     alone = replace(one, run_id="y", environment=HERE[0])
     assert all(card(one, alone))
-    found = compare.runs(one, Study(alone))
-    assert [d.name for d in found.differences] == ["GPU UUID"]
+    assert [d.name for d in compare.runs(one, Study(alone)).differences] == ["GPU UUID"]
 
 
 def test_several_machines_are_never_taken_for_one_of_them() -> None:
