@@ -32,7 +32,6 @@ def compare(
     suite: Annotated[
         str,
         typer.Option(
-            "--suite",
             metavar="SUITE",
             help="Measure this suite instead of those of ci/gate.yaml; for commits only.",
         ),

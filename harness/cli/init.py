@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.options import command, err, say, show
+from harness.cli.options import command, say, show
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError
 from harness.integrations import first_gate
@@ -48,7 +48,7 @@ def init(
         {key: value for key, value in asked.items() if value},
         line=command(),
         say=say,
-        shown=lambda suite: ProgressBar(err, suite),
+        shown=ProgressBar,
     )
     found.write()
     for note in found.notes:

@@ -19,7 +19,7 @@ _SUITE = "Suite file, or NAME of suites/NAME.yaml here, or else of a shipped sui
 OptionalSuite = Annotated[str | None, typer.Argument(metavar="SUITE", help=_SUITE)]
 RulesOption = Annotated[
     str | None,
-    typer.Option("--rules", metavar="SUITE", help="Judge by the rules of this suite file instead."),
+    typer.Option(metavar="SUITE", help="Judge by the rules of this suite file instead."),
 ]
 _RUN = "Run id, the beginning of one, a run's folder, or latest."
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
@@ -50,16 +50,13 @@ SetOption = Annotated[
 RowsOption = Annotated[
     str,
     typer.Option(
-        "--rows",
         metavar="AXES",
         help="Make a pivot table: axes of its rows, with commas; default all that vary.",
     ),
 ]
 ColsOption = Annotated[
     str,
-    typer.Option(
-        "--cols", metavar="AXES", help="Make a pivot table: axes of its columns, with commas."
-    ),
+    typer.Option(metavar="AXES", help="Make a pivot table: axes of its columns, with commas."),
 ]
 MetricOption = Annotated[
     str,
@@ -73,13 +70,9 @@ CountersOption = Annotated[
 ]
 WaitOption = Annotated[
     float,
-    typer.Option(
-        "--wait-for-gpu", metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."
-    ),
+    typer.Option(metavar="SECONDS", min=0, help="Wait up to SECONDS for a busy GPU."),
 ]
-SelfTestOption = Annotated[
-    bool, typer.Option("--self-test/--no-self-test", help="Self-test timers and probes first.")
-]
+SelfTestOption = Annotated[bool, typer.Option(help="Self-test timers and probes first.")]
 
 
 def command() -> tuple[str, ...]:

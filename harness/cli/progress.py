@@ -2,7 +2,6 @@
 
 from typing import Self
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,10 +16,9 @@ BAR_WIDTH = 24
 
 
 class _Bar:
-    """A bar on a console, removed when it is left, and a line for each finished process."""
+    """A bar on standard error, removed when it is left, and a line for each finished process."""
 
-    def __init__(self, to: Console, description: str) -> None:
-        self._to = to
+    def __init__(self, description: str) -> None:
         # Processes last minutes: the mean of all of them tells how long the rest takes.
         # In a log it would leave an empty line.
         self._bar = Progress(
@@ -28,10 +26,10 @@ class _Bar:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.description}", markup=False),
-            console=to,
+            console=err,
             transient=True,
             speed_estimate_period=units.DAY_S,
-            disable=not to.is_terminal,
+            disable=not err.is_terminal,
         )
         self._task = self._bar.add_task(description, total=None)
 
@@ -44,9 +42,9 @@ class _Bar:
 
     def _ended(self, process: str, measurement: Measurement) -> None:
         self._bar.advance(self._task)
-        if self._to.is_terminal and measurement.outcome is Outcome.OK:
+        if err.is_terminal and measurement.outcome is Outcome.OK:
             return  # the bar shows it
-        self._to.print(
+        err.print(
             escape(process),
             console.outcome(measurement.outcome),
             units.duration(measurement.wall_s),
@@ -58,8 +56,8 @@ class _Bar:
 class ProgressBar(_Bar, RunObserver):
     """Shows a run, with the time left."""
 
-    def __init__(self, to: Console, suite: Suite) -> None:
-        super().__init__(to, "")
+    def __init__(self, suite: Suite) -> None:
+        super().__init__("")
         self._cases = {c.case_id: c for c in suite.cases}
         self._names = case_names(suite)
 
@@ -76,7 +74,7 @@ class ProgressBar(_Bar, RunObserver):
         self.phase(case, process, f"{steps} steps")
 
     def busy(self, case: Case, process: int, what: str) -> None:
-        self._to.print(self._process_of(case, process), escape(what), soft_wrap=True)
+        err.print(self._process_of(case, process), escape(what), soft_wrap=True)
 
     def finished(self, measurement: Measurement) -> None:
         self._ended(
@@ -94,7 +92,7 @@ class GateProgress(_Bar):
     """Shows a gate: `screen 5/24: sleep/nsa pair 3, candidate ok 2.41 s`."""
 
     def __init__(self) -> None:
-        super().__init__(err, "starting")
+        super().__init__("starting")
 
     def stage(self, text: str, processes: int) -> None:
         self._bar.reset(self._task, description=text, total=processes)

@@ -13,7 +13,7 @@ from harness import units
 from harness.analysis.study import Foreseen, Study, foreseen
 from harness.cli import console, options
 from harness.cli import report as pages
-from harness.cli.options import command, err, out, say
+from harness.cli.options import command, out, say
 from harness.cli.progress import ProgressBar
 from harness.errors import HarnessError, ProbeError
 from harness.executor import driver
@@ -29,8 +29,6 @@ from harness.runner.self_test import run_self_test
 from harness.store import reader
 from harness.store import writer as store_writer
 from harness.suite import load as suites
-
-EXIT_UNDECIDED = Decision.INCONCLUSIVE.exit_status
 
 ResumeOption = Annotated[
     str | None,
@@ -54,13 +52,10 @@ BudgetOption = Annotated[
 AbortOption = Annotated[
     bool,
     typer.Option(
-        "--abort/--no-abort",
         help="Stop as soon as a rule with abort_early is NO-GO, or measure every case.",
     ),
 ]
-ReportOption = Annotated[
-    bool, typer.Option("--report/--no-report", help="Write a dated report at the end.")
-]
+ReportOption = Annotated[bool, typer.Option(help="Write a dated report at the end.")]
 TraceOption = Annotated[
     bool, typer.Option("--trace", help="Keep the Chrome trace of one profile per case.")
 ]
@@ -261,7 +256,7 @@ def _carry_out(
                 "To measure anyway, add --no-self-test; the report then says so."
             )
             return False
-        with ProgressBar(err, suite) as progress:
+        with ProgressBar(suite) as progress:
             rig.observer = progress
             run_suite(agenda, rig, writer)
     except KeyboardInterrupt:
@@ -275,7 +270,7 @@ def _interrupted(folder: object) -> typer.Exit:
         f"interrupted; all finished processes are recorded in {folder}\n"
         f"  Continue with: {text.rest_command(None, folder)}"
     )
-    return typer.Exit(EXIT_UNDECIDED)
+    return typer.Exit(Decision.INCONCLUSIVE.exit_status)
 
 
 def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Foreseen]]:
