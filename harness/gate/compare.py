@@ -81,9 +81,7 @@ def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
     run of each side, if there are any."""
     both = [run.environment for run in environments]
     around = tuple(drift.differences(*both)) if len(both) == 2 else ()
-    cases = tuple(map(_strict, verdict.cases))
-    subject = VerdictSubject.COMPARISON
-    return replace(verdict, cases=cases, differences=around, subject=subject)
+    return replace(verdict, cases=tuple(map(_strict, verdict.cases)), differences=around)
 
 
 def _differs(baseline: Case, candidate: Case) -> Facts:

@@ -14,7 +14,7 @@ from harness.analysis import verdict
 from harness.analysis.summary import step_time
 from harness.gate import counters
 from harness.gate.policy import Policy
-from harness.gate.records import GateCase, Mode, State
+from harness.gate.records import GateCase, GateVerdict, Mode, State, VerdictSubject
 from harness.records import (
     FAILURES,
     NOT_OF_THE_CODE,
@@ -181,34 +181,27 @@ def blocks(decision: Decision, policy: Policy) -> bool:
     return decision is Decision.NO_GO or policy.form.inconclusive == "block"
 
 
-def remedies(
-    cases: Sequence[GateCase],
-    policy: Policy,
-    mode: Mode,
-    *,
-    merging: bool = True,
-    history: tuple[str, str] | None = None,
-) -> list[str]:
-    """What to do next, in sentences with a command or a setting. `merging`: the change is to be
-    merged, not just compared; `history`: the commits between which a bisection can search."""
-    steps = []
-    failed = [c for c in cases if c.decision is not Decision.GO]
+def remedies(verdict: GateVerdict) -> list[str]:
+    """What to do next, in sentences with a command or a setting."""
+    steps, counting = [], verdict.mode is Mode.COUNTERS
+    failed = [c for c in verdict.cases if c.decision is not Decision.GO]
     if most := max((c.comparison.pairs_needed or 0 for c in failed if c.comparison), default=0):
-        steps.append(f"{most} pairs would decide: confirm_pairs in {policy.path}")
-    if not merging:
+        steps.append(f"{most} pairs would decide: confirm_pairs in {verdict.policy}")
+    if verdict.subject is VerdictSubject.COMPARISON:  # nothing is to be merged
         return steps
     slower = [c for c in failed if c.comparison and c.comparison.change is Change.SLOWER]
-    if history and slower:
+    base, head = verdict.baseline, verdict.candidate
+    if slower and base and not head.uncommitted and base.commit != head.commit:
         case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
-        ends = "--good {} --bad {}".format(*history)
+        ends = f"--good {base.commit[:10]} --bad {head.commit[:10]}"
         steps.append(f"to find the commit: harness bisect {case} {ends}")
     if slower or any(c.state is State.MISSING for c in failed):
         steps.append(
-            f"if this is intended, add to {policy.path}: "
+            f"if this is intended, add to {verdict.policy}: "
             "exempt: [{cases: [...], because: ..., expires: DATE}]"
         )
-    if mode is Mode.COUNTERS and any(c.counters for c in failed):
+    if counting and any(c.counters for c in failed):
         steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
-    if mode is Mode.COUNTERS and any(c.state is State.UNCOMPARED for c in cases):
+    if counting and any(c.state is State.UNCOMPARED for c in verdict.cases):
         steps.append("to compare with a commit instead: harness gate --counters --base REF")
     return steps

@@ -114,7 +114,7 @@ def prepared(request: Request, ground: Ground, held: ExitStack, say: Say) -> Pla
         raise SuiteError(loaded.path, text, "Split them into two policies.")
     rig = Rig(devices.pop(), wait_s=request.wait_for_gpu_s, say=say, alone=not counting)
     held.enter_context(rig)
-    sides = _sides(request, loaded, trees, suites, rig)
+    sides = _sides(request, ground, rig)
     here = sides[-1].environment
     for suite in suites.values():
         requirements.require(suite, here)
@@ -179,20 +179,18 @@ def gone(
                     yield (choice.suite, case.case_id), {"only": "baseline", "policy": loaded.path}
 
 
-def _sides(
-    request: Request, loaded: Policy, trees: Trees, suites: Mapping[str, Suite], rig: Rig
-) -> tuple[Side, ...]:
+def _sides(request: Request, ground: Ground, rig: Rig) -> tuple[Side, ...]:
     """A side for each tree, with its warm launcher and its environment."""
-    sides, repository = [], trees.repository
-    names = ("baseline", "candidate")[-len(trees.folders) :]
-    for name, tree in zip(names, trees.folders, strict=True):
-        roots = [(tree / root).resolve() for root in loaded.form.roots]
+    sides, trees, repository = [], ground.trees.folders, ground.trees.repository
+    names = ("baseline", "candidate")[-len(trees) :]
+    for name, tree in zip(names, trees, strict=True):
+        roots = [(tree / root).resolve() for root in ground.policy.form.roots]
         launcher = rig.start(
             roots,
             elsewhere=repository.worktrees(),
             around=counters.AROUND if request.mode is Mode.COUNTERS else {},
         )
-        here = rig.describe(*suites.values(), command=request.command, repository=tree)
+        here = rig.describe(*ground.suites.values(), command=request.command, repository=tree)
         sides.append(Side(name, roots, launcher, here))
     if request.head == WORKING_TREE:  # its snapshot is on no branch
         sides[-1].environment = replace(here, git=read_git(repository.root))

@@ -26,9 +26,6 @@ NOISY_TOLERANCE = 0.05
 """A noisy case passes below this. Few of its clean cases could be bounded by the usual 3 %."""
 
 
-Date = Annotated[datetime.date, Field(strict=False)]
-
-
 class ChosenSuite(Form):
     """A suite, and the cases of it that the gate judges."""
 
@@ -49,7 +46,7 @@ class Exemption(Form):
     cases: Annotated[list[Text], Field(min_length=1)]
     """Patterns or parts of case ids."""
     because: Text
-    expires: Date
+    expires: Annotated[datetime.date, Field(strict=False)]
     """Last day. From the next day on the entry excuses nothing."""
 
 

@@ -9,7 +9,7 @@ from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
+from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
 from harness.gate.sources import PROSE, same_step
 from harness.records import Comparison, Decision, Facts, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
@@ -57,6 +57,7 @@ def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> Gat
         findings=ground.trees.findings,
         started_at=ground.began,
         ended_at=now(),
+        subject=VerdictSubject.COMPARISON if request.given else VerdictSubject.GATE,
     )
 
 
@@ -89,15 +90,7 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         device=plan.here.device_name,
         findings=(*plan.findings, *answers.findings),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(
-            decide.remedies(
-                cases,
-                plan.policy,
-                request.mode,
-                merging=request.given is None,
-                history=plan.trees.history,
-            )
-        ),
+        remedies=tuple(decide.remedies(verdict)),
     )
     return replace(verdict, blocks=decide.blocks(verdict.decision, plan.policy))
 

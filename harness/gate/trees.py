@@ -34,14 +34,6 @@ class Trees:
     def tree(self) -> Path:
         return self.folders[-1]
 
-    @property
-    def history(self) -> tuple[str, str] | None:
-        """The commits to search between for what the change did; None if it is no commit."""
-        base, head = self.baseline, self.candidate
-        if base is None or head.uncommitted or base.commit == head.commit:
-            return None
-        return base.commit[:10], head.commit[:10]
-
 
 def from_root(path: Path, root: Path) -> str:
     whole = path.absolute()

@@ -14,6 +14,7 @@ from harness.report.series.gate_text import case_sentence, case_text, stated, ve
 
 MAX_TEXT = 10_000
 MAX_LINE = 500
+COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def junit(verdict: GateVerdict) -> str:
@@ -34,11 +35,7 @@ def junit(verdict: GateVerdict) -> str:
         if verdict.started_at:
             element.set("timestamp", plain(verdict.started_at)[:19])
         element.set("time", f"{sum(float(test.get('time', 0)) for test in own):.3f}")
-        for attribute, tag in (
-            ("failures", "failure"),
-            ("errors", "error"),
-            ("skipped", "skipped"),
-        ):
+        for attribute, tag in COUNTED.items():
             element.set(attribute, str(sum(test.find(tag) is not None for test in own)))
         for test in own:
             test.set("classname", element.get("name", ""))

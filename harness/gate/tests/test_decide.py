@@ -12,7 +12,7 @@ from harness.analysis.summary import summarise
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Policy, parse
-from harness.gate.records import CounterChange, GateCase, Mode, State, decode
+from harness.gate.records import CounterChange, GateCase, Mode, State, VerdictSubject, decode
 from harness.records import (
     Change,
     Comparison,
@@ -217,20 +217,20 @@ def test_the_policy_decides_what_blocks(
 
 
 def test_remedies_suit_the_mode_and_the_request() -> None:
-    accept = f"if the difference is intended, accept it: {counters.RENEW}"
-    changes, finding = COUNTED
-    more = gate_case(decision=NO_GO, counters=changes, findings=(finding,))
+    counting, only = {"mode": Mode.COUNTERS}, {"subject": VerdictSubject.COMPARISON}
+    more = gate_case(decision=NO_GO, counters=COUNTED[0], findings=(COUNTED[1],))
     gone = gate_case(decision=OPEN, state=State.MISSING)
     uncompared = gate_case(decision=OPEN, state=State.UNCOMPARED)
     open_ = gate_case(decision=OPEN, comparison=fake_runs.comparison(pairs_needed=31))
 
-    assert decide.remedies([more], POLICY, Mode.COUNTERS) == [accept]
-    (remedy,) = decide.remedies([uncompared], POLICY, Mode.COUNTERS)
+    accept = f"if the difference is intended, accept it: {counters.RENEW}"
+    assert decide.remedies(gate_verdict(more, **counting)) == [accept]
+    (remedy,) = decide.remedies(gate_verdict(uncompared, **counting))
     assert remedy.endswith(": harness gate --counters --base REF")
-    assert decide.remedies([uncompared], POLICY, Mode.RELATIVE) == []
-    assert len(decide.remedies([gone, more], POLICY, Mode.COUNTERS)) == 2
-    assert decide.remedies([gone, more], POLICY, Mode.COUNTERS, merging=False) == []
-    (relative,) = decide.remedies([gone, open_], POLICY, Mode.RELATIVE, merging=False)
+    assert decide.remedies(gate_verdict(uncompared)) == []
+    assert len(decide.remedies(gate_verdict(gone, more, **counting))) == 2
+    assert decide.remedies(gate_verdict(gone, more, **counting, **only)) == []
+    (relative,) = decide.remedies(gate_verdict(gone, open_, **only))
     assert relative == "31 pairs would decide: confirm_pairs in ci/gate.yaml"
 
 
