@@ -51,9 +51,8 @@ def _cases(runs: Sequence[Run], metric: str, filters: Sequence[str]) -> Iterator
     if metric not in (known := {"step_s", *measured}):
         raise HarnessError(f"no metric {metric!r}", nearest(metric, sorted(known)))
     for run in runs:
-        git = run.environment.git
         dirty = "+" if run.environment.uncommitted else ""
-        commit = git.commit[:10] + dirty if git else NONE
+        commit = run.environment.commit[:10] + dirty or NONE
         wanted = {case.case_id for case in passing(run.suite.cases, filters)}
         for s in summaries[run.run_id]:
             if s.case.case_id in wanted:

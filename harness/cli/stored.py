@@ -46,20 +46,15 @@ def list_(
     rows = console.table("run", "commit", "processes")
 
     def wanted(run: Run) -> bool:
-        named = suite in ("", run.suite.name) and _commit(run).startswith(commit)
+        named = suite in ("", run.suite.name) and run.environment.commit.startswith(commit)
         return named and (not gpu or gpu_matches(gpu, run.environment.device_name))
 
     for run in reader.stored(store_root, say, wanted):
         ended = Counter(units.outcome_name(m.outcome) for m in run.measurements)
         said = ", ".join(f"{count} {name}" for name, count in ended.most_common())
         unfinished = "" if run.ended_at else "unfinished: "
-        rows.add_row(run.run_id, _commit(run)[:10], f"{unfinished}{said}")
+        rows.add_row(run.run_id, run.environment.commit[:10], f"{unfinished}{said}")
     out.print(rows if rows.row_count else f"no matching runs in {store_root}")
-
-
-def _commit(run: Run) -> str:
-    git = run.environment.git
-    return git.commit if git else ""
 
 
 def show_(

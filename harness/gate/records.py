@@ -126,10 +126,9 @@ class GateSide:
 
 def side_of(run: Run) -> GateSide:
     """A stored run as a side."""
-    git = run.environment.git
     return GateSide(
         ref=run.run_id,
-        commit=git.commit if git else "",
+        commit=run.environment.commit,
         folders=(run.folder,),
         uncommitted=run.environment.uncommitted,
     )

@@ -121,6 +121,10 @@ class Environment:
         return self.gpu.name if self.gpu else "cpu"
 
     @property
+    def commit(self) -> str:
+        return self.git.commit if self.git else ""
+
+    @property
     def uncommitted(self) -> bool:
         return bool(self.git and self.git.dirty_sha256)
 
