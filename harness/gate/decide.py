@@ -81,14 +81,14 @@ def judge_case(evidence: CaseEvidence) -> GateCase:
         if evidence.summary.outcome is Outcome.OK:
             state, compared = _compared(evidence)
             found += compared
-    found, excuse = _excused(found, case_id, state, evidence.policy)
+    findings, excuse = _excused(found, case_id, state, evidence.policy)
     bad = next((m for m in evidence.candidate if m.outcome is not Outcome.OK), None)
     sides = evidence.baseline, evidence.candidate
     return GateCase(
         case_id=case_id,
         suite=evidence.suite,
         state=state,
-        findings=tuple(found),
+        findings=findings,
         exemption=excuse,
         comparison=evidence.comparison,
         counters=evidence.counted[0] if evidence.counted else (),
@@ -105,8 +105,7 @@ def judge_gone(suite: str, case_id: str, why: Facts, policy: Policy) -> GateCase
     """The answer for a case of the baseline that is not measured."""
     state = State.MISSING
     found, excuse = _excused([not_measured(why)], case_id, state, policy)
-    whole = tuple(found)
-    return GateCase(case_id=case_id, suite=suite, state=state, findings=whole, exemption=excuse)
+    return GateCase(case_id=case_id, suite=suite, state=state, findings=found, exemption=excuse)
 
 
 def not_measured(why: Facts) -> Finding:
@@ -158,7 +157,7 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
 
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy
-) -> tuple[list[Finding], str]:
+) -> tuple[tuple[Finding, ...], str]:
     """The findings with the exemption of the case applied, and what that says. It excuses a
     comparison that is not GO, and a case that is missing; never a case that failed, or that could
     not be compared."""
@@ -166,12 +165,12 @@ def _excused(
     valid = [e for e in policy.form.exempt if today <= e.expires]
     entry = next((e for e in valid if any(fits(case_id, p) for p in e.cases)), None)
     if entry is None or state not in (State.COMPARED, State.MISSING):
-        return found, ""
+        return tuple(found), ""
     whole = state is State.MISSING
     meant = [f for f in found if f.decision is not Decision.GO]
     meant = [f for f in meant if whole or f.check in AGAINST.values()]
-    kept = [replace(f, counts=False) if f in meant else f for f in found]
-    return kept, f"exempt until {entry.expires}: {entry.because}" if meant else ""
+    kept = (replace(f, counts=False) if f in meant else f for f in found)
+    return tuple(kept), f"exempt until {entry.expires}: {entry.because}" if meant else ""
 
 
 def blocks(decision: Decision, policy: Policy) -> bool:

@@ -85,8 +85,8 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
     verdict = _verdict(request, plan, cases)
     verdict = replace(
         verdict,
-        candidate=_with_runs(verdict.candidate, plan.sides[-1:]),
-        baseline=verdict.baseline and _with_runs(verdict.baseline, plan.sides[:-1]),
+        candidate=_with_runs(verdict.candidate, plan.sides[-1]),
+        baseline=verdict.baseline and _with_runs(verdict.baseline, plan.sides[0]),
         device=plan.here.device_name,
         findings=(*plan.findings, *answers.findings),
         gpu_s=sum(c.gpu_s for c in cases),
@@ -270,9 +270,8 @@ def _cases(request: Request, plan: Plan, answers: _Answers) -> list[GateCase]:
     ]
 
 
-def _with_runs(side: GateSide, measured: Sequence[Side]) -> GateSide:
-    writers = [w for m in measured for w in m.writers.values()]
-    return replace(side, folders=tuple(str(w.folder) for w in writers))
+def _with_runs(side: GateSide, measured: Side) -> GateSide:
+    return replace(side, folders=tuple(str(w.folder) for w in measured.writers.values()))
 
 
 def count(request: Request, observer: Observer, say: Say) -> counters.CounterBaseline:
