@@ -124,15 +124,14 @@ def _opened(
         Rig(request.suite.device, wait_s=resources.wait_s, say=resources.say, alone=timed)
     )
     rig.start(elsewhere=other_trees)
-    suite = request.suite
-    here = rig.describe(suite, command=request.command, repository=None)
+    here = rig.describe(request.suite, command=request.command, repository=None)
     before = request.environment if journal else None
     if before is not None and here.device_name != before.device_name:
         raise HarnessError(
             f"this search started on {before.device_name}, but this machine has {here.device_name}",
             "Resume it on that device, or start a new search.",
         )
-    requirements.require(suite, here)
+    requirements.require(request.suite, here)
     if journal is None:
         created = Journal.create(resources.state, replace(request, environment=here))
         journal = stack.enter_context(created)

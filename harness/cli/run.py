@@ -107,9 +107,8 @@ def run(
             "not apply",
             "Remove them, or start a new run.",
         )
-    how = None
+    before = how = None
     if suite is not None:
-        before = None
         chosen = suites.load(suite, overrides=overrides or (), filters=only or ())
         if executor:
             words = tuple(f"--set={value}" for value in overrides or ())

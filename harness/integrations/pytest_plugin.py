@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from harness.analysis.study import Study
     from harness.records import Case, CaseSummary, Measurement, Run
 
-_SUFFIXES = (".yaml", ".yml")
 _VERDICTS = pytest.StashKey["list[tuple[bool, str]]"]()  # whether it is good, and its text
-
-
 _LOOKS_LIKE_A_SUITE = re.compile(rb"""^\s*\{?\s*["']?(schema|workloads)["']?\s*:""", re.MULTILINE)
 
 
@@ -35,7 +32,7 @@ class CaseFailure(Exception):
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> "SuiteFile | None":
     """A suite file that the command line names."""
-    if file_path.suffix not in _SUFFIXES or not parent.session.isinitpath(file_path):
+    if file_path.suffix not in (".yaml", ".yml") or not parent.session.isinitpath(file_path):
         return None
     if not _LOOKS_LIKE_A_SUITE.search(file_path.read_bytes()):  # of another plugin
         return None
