@@ -343,7 +343,9 @@ def judge_case(rule: Rule, summary: CaseSummary) -> Finding:
     found = _of(case, Decision.INCONCLUSIVE, Fact.NO_METRIC, metric=name, **expected)
     if summary.outcome is Outcome.OK:
         found, estimate = replace(found, busy=summary.behind(name)), summary.known(name)
-        return found if estimate is None else _decide(rule, found, estimate)
+        if estimate is None:
+            return replace(found, detail="")  # the source of the rule is no reason
+        return _decide(rule, found, estimate)
     # A timeout can show that a rule is broken, but not that it is met.
     bound, higher = timeout_bound(summary, name), rule.quantity.higher_is_better
     ends = range_of(None, bound) if higher else range_of(bound, None)
