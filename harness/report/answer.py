@@ -287,7 +287,7 @@ def readiness(
         if parts := [p.question for p in asked if p.word in words and not p.condition]:
             yield f"**{state}**: {' '.join(parts)}"
     for part in (p for p in asked if p.condition):
-        yield f"**Conditional**: {part.question} {part.condition.capitalize()}"
+        yield f"**Conditional**: {part.question} {part.condition[:1].upper()}{part.condition[1:]}"
     yield from _phases(summaries) if suite.cost else ()
 
 

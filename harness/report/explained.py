@@ -30,7 +30,7 @@ def line(
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
         here = _again(again, suite)
-        return f"not reproduced: that day's settings give {here}; look at that day's code"
+        return f"not reproduced: that day's settings give {here}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
@@ -43,7 +43,8 @@ def line(
             here = f": {units.quantity(gap.metric, nearest.reached)} here"
             quiet = marks.quiet(nearest.name, nearest.reached) if marks else nearest.reached
             if quiet != nearest.reached:
-                here += f", about {units.number(quiet, 2)} on a host that is not slow"
+                slow = here.removesuffix(" here")
+                here = f"{slow} on this slow host, about {units.number(quiet, 2)} on another"
         on = ", which was on," if nearest.then == "on" else ""
         others = {d.name: d.then for d in enough if d is not nearest}
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
@@ -51,7 +52,7 @@ def line(
         agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
         if others and agree == [(nearest.name,)]:
             more = "; no other suspect fits all that was measured then"
-        return f"{nearest.name}{on} alone would explain it{here}{more}{elsewhere}"
+        return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
     untested = [d.name for d in found if d not in tested]

@@ -9,7 +9,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.roofline import OUTSIDE, Stack
 from harness.analysis.study import Study
-from harness.analysis.suspects import Conclusion, Diagnosis
+from harness.analysis.suspects import Conclusion, Diagnosis, reproduction
 from harness.analysis.verdict import LOOSE
 from harness.records import (
     OVER_STEPS,
@@ -148,6 +148,9 @@ def next_steps(
     yield from _speed_up(timed, of, parts)
     yield from _steps(left, of, slow_host)
     yield from _keep_out(of.diagnoses, gap_place(run.suite))
+    again = reproduction(run.suite, of.summaries)
+    if again and not again.reproduced:
+        yield "Look at the code of that day: its settings alone do not explain what was seen"
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
@@ -162,7 +165,7 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     slow = [(d, e) for d in told if (e := d.effect) and (e.low or 0) > 1]
     step = f"a step at {where}" if where else "a step"
     for d, e in sorted(slow, key=lambda one: -one[1].value):
-        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}"
+        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}{units.repeats(e.n)}"
 
 
 def _price(run: Run, ids: Iterable[str], processes: int = 1) -> str:
@@ -179,15 +182,15 @@ def _speed_up(left: Sequence[RuleResult], of: Study, parts: Sequence[Stack]) -> 
     for r in left:
         if r.decision is not Decision.INCONCLUSIVE and (due := slow_of(r)):
             f, times = next(iter(due.items()))
-            more = f", and {units.plural('more case', len(due) - 1)}" if due.keys() - {f} else ""
+            more = f", and {len(due) - 1} more" if due.keys() - {f} else ""
             said = f"Speed up {of.names.get(f.subject, f.subject)} by {units.factor(times)}{more}"
-            if f.subject in of.names:
-                alone = alone_command(of.run, f.subject)
-                said += f" (`{alone}`{_price(of.run, [f.subject])})"
             if its := taken.get(f.subject):
                 part = max(its.parts, key=lambda name: its.parts[name])
                 share = units.percent(its.parts[part] / its.step_s)
                 said += f"; {part} {'are' if part == OUTSIDE else 'is'} {share} of its step"
+            if f.subject in of.names:
+                alone = alone_command(of.run, f.subject)
+                said += f"; time it: `{alone}`{_price(of.run, [f.subject])}"
             yield said
             return
 

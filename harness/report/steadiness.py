@@ -95,7 +95,7 @@ def trust(of: Study) -> Iterator[str]:
     yield f"{ran}, over {cards} cards" if cards > 1 else ran
     required = requirements.checks(run.suite, run.environment)
     if lacking := [c.name for c in required if c.grade is not Grade.OK]:
-        yield f"{'requirements' if lacking[1:] else 'requirement'} not met: {listed(lacking, 1)}"
+        yield f"not as the suite requires: {listed(lacking, 2)}"
     rules = [r.stated for r in of.verdict.rules if r.stated and r.applies]
     here = [e for e in run.suite.expectations if gpu_matches(e.gpu, run.environment.device_name)]
     rules += [e for e in here if e.asks or e.counts is not Weight.NOTE]

@@ -337,7 +337,7 @@ def _value(f: Finding) -> str:
         name = f"{METRICS[f.metric].title} " if METRICS[f.metric].unit == "ratio" else ""
         return f"{name}{value}{few}"
     of = f.detail or filled(SCALING["exponent"], f.facts)
-    return f"{value}{f' {of}' if of else ''}{few}"
+    return f"{value}{few}{f' {of}' if of else ''}"
 
 
 def _expected(f: Finding) -> str:

@@ -137,7 +137,7 @@ def test_the_page_names_the_gap_and_what_the_node_lacks() -> None:
 
     assert (first.word, first.limit, "missed by 13x" in first.said) == ("no", "≥ 500", True)
     trusted = [*steadiness.trust(Study(run))]
-    assert "requirements not met: deterministic, gpu_free_bytes and 5 more" in trusted
+    assert "not as the suite requires: deterministic, gpu_free_bytes and 5 more" in trusted
 
 
 def test_a_small_variant_runs_to_its_verdict_on_the_cpu(tmp_path: Path) -> None:
