@@ -282,7 +282,7 @@ def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Fo
     runs = [*reader.stored(store_root, say)]
     here = [r for r in runs if len(models) > 1 or r.environment.device_name in models]
     found = foreseen(suite, runs, here, {})
-    if here and len(found) < len(suite.cases):
+    if any(r.environment.gpu for r in here) and len(found) < len(suite.cases):
         with Launcher.of(suite) as launcher:
             found = foreseen(suite, runs, here, launcher.check(suite))
     return last_runs(suite, here), found
