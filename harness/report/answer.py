@@ -26,7 +26,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.tables import NONE, Table, bends
-from harness.report.text import listed, shared_name
+from harness.report.text import for_gpu, listed, shared_name
 from harness.report.verdict_text import (
     BESIDE,
     NO,
@@ -90,8 +90,9 @@ def named(v: Verdict, of: Study, fits: Sequence[ScalingFit] = ()) -> Verdict:
 
 def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
     """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
-    the run is slower, or likely missed where the host sets it, and its rule is no NO-GO. `pace` is
-    how many times as long the steps of a case take by that."""
+    the run is slower, or met by the kernels alone on a slow host, or likely missed where the host
+    sets it, and its rule is no NO-GO. `pace` is how many times as long the steps of a case take by
+    that."""
 
     def result(r: RuleResult) -> RuleResult:
         if r.decision is Decision.NO_GO:
@@ -105,7 +106,9 @@ def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Findin
     """The finding of a rule, or without one of several expectations, as `excused` leaves it."""
     speed = f.metric in SPEEDS and not f.partner
     by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
-    missed = f.fact is Fact.DECIDED and speed and 1 < distance(f, stated) <= by_host
+    far = distance(f, stated)
+    kept_up = by_host > 1 and 0 < f.busy * far <= 1  # by the kernels alone it would be met
+    missed = f.fact is Fact.DECIDED and speed and far > 1 and (far <= by_host or kept_up)
     perhaps = f.likely not in (None, Decision.GO) and speed and f.busy > 0
     return replace(f, fact=Fact.OPEN, likely=None) if missed or perhaps else f
 
@@ -316,8 +319,8 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
     asked = [r for r in rules if r.applies]
     if not asked:
         other = any(f.fact is Fact.OTHER_DEVICE for r in rules for f in r.findings)
-        gpus = dict.fromkeys(r.stated.gpu for r in rules if r.stated and r.stated.gpu)
-        only = f"for {listed([*gpus])} only; " if gpus else ""
+        gpus = dict.fromkeys(for_gpu(r.stated.gpu) for r in rules if r.stated and r.stated.gpu)
+        only = f"{listed([*gpus])}; " if gpus else ""
         why = f"{only}this is {v.device}" if other else "this run lacks its cases"
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]

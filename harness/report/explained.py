@@ -51,7 +51,7 @@ def line(
         more = f"; so would {listed([*others])}{known}" if others else ""
         agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
         if others and agree == [(nearest.name,)]:
-            more = "; no other suspect fits all that was measured then"
+            more = "; no other suspect fits all that was measured here"
         return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"

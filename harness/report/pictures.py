@@ -264,7 +264,8 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
         times = [units.duration(fmean(of)) for of in ends if of]
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
-        said.append(f"{name}: {' to '.join(dict.fromkeys(times))}")
+        told = " at first, ".join(dict.fromkeys(times))
+        said.append(f"{name}: {told}{' at last' if 'first' in told else ''}")
         lines.append(Line(name, steps, ms, over_steps.running_mean(ms, 10), events))
     whose = f"{shared}: " if shared and group[1:] else ""
     return f"{whose}step time of {', '.join(said)}", "ms, first process", lines

@@ -59,6 +59,12 @@ def a_gpu(name: str) -> str:
     return f"{'an' if name[:1] in 'AEFHILMNORSX' else 'a'} {name}"
 
 
+def for_gpu(pattern: str) -> str:
+    """`for A100 only`, `for GPUs other than H200`: where a rule is asked."""
+    only = not pattern.startswith("!")
+    return f"for {pattern} only" if only else f"for GPUs other than {pattern[1:]}"
+
+
 def listed(parts: Sequence[str], most: int | None = None) -> str:
     """`a, b and c`; with `most`, `a, b and 3 more`."""
     shown = list(parts if most is None else parts[:most])
@@ -223,6 +229,7 @@ def crossovers(found: Sequence[Versus], suite: Suite) -> Iterator[str]:
             continue
         ahead = sum((v.points[0][1].low or 0) > 1 for v in group if not v.crossover)
         ours, theirs = (suite.provider(workload, p) for p in providers)
+        ours = f"{workload}: {ours}" if len({c.workload for c in suite.cases}) > 1 else ours
         between = f"{min(low for low, _ in ends):.10g} and {max(high for _, high in ends):.10g}"
         many = f"{len(ends)} of {units.plural('configuration', len(group))}"
         many += f"; {ahead} already ahead" if ahead else ""

@@ -19,7 +19,15 @@ from harness.records import (
     Verdict,
     range_of,
 )
-from harness.report.text import BY_KERNELS, ending_text, every, finding_sentence, is_speed, listed
+from harness.report.text import (
+    BY_KERNELS,
+    ending_text,
+    every,
+    finding_sentence,
+    for_gpu,
+    is_speed,
+    listed,
+)
 
 MAX_SUBJECTS = 2
 """Cases, and reasons, that one sentence names."""
@@ -95,7 +103,8 @@ def rule_sentence(result: RuleResult, most: int = MAX_SUBJECTS) -> str:
         matched = "it has no number: a case that it needs ended as the suite allows"
         return matched if result.matched else "the rule matches no case of this run"
     if stated and not result.applies:
-        device = f"for {stated.gpu} only; " if result.findings[0].fact is Fact.OTHER_DEVICE else ""
+        elsewhere = result.findings[0].fact is Fact.OTHER_DEVICE
+        device = f"{for_gpu(stated.gpu)}; " if elsewhere else ""
         return f"{device}{finding_sentence(result.findings[0])}"
     noun = "fits" if stated and stated.axis else "pairs" if stated and stated.against else "cases"
     if result.rule == EXPECTED and any(f.estimate for f in result.findings):
