@@ -5,7 +5,7 @@ range over its steps, or no number.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from statistics import median
@@ -14,7 +14,6 @@ import numpy as np
 
 from harness.records import (
     COUNTERS,
-    METRICS,
     Case,
     Counters,
     Estimate,
@@ -347,24 +346,20 @@ def error_of_bound(ok: Sequence[Measurement]) -> Mapping[str, Estimate]:
     return {"error_of_bound": of}
 
 
-def disagreements(ok: Sequence[Measurement]) -> tuple[str, ...]:
-    """One sentence for each counter whose values differ."""
-    notes = []
+def disagreements(ok: Sequence[Measurement]) -> Iterator[Facts]:
+    """One note for each counter whose values differ."""
     for name in exact_counters(ok).disagreeing:
-        title = METRICS[name].title
         steps = by_step(ok, name)
         if any(len({*own}) > 1 for own in steps):
             every = [*chain(*steps)]
-            shown = ", ".join(map(str, every[:MAX_LISTED]))
             uses = [u for m in ok if m.profile for u in (*m.profile.kernels, *m.profile.operators)]
             names = [*dict.fromkeys(u.name for u in uses if u.calls % 1)][:MAX_LISTED]
-            what = f"; not in every step alike: {', '.join(names)}" if names else ""
-            ends = f"{min(every):,} to {max(every):,} in {len(every)} steps"
-            notes.append(f"{title}: {ends} ({shown}){what}")
+            ends = {"low": min(every), "high": max(every), "steps": len(every)}
+            shown = {"by_step": every[:MAX_LISTED], "uneven": names or None}
+            yield {"counter": name, **ends, **shown}
         else:
             values = _values([m.counters for m in ok if m.counters], name)
-            notes.append(f"{title} differ between processes: {values[0]:,} to {values[-1]:,}")
-    return tuple(notes)
+            yield {"counter": name, "least": values[0], "most": values[-1]}
 
 
 def launches(m: Measurement) -> int | None:

@@ -20,6 +20,7 @@ from harness.records import (
     Clock,
     Environment,
     Estimate,
+    Facts,
     Measurement,
     Outcome,
     Run,
@@ -95,8 +96,7 @@ def _without_work(s: CaseSummary, axis: str | None) -> CaseSummary:
         {n: e for n, e in those.items() if n not in OF_WORK or n in reported}
         for those in (s.metrics, s.apart)
     )
-    note = f"tokens/s are withdrawn: they follow {axis}, which has no effect"
-    notes = (*s.notes, note)
+    notes = (*s.notes, {"withdrawn": axis})
     return replace(s, metrics=kept, apart=apart, notes=notes, tokens=None, withdrawn=axis)
 
 
@@ -155,8 +155,8 @@ def _summarise(
         notes=(
             *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),
             *recorded.disagreements(ok),
-            *([f"its processes ran on {len(cards)} GPUs"] if cards[1:] else []),
-            *([too_fast] if too_fast else []),
+            *([{"cards": len(cards)}] if cards[1:] else []),
+            *([{"too_fast": too_fast}] if too_fast else []),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -165,12 +165,6 @@ def _summarise(
         apart=apart,
         card=card,
     )
-
-
-def not_repeatable(steps_s: Sequence[float]) -> str:
-    """`not repeatable: its processes take 16.0 ms to 1.60 s a step`."""
-    ends = (units.duration(float(s)) for s in (min(steps_s), max(steps_s)))
-    return f"not repeatable: its processes take {' to '.join(ends)} a step"
 
 
 def _evidence(case: Case, measurements: Sequence[Measurement]) -> list[Measurement]:
@@ -351,40 +345,40 @@ def _weaknesses(
     ok: Sequence[Measurement],
     evidence: Sequence[Measurement],
     steps: Sequence[float],
-) -> Iterator[str]:
+) -> Iterator[Facts]:
     """What a reader must know before trusting the numbers of a case."""
     asked = case.settings.processes
     if ok and len(ok) < len(measurements):
-        yield f"numbers from the {len(ok)} of {len(measurements)} processes that ended ok"
+        yield {"ended_ok": len(ok), "started": len(measurements)}
     elif ok and len(ok) < asked:
-        yield f"{len(ok)} of {asked} processes ran"
+        yield {"ran": len(ok), "asked": asked}
     for m in ok:
         if m.discarded:
-            left_out = "" if m in evidence else "; too few are left, so the process does not count"
-            yield f"process {m.process}: {_discards(m)}{left_out}"
+            too_few = m not in evidence or None
+            yield {"process": m.process, "discards": _discards(m), "too_few": too_few}
     if not evidence:
         return
     if _apart(steps):
-        what = f"{not_repeatable(steps)}, so it has no speed"
-        yield f"{what}: look for other load, then run it again"
+        yield {"fastest": min(steps), "slowest": max(steps), "no_speed": True}
     elif (gap := max(steps) / min(steps) - 1) > LARGE_DISAGREEMENT:
-        yield f"processes disagree: the slowest is {units.percent(gap)} slower than the fastest"
+        yield {"slower": gap}
     yield from _disturbances(evidence)
     if len({m.tokens for m in evidence}) > 1 or len({m.flops for m in evidence}) > 1:
-        yield "processes counted different tokens or FLOPs per step"
+        yield {"different_work": True}
 
 
-def _disturbances(evidence: Sequence[Measurement]) -> Iterator[str]:
+def _disturbances(evidence: Sequence[Measurement]) -> Iterator[Facts]:
     limits, others = (
         of_ranks(name, evidence) for name in ("gpu_throttle_reasons", "gpu_foreign_processes")
     )
     for rank, (limit, other) in enumerate(zip(limits, others, strict=True)):
-        gpu = f"GPU of rank {rank}" if any(m.ranks for m in evidence) else "GPU"
+        gpu = {"gpu": True, "rank": rank if any(m.ranks for m in evidence) else None}
         masks = [int(x) for m in evidence for x in readings(m, limit, ("sampling",))]
-        for kind, reasons in (("throttled", THROTTLE), ("clock limited", POWER_CAP)):
+        for kind, reasons in (("throttled", THROTTLE), ("clock_limited", POWER_CAP)):
             if hit := [mask for mask in masks if any(mask & bit for bit in reasons)]:
                 seen = [r for bit, r in reasons.items() if any(mask & bit for mask in hit)]
-                yield f"{gpu} {kind} in {len(hit)} of {len(masks)} readings: {', '.join(seen)}"
+                among = {"seen": len(hit), "readings": len(masks)}
+                yield {**gpu, kind: True, **among, "reasons": seen}
         foreign = [x for m in evidence for x in readings(m, other, TIMED)]
         if shared := sum(x > 0 for x in foreign):
-            yield f"other processes on the {gpu} in {shared} of {len(foreign)} readings"
+            yield {"foreign": True, **gpu, "seen": shared, "readings": len(foreign)}

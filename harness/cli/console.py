@@ -41,7 +41,7 @@ from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
 from harness.report.series import gate_text
 from harness.report.tables import NONE
-from harness.report.text import command_text
+from harness.report.text import command_text, note_text
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
@@ -194,7 +194,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
             *(_cell(c, name) for name in ("tokens_per_s", "step_s", *reported)),
         )
         if c.outcome is Outcome.OK:
-            notes += [(c.case.case_id, note) for note in c.notes]
+            notes += [(c.case.case_id, note_text(note)) for note in c.notes]
         elif detail := c.detail.strip().partition("\n")[0]:
             failures.append((c.case.case_id, detail))
     return Group(rows, *_grouped(failures), *_grouped(notes))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.analysis.summary import not_repeatable, summarise
+from harness.analysis.summary import summarise
 from harness.errors import HarnessError, SuiteError
 from harness.gate import counters, policy
 from harness.gate.plan import Say
@@ -24,6 +24,7 @@ from harness.gate.policy_suites import require_own
 from harness.git.origin import packages_in
 from harness.git.repository import Repository, try_git
 from harness.records import Outcome, Run, Suite
+from harness.report.text import note_text
 from harness.runner.rig import Rig
 from harness.runner.run import Agenda, run_suite
 from harness.runner.self_test import run_self_test
@@ -212,7 +213,8 @@ def _policy_text(run: Run, roots: list[str], notes: list[str]) -> str:
     notes.append(f"Measured on {run.environment.device_name}:")
     for one in summarise(run):
         if "step_s" not in one.metrics:
-            why = not_repeatable(one.apart["step_s"].ends or ())
+            each = one.apart["step_s"].each
+            why = note_text({"fastest": min(each), "slowest": max(each)})
             more = "give larger --axis values" if one.case.axes else "make each step longer"
             raise HarnessError(f"{one.case.case_id}: {why}", APART.format(more=more))
         step = units.quantity("step_s", one.metrics["step_s"].value)

@@ -98,7 +98,7 @@ class CaseSummary:
     """The term that sets the roofline bound: compute, bandwidth or launches."""
     withdrawn: str = ""
     """An axis without effect that its work follows: tokens and FLOPs are left out."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Facts, ...] = ()
     """What weakens the numbers: not steady, throttled, GPU shared, processes disagree."""
     apart: Mapping[str, Estimate] = field(default_factory=dict)
     """Rates of which the processes differ by more than 2x, so that no process is typical."""

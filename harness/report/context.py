@@ -312,7 +312,11 @@ def _section(
             *text.together_sentences(own, run.suite.axis),
             *text.effect_sentences(own, run.suite.axis),
         ],
-        "notes": [f"`{s.case.case_id}`: {'; '.join(s.notes)}." for s in members if s.notes],
+        "notes": [
+            f"`{s.case.case_id}`: {'; '.join(map(text.note_text, s.notes))}."
+            for s in members
+            if s.notes
+        ],
         "common": common,
         "effective": effective,
     }

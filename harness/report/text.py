@@ -42,8 +42,9 @@ def words(name: str) -> Mapping[str, Any]:
     return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text("utf-8"))
 
 
-SCALING, FINDINGS = words("scaling"), words("findings")
-"""What is said of a curve (`no_fit`, `note` and `exponent`), and of a finding, by its facts."""
+SCALING, FINDINGS, NOTES = words("scaling"), words("findings"), words("notes")
+"""What is said of a curve (`no_fit`, `note` and `exponent`), of a finding, and of what weakens the
+numbers of a case, by its facts."""
 
 
 # --- words -------------------------------------------------------------------------------
@@ -104,6 +105,11 @@ def filled(clauses: Sequence[str], facts: Facts, between: str = "") -> str:
     named = ((clause, {name for _, name, *_ in wording.parse(clause)}) for clause in clauses)
     texts = (wording.format(c, **known) for c, its in named if its - {None} <= known.keys())
     return between.join(texts)
+
+
+def note_text(note: Facts) -> str:
+    """`2 of 3 processes ran`: what weakens the numbers of a case."""
+    return filled(NOTES["said"], note)
 
 
 def shared_name(names: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ from harness.records import (
     Telemetry,
     Use,
 )
+from harness.report.text import note_text
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
 CASE = case({"seq_len": 512})
@@ -117,7 +118,7 @@ def test_a_process_that_kept_too_few_samples_does_not_count(count: int, processe
     assert summary.metrics["step_s"].n == processes
     assert summary.metrics["step_s"].value == pytest.approx(0.05, rel=0.01)
     (note,) = summary.notes
-    assert f"process 1: {count} of 20 samples discarded ({count} throttled)" in note
+    assert f"process 1: {count} of 20 samples discarded ({count} throttled)" in note_text(note)
 
 
 def test_a_case_without_evidence_is_an_invalid_environment() -> None:
@@ -184,7 +185,7 @@ def test_a_step_faster_than_the_roofline_gets_a_note(
 
     assert found.outcome is Outcome.OK
     assert len(found.notes) == bool(why)
-    assert all(why and why in note for note in found.notes)
+    assert all(why and why in note_text(note) for note in found.notes)
 
 
 def at_speed(case: Case, step_s: float, moved: int | None) -> CaseSummary:
@@ -258,7 +259,7 @@ def test_a_count_that_is_not_exact_is_absent_with_a_reason(second: dict[str, obj
 def test_processes_that_count_differently_are_noted() -> None:
     (note,) = recorded.disagreements([counted(), counted(1, dispatched_ops=1300)])
 
-    assert "12 to 1,300" in note
+    assert "12 to 1,300" in note_text(note)
 
 
 def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
@@ -271,6 +272,6 @@ def test_a_count_that_varies_is_its_range_over_all_steps() -> None:
     (note,) = recorded.disagreements(ok)
 
     assert (found.low, found.value, found.high, found.samples) == (12, 12, 30, 5)
-    assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note
-    assert note.endswith("alike: add")
+    assert "12 to 30 in 5 steps (12, 30, 18, 12, 12)" in note_text(note)
+    assert note_text(note).endswith("alike: add")
     assert units.value("dispatched_ops", found) == "12 (12 to 30 in 5 steps)"

@@ -27,6 +27,7 @@ from harness.records import (
     Rule,
     Telemetry,
 )
+from harness.report.text import note_text
 from harness.tests.fake_runs import (
     FLOPS_PER_TOKEN,
     case,
@@ -103,7 +104,7 @@ def test_the_first_process_that_is_not_ok_sets_the_outcome() -> None:
 
     assert (summary.outcome, summary.detail) == (Outcome.CRASH, "signal 11")
     assert summary.metrics["step_s"].n == 2
-    assert summary.notes == ("numbers from the 2 of 3 processes that ended ok",)
+    assert [*map(note_text, summary.notes)] == ["numbers from the 2 of 3 processes that ended ok"]
     assert summary_of([]).outcome is None
 
 
@@ -181,7 +182,7 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
     assert first.apart["step_s"].ends == (0.016, 1.6)
     assert not {"step_s", "tokens_per_s", "mfu"} & first.metrics.keys()
     assert "peak_memory_bytes" in first.metrics
-    assert "not repeatable" in first.notes[-1]
+    assert "not repeatable" in note_text(first.notes[-1])
     assert all(s.metrics["step_s"].freedom is None for s in others), "five cases are left"
     (floor,) = (r for r in verdict.rules if r.stated)
     assert floor.decision is Decision.INCONCLUSIVE
@@ -207,7 +208,7 @@ def test_a_case_whose_processes_differ_by_more_than_2x_has_a_finding_and_no_spee
 def test_a_weakness_gives_one_note(measurements: list[Measurement], words: str) -> None:
     (note,) = summary_of(measurements).notes
 
-    assert words in note
+    assert words in note_text(note)
 
 
 def test_a_weakness_of_one_gpu_names_its_rank() -> None:
@@ -215,7 +216,7 @@ def test_a_weakness_of_one_gpu_names_its_rank() -> None:
 
     (note,) = summary_of(every(telemetry=probed(0x8, "gpu1_throttle_reasons"), ranks=ranks)).notes
 
-    assert note.startswith("GPU of rank 1 throttled in ")
+    assert note_text(note).startswith("GPU of rank 1 throttled in ")
 
 
 @pytest.mark.parametrize("mask", [0x0, 0x1, 0x2, 0x100])

@@ -10,7 +10,7 @@ from harness.analysis.study import Study
 from harness.analysis.summary import summarise
 from harness.gate import compare
 from harness.records import Case, Decision, Measurement, Rule, Run, joined
-from harness.report.text import finding_sentence
+from harness.report.text import finding_sentence, note_text
 from harness.tests.fake_runs import H200, environment, run, sweep, timed, to
 
 HERE = [environment(gpu=replace(H200, uuid=f"GPU-{n}")) for n in range(6)]
@@ -32,7 +32,8 @@ def test_what_is_compared_is_of_one_gpu() -> None:
     one, two = on("GPU-0", "GPU-0", rules=[rule]), on("GPU-0", "GPU-1", rules=[rule])
     assert [len(effects(summarise(made))) for made in (one, two)] == [1, 0]
     moved = [replace(m, card=f"GPU-{m.process % 2}") for m in one.measurements]
-    assert "its processes ran on 2 GPUs" in summarise(replace(one, measurements=(*moved,)))[0].notes
+    first, _ = summarise(replace(one, measurements=(*moved,)))
+    assert "its processes ran on 2 GPUs" in map(note_text, first.notes)
     found = [next(r for r in Study(made).verdict.rules if r.stated) for made in (one, two)]
     assert [r.decision for r in found] == [Decision.GO, Decision.INCONCLUSIVE]
     said = finding_sentence(found[1].findings[0])
