@@ -48,13 +48,14 @@ def test_text_from_elsewhere_cannot_command_the_terminal() -> None:
 def test_what_a_program_never_read_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     one = case({"NSA_X": 1}, env={"NSA_X": "1"})
     flags = {"NSA_X": False, "--seq-len": False}
-    recorded = run([one], lambda c: timed(c, 0.01, flags_read=flags))
+    recorded = run([one], lambda c: timed(c, 0.01, processes=2, flags_read=flags))
     monkeypatch.setattr(reader, "load", lambda *_: recorded)
 
     shown = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["show"]).stdout
 
     notes = [line for line in shown.splitlines() if line.startswith("note: ")]
     assert [note.rpartition(": ")[2] for note in notes] == ["--seq-len, NSA_X."]
+    assert f"{one.case_id}: 2 of 3 processes ran\n" in shown, "what weakens its numbers, too"
 
 
 def shown() -> str:
