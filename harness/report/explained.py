@@ -40,15 +40,16 @@ def line(
         nearest = min(enough, key=lambda d: (d.then != "on", far[d.name]))
         here = ""
         if nearest.reached is not None and nearest.reached < gap.expected:
-            here = f": {units.quantity(gap.metric, nearest.reached)} here"
+            number = units.quantity(gap.metric, nearest.reached)
             quiet = marks.quiet(nearest.name, nearest.reached) if marks else nearest.reached
+            here = f": {number} here"
             if quiet != nearest.reached:
-                slow = here.removesuffix(" here")
-                here = f"{slow} on this slow host, about {units.number(quiet, 2)} on another"
+                here = f": {number} on this slow host, about {units.number(quiet, 2)} on another"
         on = ", which was on," if nearest.then == "on" else ""
         others = {d.name: d.then for d in enough if d is not nearest}
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
-        more = f"; so would {listed([*others])}{known}" if others else ""
+        are = "are" if len(others) > 1 else "is"
+        more = f"; so {are} {listed([*others])}{known}" if others else ""
         agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
         if others and agree == [(nearest.name,)]:
             more = "; no other suspect fits all that was measured here"
@@ -147,11 +148,8 @@ def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str]) -> str:
     said = f"{only}{names} {agree} {all_}{counts} of {of}"
     if not any(c.agrees[0] for c in found.candidates):
         said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
-    said += (
-        "; tokens/s compared as on a host that is not slow"
-        if any(c.pace != 1 for c in found.candidates)
-        else ""
-    )
+    if any(c.pace != 1 for c in found.candidates):
+        said += "; tokens/s compared as on a host that is not slow"
     return f"{said[0].upper()}{said[1:]}."
 
 
