@@ -264,24 +264,14 @@ def rounded_up(value: float, digits: int) -> float:
 
 def _larger(ratio: Ratio, *, sign: bool = False) -> str:
     """In percent, from twice on as a factor."""
+    if ratio.both and min(ratio.both) >= 2:
+        return f"{ends(1.0, ratio.both, 'x and ')}x"
     if ratio.both:
-        factors, shares = ratio.both, [(x - 1) * 100 for x in ratio.both]
-        return _two(factors, "x") if min(factors) >= 2 else _two(shares, " %", sign=sign)
+        return f"{ends(0.01, [x - 1 for x in ratio.both], ' and ', sign=sign)} %"
     if ratio.value >= 2:
         return _with_interval(ratio.value, ratio.low, ratio.high, "x", digits=2)
     below, above = (None if end is None else (end - 1) * 100 for end in (ratio.low, ratio.high))
     return _with_interval((ratio.value - 1) * 100, below, above, " %", sign=sign, digits=2)
-
-
-def _two(values: Sequence[float], unit: str, *, sign: bool = False) -> str:
-    """`25x and 17x`, `-0.31 and -0.37 %`: two digits of the larger one, or three to tell them
-    apart; one number, if these do not."""
-    place = max(0, _place(max(map(abs, values)), 2))
-    texts = list(dict.fromkeys(_fixed(v, place, sign) for v in values))
-    if len(texts) == 1:
-        texts = list(dict.fromkeys(_fixed(v, place + 1, sign) for v in values))
-    between = " and " if unit == " %" else f"{unit} and "
-    return between.join(texts) + unit
 
 
 def _count(value: float) -> str:

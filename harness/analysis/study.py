@@ -15,7 +15,7 @@ from harness.analysis.effects import Effect, Versus, effects, versus
 from harness.analysis.recorded import launches
 from harness.analysis.roofline import Bottleneck, Limit, bottleneck, bound
 from harness.analysis.scaling import ScalingFit
-from harness.analysis.suspects import Diagnosis
+from harness.analysis.suspects import Diagnosis, Reproduction
 from harness.analysis.verdict import judge
 from harness.records import Case, CaseSummary, Peaks, Run, Suite, Verdict, gpu_matches
 
@@ -73,6 +73,10 @@ class Study:
         return suspects.diagnose(self.run.suite, self.summaries)
 
     @cached_property
+    def reproduction(self) -> Reproduction | None:
+        return suspects.reproduction(self.run.suite, self.summaries)
+
+    @cached_property
     def bottlenecks(self) -> Mapping[str, Bottleneck]:
         """Case id -> what limits its step, if it has a time."""
         run, gpu = self.run, self.run.environment.gpu
@@ -117,6 +121,11 @@ def case_names(suite: Suite) -> dict[str, str]:
     return names
 
 
+def task(c: Case) -> Hashable:
+    """What a case computes, in whatever suite it stands."""
+    return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
+
+
 def foreseen(
     suite: Suite,
     runs: Sequence[Run],
@@ -131,26 +140,22 @@ def foreseen(
     if len({r.environment.device_name for r in here}) != 1:
         return {}
 
-    def done(c: Case) -> Hashable:
-        return c.factory, c.provider, frozenset(c.axes.items()), frozenset(c.env.items())
-
     last, proof, bounds_s = here[-1].environment, here[-1].self_test, dict[Hashable, float]()
-
     peaks = proof.peaks if proof else Peaks()
     for case, (flops, moved) in ((c, work[c.case_id]) for c in suite.cases if c.case_id in work):
         of = precision_of(case.axes, {}, last)
         limit = bound(peaks, flops=flops, bytes_moved=moved, launches=None, precision=of)
         if limit:
-            bounds_s[done(case)] = limit.seconds
+            bounds_s[task(case)] = limit.seconds
     for case, m in ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id)):
         counts = [replace(m, counters=None)]  # launches may depend on the GPU
         if limit := summary.roofline_bound(case, counts, m.effective, last, proof):
-            bounds_s[done(case)] = limit.seconds
+            bounds_s[task(case)] = limit.seconds
     timed = [(c, summary.step_time(c, r.of(c.case_id))) for r in here for c in r.suite.cases]
-    seen = [(c, step_s, bounds_s[done(c)]) for c, step_s in timed if step_s and done(c) in bounds_s]
+    seen = [(c, step_s, bounds_s[task(c)]) for c, step_s in timed if step_s and task(c) in bounds_s]
     found = {}
     for case in suite.cases:
-        if bound_s := bounds_s.get(done(case)):
+        if bound_s := bounds_s.get(task(case)):
             alike = [
                 (len(case.axes.items() & c.axes.items()), -max(s / bound_s, bound_s / s), i, t / s)
                 for i, (c, t, s) in enumerate(seen)

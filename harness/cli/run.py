@@ -1,7 +1,7 @@
 """The command `run`: measure a suite."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from harness import units
-from harness.analysis.study import Foreseen, Study, foreseen
+from harness.analysis.study import Foreseen, Study, foreseen, task
 from harness.cli import console, options
 from harness.cli import report as pages
 from harness.cli.options import command, out, say
@@ -281,11 +281,14 @@ def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Fo
         models = {"cpu"}
     runs = [*reader.stored(store_root, say)]
     here = [r for r in runs if len(models) > 1 or r.environment.device_name in models]
-    found = foreseen(suite, runs, here, {})
-    if any(r.environment.gpu for r in here) and len(found) < len(suite.cases):
+    built = ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id))
+    known = {task(c) for c, m in built if m.flops or m.bytes}
+    others = tuple(c for c in suite.cases if c.factory and task(c) not in known)
+    work: Mapping[str, tuple[int, int]] = {}
+    if others and any(r.environment.gpu for r in here):
         with Launcher.of(suite) as launcher:
-            found = foreseen(suite, runs, here, launcher.check(suite))
-    return last_runs(suite, here), found
+            work = launcher.check(replace(suite, cases=others))
+    return last_runs(suite, here), foreseen(suite, runs, here, work)
 
 
 def last_runs(suite: Suite, runs: Sequence[Run]) -> dict[str, Run]:

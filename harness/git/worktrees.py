@@ -48,7 +48,8 @@ def workplace(repository: Repository) -> Iterator[Path]:
 def sweep(repository: Repository) -> None:
     """Remove the temporary worktrees of processes that have ended. git forgets those whose folder
     is missing by itself (`git worktree prune`)."""
-    _clear(repository, {*filter(_is_dead, {tree.parent for tree in _temporary(repository)})})
+    if dead := {*filter(_is_dead, {tree.parent for tree in _temporary(repository)})}:
+        _clear(repository, dead)
 
 
 def _temporary(repository: Repository) -> list[Path]:

@@ -305,7 +305,7 @@ def _counters(counted: Sequence[StepCount], seen: Trace | None, why: str) -> Cou
     }
     profiled = {} if seen is None else seen.counts()
     series |= {name: n for name, n in profiled.items() if name == "allocations" or not why}
-    if torch.cuda.is_available():  # then the profile has none
+    if torch.cuda.is_available():  # those of the device, by its allocator
         series["allocations"] = [c.device_allocations for c in counted]
     differing = {name: tuple(values) for name, values in series.items() if len(set(values)) > 1}
     return Counters(

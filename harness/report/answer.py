@@ -35,6 +35,7 @@ from harness.report.verdict_text import (
     OPEN,
     WORDS,
     YES,
+    conditions,
     distance,
     margin_text,
     needed,
@@ -107,8 +108,8 @@ def excuse(f: Finding, stated: Rule | None, pace: Mapping[str, float]) -> Findin
     speed = f.metric in SPEEDS and not f.partner
     by_host = min((pace.get(i, 1.0) for i in f.cases), default=1.0)
     far = distance(f, stated)
-    kept_up = by_host > 1 and 0 < f.busy * far <= 1  # by the kernels alone it would be met
-    missed = f.fact is Fact.DECIDED and speed and far > 1 and (far <= by_host or kept_up)
+    met_by_kernels = by_host > 1 and 0 < f.busy * far <= 1
+    missed = f.fact is Fact.DECIDED and speed and far > 1 and (far <= by_host or met_by_kernels)
     perhaps = f.likely not in (None, Decision.GO) and speed and f.busy > 0
     return replace(f, fact=Fact.OPEN, likely=None) if missed or perhaps else f
 
@@ -325,8 +326,8 @@ def _part(question: str, rules: Sequence[RuleResult], v: Verdict) -> Part:
         return Part(question=question, word=NOT_MEASURED, said=why)
     counting = [r for r in asked if r.counts]
     worst = min(map(word, counting or asked), key=WORDS.index)
-    kept = [r.stated.condition for r in counting if r.stated and r.decision is Decision.CONDITIONAL]
-    condition = "" if any(r.decision is Decision.NO_GO for r in counting) else "; ".join(kept)
+    missed = any(r.decision is Decision.NO_GO for r in counting)
+    condition = "" if missed else "; ".join(conditions(counting))
     part = Part(question=question, word=worst, noted=not counting, condition=condition)
     if not asked[1:]:
         (one,) = asked

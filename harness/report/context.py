@@ -13,7 +13,7 @@ from harness.analysis.causes import CauseKind, causes
 from harness.analysis.effects import longest
 from harness.analysis.roofline import stacks
 from harness.analysis.study import Study
-from harness.analysis.suspects import diagnose, fingerprint, reproduction
+from harness.analysis.suspects import diagnose, fingerprint
 from harness.analysis.verdict import by_case
 from harness.records import (
     VARIABLE_PREFIXES,
@@ -70,7 +70,7 @@ class _Page:
         self.stacks = stacks(run, of.summaries, asked, first=first)
         self.causes = causes(of)
         self.earlier = diagnose(run.suite, before.summaries) if before else ()
-        self.again = reproduction(run.suite, of.summaries)
+        self.again = of.reproduction
         self.marks = fingerprint(run, of.summaries, pace)
         device = run.environment.device_name
         self.why = explained.line(of.diagnoses, run.suite, device, self.again, self.marks)

@@ -264,8 +264,9 @@ def _step_times(run: Run, group: Sequence[Case], names: Mapping[str, str]) -> fi
         times = [units.duration(fmean(of)) for of in ends if of]
         late = [*over_steps.slow_steps(s.step, s.step_s)][:MAX_SLOW]
         events = {n: f"step {n}: {units.factor(x)} as long" for n, x in late}
-        told = " at first, ".join(dict.fromkeys(times))
-        said.append(f"{name}: {told}{' at last' if 'first' in told else ''}")
+        first, *last = dict.fromkeys(times) or [""]
+        change = f" in the first quarter, {last[0]} in the last" if last else ""
+        said.append(f"{name}: {first}{change}")
         lines.append(Line(name, steps, ms, over_steps.running_mean(ms, 10), events))
     whose = f"{shared}: " if shared and group[1:] else ""
     return f"{whose}step time of {', '.join(said)}", "ms, first process", lines

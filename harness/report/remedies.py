@@ -9,7 +9,7 @@ from harness import units
 from harness.analysis.causes import Cause, CauseKind
 from harness.analysis.roofline import OUTSIDE, Stack
 from harness.analysis.study import Study
-from harness.analysis.suspects import Conclusion, Diagnosis, reproduction
+from harness.analysis.suspects import Conclusion, Diagnosis
 from harness.analysis.verdict import LOOSE
 from harness.records import (
     OVER_STEPS,
@@ -148,8 +148,7 @@ def next_steps(
     yield from _speed_up(timed, of, parts)
     yield from _steps(left, of, slow_host)
     yield from _keep_out(of.diagnoses, gap_place(run.suite))
-    again = reproduction(run.suite, of.summaries)
-    if again and not again.reproduced:
+    if of.reproduction and not of.reproduction.reproduced:
         yield "Look at the code of that day: its settings alone do not explain what was seen"
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])

@@ -61,9 +61,9 @@ def a_gpu(name: str) -> str:
 
 
 def for_gpu(pattern: str) -> str:
-    """`for A100 only`, `for GPUs other than H200`: where a rule is asked."""
-    only = not pattern.startswith("!")
-    return f"for {pattern} only" if only else f"for GPUs other than {pattern[1:]}"
+    """On which GPUs a rule is asked: `for A100 only`, `for any GPU but H200`."""
+    but = pattern.removeprefix("!")
+    return f"for {pattern} only" if but == pattern else f"for any GPU but {but}"
 
 
 def listed(parts: Sequence[str], most: int | None = None) -> str:

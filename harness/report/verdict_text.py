@@ -1,7 +1,7 @@
 """Sentences about decisions: the rules and the verdict of a suite."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from harness import units
 from harness.analysis.verdict import EVERY_CASE_RAN, EXPECTED, KERNELS_THAT_RAN, WHAT_RAN
@@ -58,9 +58,7 @@ def status(v: Verdict, run: Run) -> str:
     env = run.environment
     device = env.gpu.name if env.gpu else f"CPU ({env.cpu})"
     said = v.said if v.not_measured else f"{v.said} on {device}"
-    conditional = [r for r in v.rules if r.decides and r.decision is Decision.CONDITIONAL]
-    limits = [r.stated for r in conditional if word(r) == NO]
-    conditions = [s.condition for s in limits if s and s.condition]
+    kept = conditions([r for r in v.rules if r.decides])
     rest: dict[str, dict[str, None]] = {}
     answered = {r.asks for r in v.rules if r.counts and r.applies}
     for r in v.rules:
@@ -71,7 +69,13 @@ def status(v: Verdict, run: Run) -> str:
             rest.setdefault(kind, {})[said_of] = None
     ordered = sorted(rest.items(), key=lambda one: one[0] == BESIDE)
     others = (f"{kind}: {' '.join(parts)}" for kind, parts in ordered)
-    return "; ".join([": ".join([said, *conditions]), *others])
+    return "; ".join([": ".join([said, *kept]), *others])
+
+
+def conditions(rules: Iterable[RuleResult]) -> list[str]:
+    """What a person must keep, of the rules that are not met and make a verdict CONDITIONAL."""
+    missed = [r for r in rules if r.decision is Decision.CONDITIONAL and word(r) == NO]
+    return [r.stated.condition for r in missed if r.stated and r.stated.condition]
 
 
 def verdict_sentence(v: Verdict, most: int = MAX_SUBJECTS) -> str:

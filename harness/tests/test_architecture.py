@@ -50,19 +50,19 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 937,  # the modules beside the rooms
-    "harness/analysis": 4_245,
+    "harness": 927,  # the modules beside the rooms
+    "harness/analysis": 4_250,
     "harness/bisect": 1_521,
-    "harness/cli": 1_825,
+    "harness/cli": 1_828,
     "harness/executor": 288,
     "harness/gate": 1_769,
-    "harness/git": 446,
+    "harness/git": 447,
     "harness/integrations": 697,
     "harness/machine": 1_170,
     "harness/measure": 2_096,
     "harness/program": 1_562,
     "harness/records": 1_872,
-    "harness/report": 4_665,
+    "harness/report": 4_670,
     "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_891,

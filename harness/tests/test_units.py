@@ -63,7 +63,7 @@ PRINTED = [
     (units.value("step_s", both(0.97, 1.04)), "0.970 and 1.04 s"),
     (units.ratio(ratio(1.24, 1.20, 1.28), "change"), "+24 % [+20 … +28]"),
     (units.ratio(ratio(0.95, 0.91, 0.99), "change"), "-5 % [-9 … -1]"),
-    (units.ratio(ratio(1.43, 0.8, 2.6, 1.50, 1.34)), "+50 and +34 %"),
+    (units.ratio(ratio(1.43, 0.8, 2.6, 1.50, 1.34)), "+50.0 and +34.0 %"),
     (units.ratio(ratio(1.29, 1.27, 1.31, 1.289, 1.291)), "28.9 and 29.1 % slower"),
     (units.ratio(ratio(52.1, 17.0, 155.0, 52.04, 52.1)), "52.0x and 52.1x slower"),
     (units.ratio(ratio(4.0, 3.4, 4.6), "change"), "4.0x [3.4 … 4.6]"),
