@@ -3,7 +3,7 @@
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,11 @@ from typing import Any
 from harness.records import PLACES, CompiledKernel
 
 JIT = "triton.runtime.jit"
+_LIBRARY = re.compile(
+    r"^(void )?((at|at_cuda_detail|c10|cub|cublasLt|cudnn|cutlass|pytorch_flash|thrust)::"
+    r"|gem[mv][A-Z0-9]|cudnn_generated_|nvjet_|nccl|sm\d+_xmma_|Mem(cpy|set) |memcpy\d)"
+)
+"""Names of kernels of torch, cuDNN, cuBLAS and NCCL, which the code under test does not change."""
 
 _CLASSES = {
     "mma": re.compile(r"^\s*(?:@%p\d+ )?(?:wgmma\.mma_async|mma\.sync)", re.M),
@@ -27,6 +32,12 @@ def kernels() -> tuple[CompiledKernel, ...]:
     loaded = [k for cache in caches for k in cache.values() if hasattr(k, "n_regs")]
     found = {_described(kernel) for kernel in loaded if "cubin" in kernel.asm}
     return tuple(sorted(found, key=lambda k: (k.name, k.code)))
+
+
+def unknown(names: Iterable[str], known: Iterable[CompiledKernel]) -> tuple[str, ...]:
+    """Those that are neither known nor a library's."""
+    own = {kernel.name for kernel in known}
+    return tuple(name for name in names if name not in own and not _LIBRARY.search(name))
 
 
 def _functions(jit: Any) -> Iterator[Any]:

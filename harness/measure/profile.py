@@ -148,6 +148,7 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
         sorted(f"{use.name} {use.where} {use.calls:g}" for use in uses)
         for uses in (kernels, operators)
     ]
+    own = compiled.kernels()
     fingerprint, ranges = sha256(repr(seen_calls).encode()).hexdigest()[:16], ""
     if kernels and ask.unreplayed:
         kernels, ranges = _with_ranges(kernels, ask.unreplayed)
@@ -159,7 +160,8 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
             kernels=kernels[:MAX_USES],
             operators=operators[:MAX_USES],
             fingerprint=fingerprint,
-            compiled=compiled.kernels(),
+            compiled=own,
+            unknown=compiled.unknown(_names(kernels), own)[:MAX_USES],
             breakdown=Breakdown(
                 step_s=step_s,
                 communication_s=sent_s or None,

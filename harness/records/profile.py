@@ -156,6 +156,9 @@ class Profile:
     """Hash of all kernels and operators with their ranges and calls, without times."""
     compiled: tuple[CompiledKernel, ...] = ()
     """Triton and Gluon kernels of the process, launched in the step or before it."""
+    unknown: tuple[str, ...] | None = None
+    """Names of kernels of the step that are neither among these nor a library's, so that their code
+    is not known; None in earlier records."""
     breakdown: Breakdown | None = None
     steps: int = 0
     """Number of profiled steps."""

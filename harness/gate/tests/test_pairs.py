@@ -12,22 +12,12 @@ from harness.analysis import comparison
 from harness.gate import session
 from harness.gate.compare import PLAIN
 from harness.gate.policy import by_scatter
-from harness.records import (
-    Breakdown,
-    Change,
-    Counters,
-    Measurement,
-    Outcome,
-    Profile,
-    Thresholds,
-    Use,
-)
+from harness.records import Breakdown, Change, Counters, Measurement, Outcome, Profile, Thresholds
 from harness.runner.interleave import Side, Task, pairs
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
 COUNTS, WORKS = Counters(steps=2), Breakdown(step_s=0.1, device_busy_s=0.099)
-USE = Use(name="_forward", calls=1.0, time_s=0.01)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +143,7 @@ def compared_in_turns(
     ]
     for i, timed in enumerate(made if code else ()):
         own = (replace(KERNEL, code=code[i]),)
-        ran = Profile(fingerprint="f", compiled=own, kernels=(USE,), breakdown=WORKS)
+        ran = Profile(fingerprint="f", compiled=own, unknown=(), breakdown=WORKS)
         made[i] = [replace(m, profile=ran, counters=COUNTS) for m in timed]
         made[i][0] = replace(made[i][0], profile=None if disturbed else ran)
     calm = fake_runs.timed(case, 0.1, processes=80, cv=0.0)

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 
 from harness.gate.sources import same_step
-from harness.records import MAX_USES, Breakdown, Counters, Measurement, Profile, Use
+from harness.records import Breakdown, Counters, Measurement, Profile
 from harness.store.ir import changed_kernels
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import KERNEL
 
-OURS, INDUCTOR, EXTENSION, LIBRARY = (
-    Use(name=name, calls=1.0, time_s=0.1)
-    for name in ("_forward", "triton_poi_0", "void mine::f()", "void at::native::fill()")
-)
 WORKS = Breakdown(step_s=0.1, device_busy_s=0.098)
-RAN = Profile(fingerprint="f", compiled=(KERNEL,), kernels=(OURS, LIBRARY), breakdown=WORKS)
+RAN = Profile(fingerprint="f", compiled=(KERNEL,), unknown=(), breakdown=WORKS)
 COUNTED = Counters(dispatched_ops=9, steps=2)
 
 
@@ -30,11 +26,8 @@ def process(ran: Profile | None = RAN, counted: Counters = COUNTED) -> Measureme
     ("ran", "counted", "same"),
     [
         ({}, {}, True),
-        ({"compiled": (), "kernels": (LIBRARY,)}, {}, True),
-        ({"compiled": ()}, {}, False),  # one of ours, in a place that is not looked at
-        ({"kernels": (OURS, INDUCTOR)}, {}, False),
-        ({"kernels": (OURS, EXTENSION)}, {}, False),
-        ({"kernels": (OURS,) * MAX_USES}, {}, False),  # there may be more
+        ({"unknown": ("triton_poi_0",)}, {}, False),
+        ({"unknown": None}, {}, False),  # an earlier record
         ({"breakdown": replace(WORKS, device_busy_s=0.02)}, {}, False),  # host-bound
         ({"no_kernels": "no GPU"}, {}, False),
         ({"fingerprint": ""}, {}, False),

@@ -72,3 +72,12 @@ def test_lines_and_names_of_files_do_not_change_its_hash_and_an_instruction_does
     wider = Decorated(JITFunction(a=cubin("HGMMA.64", 7), b=cubin("HGMMA.128", 7)))
     both = kernels(monkeypatch, wider)
     assert [len(both), *map(len, {k.ttgir for k in both})] == [2, 16], "only places differ in it"
+
+
+def test_a_kernel_is_known_if_it_is_compiled_here_or_a_library_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = kernels(monkeypatch, JITFunction(a=cubin("HGMMA.64", 7)))
+    names = ("_f", "void at::native::fill()", "triton_poi_0", "void mine::f()")
+
+    assert compiled.unknown(names, ours) == ("triton_poi_0", "void mine::f()")
