@@ -48,6 +48,8 @@ TOO_MANY_OPERATORS = 300_000
 """With more operators a step, a profile takes minutes and gigabytes."""
 SLOWER = 4.0
 """Assumed slowdown of a counted or profiled step."""
+OPERATOR_S = 0.25e-3
+"""Assumed time to evaluate the profile of a call of an operator: twice that of an H200's host."""
 SWITCHED_OFF = "switched off (measure.profile)"
 
 Result = TypeVar("Result")
@@ -132,12 +134,13 @@ def requests(ask: ProfileRequest) -> Generator[None, None, StepProfile]:
     why = "" if ask.profiling else SWITCHED_OFF
     if ask.profiling and dispatched > TOO_MANY_OPERATORS:
         why = f"a step of {dispatched:,} operators is too large to profile"
-    if why:
+    count = _steps(step_s, dispatched, ask.profile_s)
+    needed_s = count * (SLOWER * step_s + OPERATOR_S * dispatched)
+    if why := why or too_long(step_s, needed_s, ask.time_left_s - (time.monotonic() - began)):
         return StepProfile(
             counters=_counters(counted, None, why),
             profile=Profile(skipped=why, wall_s=time.monotonic() - began),
         )
-    count = _steps(step_s, dispatched, ask.profile_s)
     seen = yield from _profiled(count, ask.progress, ask.trace)
     no_kernels = "" if seen.sees_the_gpu else NO_CUPTI
     if not torch.cuda.is_available():

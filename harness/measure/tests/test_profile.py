@@ -343,11 +343,18 @@ def test_of_a_long_step_little_is_counted(
     assert reason == "" or {*ran.counters.unknown.values()} == {ran.profile.skipped}
 
 
-@pytest.mark.parametrize("reason", ["switched off", "a step of 9 operators is too large"])
+@pytest.mark.parametrize(
+    ("reason", "limit", "value"),
+    [
+        ("switched off", "TOO_MANY_OPERATORS", 8),
+        ("a step of 9 operators is too large", "TOO_MANY_OPERATORS", 8),
+        ("it may take 180 s, and ", "OPERATOR_S", 1.0),
+    ],
+)
 def test_operators_are_counted_without_a_profile(
-    reason: str, monkeypatch: pytest.MonkeyPatch
+    reason: str, limit: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "TOO_MANY_OPERATORS", 8)
+    monkeypatch.setattr(profile, limit, value)
     x = torch.zeros(3)
 
     ran = take(lambda: [x.sin() for _ in range(9)], profiling=reason != "switched off")
