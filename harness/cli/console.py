@@ -324,7 +324,7 @@ def judged(verdict: GateVerdict) -> RenderableType:
     decision = (str(verdict.decision), DECISION_STYLE[verdict.decision])
     subject = verdict.subject.capitalize()
     lines.append(Text.assemble(f"{subject}: ", decision, f"  {gate_text.verdict_reason(verdict)}"))
-    lines += [Text(f"  {remedy}") for remedy in verdict.remedies]
+    lines += [Text(f"  {step}") for step in gate_text.next_steps(verdict)]
     if verdict.subject is VerdictSubject.GATE and verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
         setting = gate_text.undecided_text(verdict)

@@ -5,7 +5,7 @@ the gate's rules without a policy. A case of one side only, or one measured in a
 is undecided.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.analysis.study import Study
@@ -71,7 +71,6 @@ def runs(
         candidate=side_of(candidate),
         differences=around,
         cases=tuple(cases),
-        remedies=tuple(_remedies(baseline, candidate, cases)),
         subject=VerdictSubject.COMPARISON,
     )
 
@@ -190,13 +189,3 @@ def _lacking(run: Run, case_id: str, state: State) -> GateCase:
     side = "candidate" if state is State.NEW else "baseline"
     findings = (decide.not_measured({"only": side}),)
     return GateCase(case_id=case_id, suite=run.suite.path, state=state, findings=findings)
-
-
-def _remedies(a: Run, b: Run, cases: Sequence[GateCase]) -> Iterator[str]:
-    if any(f.check == ENVIRONMENT for case in cases for f in case.findings):
-        yield "to judge although these differ: --across"
-    commits = [g.commit[:10] for run in (a, b) if (g := run.environment.git) and not g.dirty_sha256]
-    open_ = [c for c in cases if c.decision is Decision.INCONCLUSIVE and c.state is State.COMPARED]
-    if open_ and len(set(commits)) == 2:
-        command = f"harness compare {' '.join(commits)} --suite {b.suite.path}"
-        yield f"to decide, measure both commits now: {command}"

@@ -6,7 +6,6 @@ Anything missing or unknown is INCONCLUSIVE, never GO.
 """
 
 import datetime
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +13,7 @@ from harness.analysis import verdict
 from harness.analysis.summary import step_time
 from harness.gate import counters
 from harness.gate.policy import Policy
-from harness.gate.records import GateCase, GateVerdict, Mode, State, VerdictSubject
+from harness.gate.records import GateCase, Mode, State
 from harness.records import (
     FAILURES,
     NOT_OF_THE_CODE,
@@ -157,20 +156,21 @@ def _compared(evidence: CaseEvidence) -> tuple[State, list[Finding]]:
 
 def _excused(
     found: list[Finding], case_id: str, state: State, policy: Policy
-) -> tuple[tuple[Finding, ...], str]:
-    """The findings with the exemption of the case applied, and what that says. It excuses a
+) -> tuple[tuple[Finding, ...], Facts]:
+    """The findings with the exemption of the case applied, and its facts. It excuses a
     comparison that is not GO, and a case that is missing; never a case that failed, or that could
     not be compared."""
     today = datetime.date.today()
     valid = [e for e in policy.form.exempt if today <= e.expires]
     entry = next((e for e in valid if any(fits(case_id, p) for p in e.cases)), None)
     if entry is None or state not in (State.COMPARED, State.MISSING):
-        return tuple(found), ""
+        return tuple(found), {}
     whole = state is State.MISSING
     meant = [f for f in found if f.decision is not Decision.GO]
     meant = [f for f in meant if whole or f.check in AGAINST.values()]
     kept = (replace(f, counts=False) if f in meant else f for f in found)
-    return tuple(kept), f"exempt until {entry.expires}: {entry.because}" if meant else ""
+    facts = {"exempt_until": entry.expires.isoformat(), "exempt_because": entry.because}
+    return tuple(kept), facts if meant else {}
 
 
 def blocks(decision: Decision, policy: Policy) -> bool:
@@ -178,29 +178,3 @@ def blocks(decision: Decision, policy: Policy) -> bool:
     if policy.form.stage != "block" or decision is Decision.GO:
         return False
     return decision is Decision.NO_GO or policy.form.inconclusive == "block"
-
-
-def remedies(verdict: GateVerdict) -> list[str]:
-    """What to do next, in sentences with a command or a setting."""
-    steps, counting = [], verdict.mode is Mode.COUNTERS
-    failed = [c for c in verdict.cases if c.decision is not Decision.GO]
-    if most := max((c.comparison.pairs_needed or 0 for c in failed if c.comparison), default=0):
-        steps.append(f"{most} pairs would decide: confirm_pairs in {verdict.policy}")
-    if verdict.subject is VerdictSubject.COMPARISON:  # nothing is to be merged
-        return steps
-    slower = [c for c in failed if c.comparison and c.comparison.change is Change.SLOWER]
-    base, head = verdict.baseline, verdict.candidate
-    if slower and base and not head.uncommitted and base.commit != head.commit:
-        case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
-        ends = f"--good {base.commit[:10]} --bad {head.commit[:10]}"
-        steps.append(f"to find the commit: harness bisect {case} {ends}")
-    if slower or any(c.state is State.MISSING for c in failed):
-        steps.append(
-            f"if this is intended, add to {verdict.policy}: "
-            "exempt: [{cases: [...], because: ..., expires: DATE}]"
-        )
-    if counting and any(c.counters for c in failed):
-        steps.append(f"if the difference is intended, accept it: {counters.RENEW}")
-    if counting and any(c.state is State.UNCOMPARED for c in verdict.cases):
-        steps.append("to compare with a commit instead: harness gate --counters --base REF")
-    return steps

@@ -4,7 +4,7 @@
 ratios are candidate over baseline, so above one is slower.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import HarnessError
 from harness.machine.drift import Difference
-from harness.records import Change, Comparison, Decision, Finding, KernelChange, Run, worst
+from harness.records import Change, Comparison, Decision, Facts, Finding, KernelChange, Run, worst
 
 Record = TypeVar("Record")
 
@@ -82,8 +82,8 @@ class GateCase:
     """Counters that differ, if they were compared."""
     kernels: tuple[KernelChange, ...] = ()
     """Whose machine code differs in the first pair."""
-    exemption: str = ""
-    """Why the comparison does not decide the case, and until when."""
+    exemption: Facts = field(default_factory=dict)
+    """Until when the comparison does not decide the case, and why."""
     gpu_s: float = 0.0
     """Total duration of the processes of both sides."""
     log: str = ""
@@ -136,7 +136,7 @@ def side_of(run: Run) -> GateSide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateVerdict:
-    schema: Literal[5] = 5
+    schema: Literal[6] = 6
     mode: Mode
     stage: Stage = Stage.SHADOW
     blocks: bool = False
@@ -155,8 +155,6 @@ class GateVerdict:
     """ISO 8601, UTC."""
     gpu_s: float = 0.0
     """Total duration of all processes."""
-    remedies: tuple[str, ...] = ()
-    """Next steps, with commands."""
     subject: VerdictSubject = VerdictSubject.GATE
     differences: tuple[Difference, ...] = ()
     """Of the environments, in a comparison; the most suspect first."""

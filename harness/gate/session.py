@@ -41,8 +41,7 @@ def _unchanged(request: Request, ground: Ground) -> GateVerdict:
         for path, suite in ground.suites.items()
         for case in suite.cases
     ]
-    remedies = ("to measure it all the same: the option --measure",)
-    return replace(_verdict(request, ground, cases), remedies=remedies)
+    return _verdict(request, ground, cases)
 
 
 def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> GateVerdict:
@@ -90,7 +89,6 @@ def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -
         device=plan.here.device_name,
         findings=(*plan.findings, *answers.findings),
         gpu_s=sum(c.gpu_s for c in cases),
-        remedies=tuple(decide.remedies(verdict)),
     )
     return replace(verdict, blocks=decide.blocks(verdict.decision, plan.policy))
 

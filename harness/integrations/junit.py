@@ -10,7 +10,13 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
-from harness.report.series.gate_text import case_sentence, case_text, stated, verdict_reason
+from harness.report.series.gate_text import (
+    case_sentence,
+    case_text,
+    next_steps,
+    stated,
+    verdict_reason,
+)
 
 MAX_TEXT = 10_000
 MAX_LINE = 500
@@ -21,8 +27,8 @@ def junit(verdict: GateVerdict) -> str:
     """The document: a test suite for each suite file, a test for each case and for the verdict."""
     whole = str(verdict.subject)
     tests: defaultdict[str, list[Element]] = defaultdict(list)
-    answer, remedies = verdict_reason(verdict), "\n".join(verdict.remedies)
-    tests[whole].append(_judged(verdict, "verdict", verdict.decision, answer, remedies))
+    answer, steps = verdict_reason(verdict), "\n".join(next_steps(verdict))
+    tests[whole].append(_judged(verdict, "verdict", verdict.decision, answer, steps))
     for f in verdict.findings:
         tests[whole].append(_judged(verdict, f.check, f.decision, stated(f)))
     for case in verdict.cases:

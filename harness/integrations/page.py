@@ -16,7 +16,7 @@ from harness.report.series.render import rendered
 MOST_CASES = 60
 """Cases with a row, the worst first: GitHub rejects comments of more than 65,536 characters."""
 MAX_LISTED = 20
-"""Findings and remedies, each."""
+"""Findings and next steps, each."""
 
 _SIGNS = {
     Decision.GO: "✅",
@@ -38,6 +38,7 @@ def page(verdict: GateVerdict) -> str:
         "verdict": verdict,
         "reason": gate_text.verdict_reason(verdict),
         "finding": gate_text.stated,
+        "steps": [*gate_text.next_steps(verdict)],
         "rows": [_row(case) for case in cases[:MOST_CASES]],
         "kernels": kernel_table((k for c in cases for k in c.kernels), cases=True),
         "ir": ir_table(k for c in cases for k in c.kernels),

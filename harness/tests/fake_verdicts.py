@@ -64,7 +64,6 @@ def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
             "device": "NVIDIA H200",
             "cases": cases,
             "started_at": "2026-11-21T07:30:12+00:00",
-            "remedies": ("harness doctor --against RUN",),
             **changes,
         }
     )

@@ -24,7 +24,7 @@ from harness.records import (
     PathRule,
     Profile,
 )
-from harness.report.series.gate_text import encode, reason, verdict_reason
+from harness.report.series.gate_text import encode, next_steps, reason, verdict_reason
 from harness.tests import fake_runs
 from harness.tests.fake_verdicts import gate_case, gate_verdict
 
@@ -129,7 +129,7 @@ def test_a_missing_case_is_undecided_unless_exempted() -> None:
 
     assert (gone.decision, gone.state) == (OPEN, State.MISSING)
     assert (meant.decision, meant.state) == (GO, State.MISSING)
-    assert (meant.exemption, reason(meant)[:8]) == ("exempt until 2999-12-31: known", "excused:")
+    assert (meant.exemption["exempt_until"], reason(meant)[:8]) == ("2999-12-31", "excused:")
 
 
 def test_unattested_operators_leave_a_case_undecided() -> None:
@@ -166,7 +166,8 @@ def test_an_exemption_excuses_only_what_the_comparison_says(
     found = judged(policy=exempt(), **changes)
 
     assert found.decision is decision
-    assert found.exemption == ("exempt until 2999-12-31: known" if named else "")
+    known = {"exempt_until": "2999-12-31", "exempt_because": "known"}
+    assert found.exemption == (known if named else {})
 
 
 def test_an_expired_exemption_excuses_nothing() -> None:
@@ -216,7 +217,7 @@ def test_the_policy_decides_what_blocks(
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked
 
 
-def test_remedies_suit_the_mode_and_the_request() -> None:
+def test_next_steps_suit_the_mode_and_the_request() -> None:
     counting, only = {"mode": Mode.COUNTERS}, {"subject": VerdictSubject.COMPARISON}
     more = gate_case(decision=NO_GO, counters=COUNTED[0], findings=(COUNTED[1],))
     gone = gate_case(decision=OPEN, state=State.MISSING)
@@ -224,13 +225,13 @@ def test_remedies_suit_the_mode_and_the_request() -> None:
     open_ = gate_case(decision=OPEN, comparison=fake_runs.comparison(pairs_needed=31))
 
     accept = f"if the difference is intended, accept it: {counters.RENEW}"
-    assert decide.remedies(gate_verdict(more, **counting)) == [accept]
-    (remedy,) = decide.remedies(gate_verdict(uncompared, **counting))
+    assert [*next_steps(gate_verdict(more, **counting))] == [accept]
+    (remedy,) = next_steps(gate_verdict(uncompared, **counting))
     assert remedy.endswith(": harness gate --counters --base REF")
-    assert decide.remedies(gate_verdict(uncompared)) == []
-    assert len(decide.remedies(gate_verdict(gone, more, **counting))) == 2
-    assert decide.remedies(gate_verdict(gone, more, **counting, **only)) == []
-    (relative,) = decide.remedies(gate_verdict(gone, open_, **only))
+    assert [*next_steps(gate_verdict(uncompared))] == []
+    assert len([*next_steps(gate_verdict(gone, more, **counting))]) == 2
+    assert [*next_steps(gate_verdict(gone, more, **counting, **only))] == []
+    (relative,) = next_steps(gate_verdict(gone, open_, **only))
     assert relative == "31 pairs would decide: confirm_pairs in ci/gate.yaml"
 
 

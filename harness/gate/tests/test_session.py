@@ -15,7 +15,7 @@ from harness.gate.plan import Request
 from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
 from harness.gate.session import carry_out
 from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
-from harness.report.series.gate_text import reason, verdict_reason
+from harness.report.series.gate_text import next_steps, reason, verdict_reason
 from harness.runner import interleave
 from harness.runner.launcher import Launcher
 from harness.store import reader
@@ -154,7 +154,7 @@ def test_a_slowdown_is_measured_in_pairs_and_stored(interleaved: Interleaved) ->
     assert slow.comparison.ratio.n >= 4, "of six; a busy machine may spoil some"
     assert slow.gpu_s > 0
     assert verdict.baseline is not None
-    (remedy,) = (text for text in verdict.remedies if "harness bisect" in text)
+    (remedy,) = (text for text in next_steps(verdict) if "harness bisect" in text)
     ends = verdict.baseline.commit[:10], verdict.candidate.commit[:10]
     assert "--good {} --bad {}".format(*ends) in remedy
     began: dict[int, dict[str, str]] = {}
@@ -301,7 +301,7 @@ def test_code_from_outside_both_trees_is_refused(
         assert "under `roots` in the policy" in reason(case)
     else:
         assert ("host_syncs", 0, 1) in [(c.name, c.before, c.after) for c in case.counters]
-        assert "harness gate --counters --record" in verdict.remedies[0]
+        assert "harness gate --counters --record" in next(next_steps(verdict))
 
 
 # --- the command -------------------------------------------------------------------------

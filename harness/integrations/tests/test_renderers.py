@@ -27,6 +27,7 @@ NASTY = (
     "[click](https://evil.example) ![i](http://evil.example/x.png) `code` ]]> "
     "\x00\x1b[31m\u202e %0A"
 )
+EXEMPT = {"exempt_until": "2999-12-31", "exempt_because": NASTY}
 
 
 CHANGES, MORE = counters.judge({"host_syncs": 12}, {"host_syncs": 1600}, source="the baseline")
@@ -82,10 +83,10 @@ def test_the_policy_decides_what_is_an_error(
 
 
 def test_no_text_breaks_the_xml() -> None:
-    fields = ("case_id", "suite", "reason", "exemption", "log")
-    case = gate_case(decision=Decision.NO_GO, **dict.fromkeys(fields, NASTY))
+    nasty = dict.fromkeys(("case_id", "suite", "reason", "log"), NASTY)
+    case = gate_case(decision=Decision.NO_GO, exemption=EXEMPT, **nasty)
 
-    found = results(junit(gate_verdict(case, device=NASTY, remedies=(NASTY,))))
+    found = results(junit(gate_verdict(case, device=NASTY, policy=NASTY)))
 
     assert len(found) == 2
 
@@ -104,11 +105,6 @@ def test_the_page_of_a_gate() -> None:
         candidate=GateSide(ref=".", commit="a" * 40, uncommitted=True),
         findings=(Finding(check="policy", decision=Decision.GO, facts=OWN),),
         gpu_s=184.5,
-        remedies=(
-            "if the difference is intended, accept it: harness gate --counters --record",
-            "31 pairs would decide, about 12 minutes: confirm_pairs in ci/gate.yaml",
-            "harness doctor --against RUN",
-        ),
     )
 
     assert page(verdict) == PAGE.read_text()
@@ -139,16 +135,15 @@ def test_a_page_has_the_worst_cases_and_counts_the_others() -> None:
     assert len(rows) == MOST_CASES
     assert f"\n{1501 - len(rows)} more cases" in text
     assert "forward/nsa" in rows[0], "the worst is never omitted"
-    assert "harness doctor" in text, "what follows the table is kept"
+    assert "harness bisect" in text, "what follows the table is kept"
 
 
 def test_no_text_breaks_a_table_or_adds_mentions_or_links() -> None:
-    fields = ("case_id", "suite", "reason", "exemption")
-    case = gate_case(decision=Decision.INCONCLUSIVE, **dict.fromkeys(fields, NASTY))
+    nasty: dict[str, Any] = dict.fromkeys(("case_id", "suite", "reason"), NASTY)
+    case = gate_case(decision=Decision.INCONCLUSIVE, exemption=EXEMPT, **nasty)
     verdict = gate_verdict(
         case,
         device=NASTY,
-        remedies=(NASTY,),
         findings=(Finding(check=NASTY, decision=Decision.GO, facts={"shows": NASTY}),),
     )
 

@@ -1,14 +1,16 @@
 """Sentences about the cases of a gate: a change against its base."""
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
 from harness import units
-from harness.gate.counters import CHECK
-from harness.gate.records import GateCase, GateVerdict, Stage, State
+from harness.gate.compare import ENVIRONMENT
+from harness.gate.counters import CHECK, RENEW
+from harness.gate.records import GateCase, GateVerdict, Mode, Stage, State, VerdictSubject
 from harness.records import WORST_FIRST, Change, Decision, Finding
 from harness.report.text import fact_text, filled, words
 
@@ -77,7 +79,9 @@ def case_reason(case: GateCase) -> str:
 
 def case_sentence(case: GateCase, said: str = "") -> str:
     """What is said, or the reason of the case; what is undecided and what is exempt."""
-    return "; ".join(filter(None, (said or reason(case), open_question(case), case.exemption)))
+    return "; ".join(
+        filter(None, (said or reason(case), open_question(case), because(case.exemption)))
+    )
 
 
 def case_text(case: GateCase) -> str:
@@ -119,10 +123,15 @@ def verdict_reason(verdict: GateVerdict) -> str:
     return share + "; ".join(said[:2]) + more
 
 
+def _not_measured(cases: Sequence[GateCase]) -> bool:
+    """Whether both sides are the same code, so that none was measured."""
+    return bool(cases) and all(c.state is State.SAME and not c.gpu_s for c in cases)
+
+
 def _passed(cases: Sequence[GateCase]) -> str:
     """What a GO says of its cases."""
     text = units.plural("case", len(cases))
-    if cases and all(c.state is State.SAME and not c.gpu_s for c in cases):
+    if _not_measured(cases):
         return f"{text}: {reason(cases[0])}; not measured"
     text += " passed"
     faster = [c.comparison for c in cases if c.comparison and c.change is Change.FASTER]
@@ -133,9 +142,45 @@ def _passed(cases: Sequence[GateCase]) -> str:
     return f"{text}; {new} new" if new else text
 
 
+def next_steps(verdict: GateVerdict) -> Iterator[str]:
+    """What to do next, in sentences with a command or a setting."""
+    counting, policy = verdict.mode is Mode.COUNTERS, verdict.policy
+    compared = verdict.subject is VerdictSubject.COMPARISON  # nothing is to be merged
+    if _not_measured(verdict.cases):
+        yield "to measure it all the same: the option --measure"
+    if any(f.check == ENVIRONMENT for case in verdict.cases for f in case.findings):
+        yield "to judge although these differ: --across"
+    failed = [c for c in verdict.cases if c.decision is not Decision.GO]
+    pairs = [c.comparison.pairs_needed or 0 for c in failed if c.comparison]
+    if policy and any(pairs):
+        yield f"{max(pairs)} pairs would decide: confirm_pairs in {policy}"
+    base, head = verdict.baseline, verdict.candidate
+    commits = [side.commit[:10] for side in (base, head) if side and not side.uncommitted]
+    commits = [] if len(set(filter(None, commits))) < 2 else commits
+    both = [c for c in failed if c.decision is not Decision.NO_GO and c.state is State.COMPARED]
+    if compared and both and commits and verdict.mode is not Mode.RELATIVE:
+        command = f"harness compare {' '.join(commits)} --suite {both[0].suite}"
+        yield f"to decide, measure both commits now: {command}"
+    if compared:
+        return
+    slower = [c for c in failed if c.change is Change.SLOWER]
+    if slower and commits:
+        case = f"{slower[0].suite} --case {shlex.quote(slower[0].case_id)}"
+        ends = f"--good {commits[0]} --bad {commits[1]}"
+        yield f"to find the commit: harness bisect {case} {ends}"
+    if slower or any(c.state is State.MISSING for c in failed):
+        exempt = "exempt: [{cases: [...], because: ..., expires: DATE}]"
+        yield f"if this is intended, add to {policy}: {exempt}"
+    if counting and any(c.counters for c in failed):
+        yield f"if the difference is intended, accept it: {RENEW}"
+    if counting and any(c.state is State.UNCOMPARED for c in verdict.cases):
+        yield "to compare with a commit instead: harness gate --counters --base REF"
+
+
 def encode(verdict: GateVerdict) -> str:
     """The verdict as JSON, with its exit status."""
     fields = plain(verdict) | {"cases": [plain(case) for case in verdict.cases]}
+    fields["next_steps"] = [*next_steps(verdict)]
     fields["exit_status"] = verdict.decision.exit_status
     return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
