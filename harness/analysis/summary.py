@@ -114,7 +114,7 @@ def _summarise(
     ok = [m for m in measurements if m.outcome is Outcome.OK]
     bounds = [m.lower_bound_s for m in measurements if m.lower_bound_s is not None]
     observed = next((m.effective for m in [*ok, *measurements] if m.effective), {})
-    outcome, detail = _outcome(bad, ok, evidence, proof)
+    outcome, facts = _outcome(bad, ok, evidence, proof)
     sole = proof if len(cards) < 2 else None  # the peaks are those of one
     limit = roofline_bound(case, evidence, observed, environment, sole)
     gpu = environment.gpu is not None
@@ -134,8 +134,8 @@ def _summarise(
     too_fast = _faster_than_possible(case, share, limit)
     beyond = share and limit and share.value > IMPOSSIBLE and not _cached(case, limit)
     if beyond and outcome is Outcome.OK:
-        outcome, detail = Outcome.IMPOSSIBLE, too_fast
-        metrics, apart, too_fast = {}, {}, ""
+        outcome, facts = Outcome.IMPOSSIBLE, too_fast
+        metrics, apart, too_fast = {}, {}, {}
     untimed_s = None
     if bad and bad.outcome is Outcome.TIMEOUT and not bounds:
         finished = bad.evidence.steps if bad.evidence else None
@@ -143,7 +143,8 @@ def _summarise(
     return CaseSummary(
         case=case,
         outcome=outcome,
-        detail=detail,
+        detail=bad.detail if bad else "",
+        facts=facts,
         metrics=metrics,
         lower_bound_s=max(bounds, default=None),
         working=bool(bad and bad.evidence and bad.evidence.working),
@@ -156,7 +157,7 @@ def _summarise(
             *_weaknesses(case, measurements, ok, evidence, rates.get("step_s", ())),
             *recorded.disagreements(ok),
             *([{"cards": len(cards)}] if cards[1:] else []),
-            *([{"too_fast": too_fast}] if too_fast else []),
+            *([too_fast] if too_fast else []),
         ),
         attested=not unattested if ok and visible else None,
         unattested=unattested,
@@ -201,19 +202,19 @@ def _outcome(
     ok: Sequence[Measurement],
     evidence: Sequence[Measurement],
     proof: SelfTest | None,
-) -> tuple[Outcome | None, str]:
-    """The outcome of a case and why it is not OK."""
+) -> tuple[Outcome | None, Facts]:
+    """The outcome of a case, and why it is not that of a process."""
     if bad is not None:
-        return bad.outcome, bad.detail
+        return bad.outcome, {}
     if evidence:
-        return Outcome.OK, ""
+        return Outcome.OK, {}
     if ok:
-        why = "; ".join(f"process {m.process}: {_discards(m)}" for m in ok)
-        return Outcome.INVALID_ENVIRONMENT, f"too few samples were kept in every process; {why}"
+        kept = [{"process": m.process, "discards": _discards(m)} for m in ok]
+        return Outcome.INVALID_ENVIRONMENT, {"none_kept": kept}
     if proof is not None and proof.refuted:
-        why = "; ".join(f"{check.name}: {check.fact}" for check in proof.refuted)
-        return Outcome.INVALID_ENVIRONMENT, f"the self-test failed; {why}"
-    return None, ""
+        refuted = [{"check": check.name, "found": check.fact} for check in proof.refuted]
+        return Outcome.INVALID_ENVIRONMENT, {"refuted": refuted}
+    return None, {}
 
 
 def roofline_bound(
@@ -236,15 +237,12 @@ def roofline_bound(
     )
 
 
-def _faster_than_possible(case: Case, share: Estimate | None, limit: RooflineBound | None) -> str:
+def _faster_than_possible(case: Case, share: Estimate | None, limit: RooflineBound | None) -> Facts:
     """Why a step cannot have done the work that is stated; empty if it can."""
     if share is None or limit is None or share.value <= TOO_FAST:
-        return ""
-    wrong = "the work that the workload states, or the measured peak, is wrong"
-    if _cached(case, limit):
-        wrong = f"the step read part of its data from the cache (flush_l2 is off), or {wrong}"
-    at = f"{limit.by}: {units.percent(share.value)}"
-    return f"faster than the roofline allows ({at}): {wrong}"
+        return {}
+    cached = _cached(case, limit) or None
+    return {"too_fast": True, "bound": limit.by, "reached": share.value, "cached": cached}
 
 
 def _cached(case: Case, limit: RooflineBound) -> bool:
@@ -332,11 +330,11 @@ def _is_rate(name: str, values: Sequence[float]) -> bool:
     return name in METRICS and all(v > 0 for v in values)
 
 
-def _discards(m: Measurement) -> str:
-    """`14 of 20 samples discarded (10 throttled, 4 shared)`."""
+def _discards(m: Measurement) -> Facts:
+    """How many samples of a process were discarded, and why."""
+    causes = [{"times": len(i), "cause": why.replace("_", " ")} for why, i in m.discarded.items()]
     count = sum(map(len, m.discarded.values()))
-    reasons = ", ".join(f"{len(i)} {why.replace('_', ' ')}" for why, i in m.discarded.items())
-    return f"{count} of {len(m.samples_s)} samples discarded ({reasons})"
+    return {"discarded": count, "samples": len(m.samples_s), "causes": causes}
 
 
 def _weaknesses(

@@ -259,7 +259,7 @@ def _pair(rule: Rule, ours: CaseSummary, theirs: CaseSummary) -> Finding:
         return replace(found, facts=apart)
     if b is None or b.value <= 0:
         found = replace(found, fact=Fact.NO_PARTNER, partner=partner, outcome=theirs.outcome)
-        return _counted(rule.missing, replace(found, detail=theirs.detail))
+        return _counted(rule.missing, replace(found, detail=theirs.detail, facts=theirs.facts))
     ratio = times_better(a, b, higher_is_better=rule.quantity.higher_is_better)
     kernels = by_kernels(ours, theirs, name)
     answer = work = _decide(rule, replace(found, partner=partner, beside=kernels), ratio)
@@ -366,7 +366,8 @@ def _no_value(summary: CaseSummary) -> Finding:
 
 
 def _ended(summary: CaseSummary, decision: Decision) -> Finding:
-    return _of(summary.case, decision, Fact.ENDED, outcome=summary.outcome, detail=summary.detail)
+    why: dict[str, Any] = {"detail": summary.detail, "facts": summary.facts}
+    return _of(summary.case, decision, Fact.ENDED, outcome=summary.outcome, **why)
 
 
 def _decide(rule: Rule, found: Finding, estimate: Interval) -> Finding:

@@ -41,7 +41,7 @@ from harness.report.conditions import environment_rows
 from harness.report.markdown import plain
 from harness.report.series import gate_text
 from harness.report.tables import NONE
-from harness.report.text import command_text, note_text
+from harness.report.text import command_text, note_text, why_ended
 from harness.report.verdict_text import rule_sentence
 
 EXIT_REFUSED = 2
@@ -195,7 +195,7 @@ def summaries(cases: Sequence[CaseSummary]) -> RenderableType:
         )
         if c.outcome is Outcome.OK:
             notes += [(c.case.case_id, note_text(note)) for note in c.notes]
-        elif detail := c.detail.strip().partition("\n")[0]:
+        elif detail := why_ended(c).strip().partition("\n")[0]:
             failures.append((c.case.case_id, detail))
     return Group(rows, *_grouped(failures), *_grouped(notes))
 

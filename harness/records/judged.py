@@ -81,6 +81,9 @@ class CaseSummary:
     outcome: Outcome | None
     """OK if every process was; otherwise the first other outcome; None if no process ran."""
     detail: str = ""
+    """What the process with that outcome said."""
+    facts: Facts = field(default_factory=dict)
+    """Why the outcome is not that of a process: too few samples, an impossible speed."""
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
     """By metric name; unknown metrics are absent."""
     lower_bound_s: float | None = None

@@ -25,7 +25,7 @@ from harness.records import (
 from harness.report.answer import named
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
-from harness.report.text import alone_command, command_text, listed, together_sentences
+from harness.report.text import alone_command, command_text, listed, together_sentences, why_ended
 from harness.report.verdict_text import rule_reason, verdict_sentence
 
 MAX_UNMET = 3
@@ -110,7 +110,7 @@ def not_run(of: Study) -> Table | None:
         elif outcome is Outcome.IMPOSSIBLE or (
             outcome is Outcome.INVALID_ENVIRONMENT and all(m.samples_s for m in measured)
         ):
-            why = s.detail  # judged afterwards
+            why = why_ended(s)  # judged afterwards
         else:
             continue
         allowed = s.case.allow.get(outcome) if outcome else None

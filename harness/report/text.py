@@ -19,6 +19,7 @@ from harness.records import (
     METRICS,
     SPEEDS,
     Case,
+    CaseSummary,
     Decision,
     Fact,
     Facts,
@@ -294,8 +295,13 @@ def fact_text(f: Finding) -> str:
     if f.fact is Fact.ALLOWED:
         return f"{f.outcome} is allowed{f': {f.detail}' if f.detail else ''}"
     if f.fact in (Fact.ENDED, Fact.NOT_RUN):
-        return ending_text(f.outcome, f.detail)
+        return ending_text(f.outcome, why_ended(f))
     return str(FINDINGS[f.fact].format(count=f.count, asked=f.asked, detail=f.detail))
+
+
+def why_ended(of: Finding | CaseSummary) -> str:
+    """What a process said at its end, or what was found of the case afterwards."""
+    return of.detail or note_text(of.facts)
 
 
 def ending_text(outcome: Outcome | None, detail: str) -> str:
@@ -330,7 +336,7 @@ def finding_sentence(f: Finding) -> str:
         case Fact.NO_PARTNER:
             absent = f"no {units.title(f.metric)}"
             if f.outcome is not Outcome.OK:
-                absent = ending_text(f.outcome, f.detail)
+                absent = ending_text(f.outcome, why_ended(f))
             return f"nothing to compare with: {f.partner}: {absent}"
         case Fact.LEFT_OUT:
             return f"this run lacks its {'case' if f.asked == 1 else 'cases'}{why}"

@@ -27,6 +27,7 @@ from harness.report.text import (
     for_gpu,
     is_speed,
     listed,
+    why_ended,
 )
 
 MAX_SUBJECTS = 2
@@ -350,8 +351,8 @@ def _joined(findings: Sequence[Finding], most: int) -> str:
         reason, subject = finding_sentence(f), f.subject
         if f.fact is Fact.NO_PARTNER and f.outcome is not Outcome.OK:
             # Which cases lack this partner is in the table of results.
-            ending = ending_text(f.outcome, f.detail)
-            same = [x.partner for x in findings if ending_text(x.outcome, x.detail) == ending]
+            ending = ending_text(f.outcome, why_ended(f))
+            same = [x.partner for x in findings if ending_text(x.outcome, why_ended(x)) == ending]
             reason, subject = f"no time of {listed([*dict.fromkeys(same)])} ({ending})", ""
         by_reason.setdefault(reason, []).append(subject)
     shown = list(by_reason.items())[:most]

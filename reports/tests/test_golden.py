@@ -49,6 +49,7 @@ from harness.records import (
     Verdict,
 )
 from harness.report.conditions import time_use
+from harness.report.series.gate_text import next_steps
 from harness.report.text import SCALING, filled
 from harness.report.verdict_text import distance
 from harness.runner.interleave import clock, usable
@@ -146,7 +147,7 @@ def _summary(s: CaseSummary) -> list[Values]:
         [s.lower_bound_s, s.tokens, s.flops],
         s.roofline_by,
         [s.attested, bool(s.unattested), s.kernels_invisible],
-        bool(s.detail),
+        bool(s.detail or s.facts),
         {k: v for k, v in s.effective.items() if not isinstance(v, str)},
     ]
 
@@ -203,7 +204,7 @@ def _compared(compared: GateVerdict) -> dict[str, Values]:
     return {
         "whole": [
             *(compared.decision, method, compared.decision.exit_status, len(compared.differences)),
-            *([[f.decision, f.counts] for f in compared.findings], len(compared.remedies)),
+            *([[f.decision, f.counts] for f in compared.findings], len([*next_steps(compared)])),
         ],
         "cases": {case.case_id: _case(case) for case in compared.cases},
     }

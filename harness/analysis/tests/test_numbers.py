@@ -27,7 +27,7 @@ from harness.records import (
     Telemetry,
     Use,
 )
-from harness.report.text import note_text
+from harness.report.text import note_text, why_ended
 from harness.tests.fake_runs import FLOPS_PER_TOKEN, case, run, timed
 
 CASE = case({"seq_len": 512})
@@ -128,7 +128,7 @@ def test_a_case_without_evidence_is_an_invalid_environment() -> None:
     (one,), verdict = (of := Study(made)).summaries, of.verdict
 
     assert (one.outcome, one.metrics) == (Outcome.INVALID_ENVIRONMENT, {})
-    assert "process 2: 20 of 20 samples discarded (20 shared)" in one.detail
+    assert "process 2: 20 of 20 samples discarded (20 shared)" in why_ended(one)
     assert verdict.decision is Decision.INCONCLUSIVE
 
 
@@ -139,7 +139,7 @@ def test_a_failed_self_test_makes_every_case_an_invalid_environment() -> None:
     (summary,) = summarise(run([CASE], lambda _: [], self_tests=(proof,), ended_at=""))
 
     assert summary.outcome is Outcome.INVALID_ENVIRONMENT
-    assert "spin_kernel: 1,000 MHz" in summary.detail
+    assert "spin_kernel: 1,000 MHz" in why_ended(summary)
 
 
 # --- cycles and roofline -----------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_step_far_faster_than_a_cold_cache_allows_has_no_speed(moved: int | No
     found = at_speed(one, (moved / 4e12 if moved else LEAST_S) / 1.06, moved)
 
     assert found.outcome is Outcome.IMPOSSIBLE
-    assert "106 %): the work that the workload states" in found.detail
+    assert "106 %): the work that the workload states" in why_ended(found)
     assert not found.metrics
     assert found.notes == ()
     wrong = [replace(m, bytes=moved) for m in timed(one, 1e-6, cv=1e-4)]
