@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 927,  # the modules beside the rooms
-    "harness/analysis": 4_250,
+    "harness/analysis": 4_249,
     "harness/bisect": 1_521,
     "harness/cli": 1_828,
     "harness/executor": 288,
@@ -61,8 +61,8 @@ MOST_LINES = {
     "harness/machine": 1_170,
     "harness/measure": 2_112,
     "harness/program": 1_562,
-    "harness/records": 1_875,
-    "harness/report": 4_715,
+    "harness/records": 1_878,
+    "harness/report": 4_722,
     "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_891,
