@@ -279,7 +279,8 @@ def _known(suite: Suite, store_root: Path) -> tuple[dict[str, Run], dict[str, Fo
         models = {gpu.name for gpu in nvml.gpus()} if suite.device != "cpu" else {"cpu"}
     except ProbeError:
         models = {"cpu"}
-    runs = [*reader.stored(store_root, say)]
+    bounds = models != {"cpu"}  # for which any run serves
+    runs = [*reader.stored(store_root, say, lambda r: bounds or r.environment.device_name == "cpu")]
     here = [r for r in runs if len(models) > 1 or r.environment.device_name in models]
     built = ((c, m) for r in runs for c in r.suite.cases for m in r.of(c.case_id))
     known = {task(c) for c, m in built if m.flops or m.bytes}

@@ -10,13 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from harness.gate.records import GateVerdict, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
-from harness.report.series.gate_text import (
-    case_sentence,
-    case_text,
-    next_steps,
-    stated,
-    verdict_reason,
-)
+from harness.report.series import gate_text
 
 MAX_TEXT = 10_000
 MAX_LINE = 500
@@ -27,12 +21,12 @@ def junit(verdict: GateVerdict) -> str:
     """The document: a test suite for each suite file, a test for each case and for the verdict."""
     whole = str(verdict.subject)
     tests: defaultdict[str, list[Element]] = defaultdict(list)
-    answer, steps = verdict_reason(verdict), "\n".join(next_steps(verdict))
+    answer, steps = gate_text.verdict_reason(verdict), "\n".join(gate_text.next_steps(verdict))
     tests[whole].append(_judged(verdict, "verdict", verdict.decision, answer, steps))
     for f in verdict.findings:
-        tests[whole].append(_judged(verdict, f.check, f.decision, stated(f)))
+        tests[whole].append(_judged(verdict, f.check, f.decision, gate_text.stated(f)))
     for case in verdict.cases:
-        said, text = case_sentence(case), case_text(case)
+        said, text = gate_text.case_sentence(case), gate_text.case_text(case)
         test = _judged(verdict, case.case_id, case.decision, said, text, case.gpu_s)
         tests[case.suite].append(test)
     root = Element("testsuites", name=f"harness {whole}")

@@ -7,10 +7,12 @@ import ast
 import dataclasses
 import inspect
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
     PlainValidator,
     Tag,
@@ -26,7 +29,8 @@ from pydantic import (
     create_model,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from harness.records import Match, Outcome, Scalar
 from harness.suite.positions import Document, Problem, nearest, show
@@ -130,9 +134,21 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Form(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    _record: ClassVar[Any] = None  # whose fields it has, if any
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """With the texts below the fields. Only a schema needs them: to read them takes a third of
+        the time in which the command starts."""
+        made = handler(core_schema)
+        properties = handler.resolve_ref_schema(made)["properties"]
+        for name, field in cls.model_fields.items():
+            if about := _about(cls, name.removeprefix("its_"), field.default):
+                properties[field.alias or name].setdefault("description", about)
+        return made
 
     @model_validator(mode="before")
     @classmethod
@@ -141,11 +157,8 @@ class Form(BaseModel):
         known = [f.alias or name for name, f in cls.model_fields.items()]
         for key in data if isinstance(data, dict) else ():
             if key not in known:
-                raise PydanticCustomError(
-                    "unknown_key",
-                    "unknown key '{key}'",
-                    {"key": key, "remedy": nearest(key, known)},
-                )
+                of = {"key": key, "remedy": nearest(key, known)}
+                raise PydanticCustomError("unknown_key", "unknown key '{key}'", of)
         return data
 
 
@@ -164,7 +177,6 @@ def form_of(record: type[Any], leave: Collection[str] = (), **kinds: Any) -> Any
     A field such as `with_` has the key `with`; those to `leave` are not in a file; `kinds` are what
     a file may have in a field, if its type does not say it.
     """
-    docs = _descriptions(record)
     types = {k: _IN_A_FILE.get(v, v) for k, v in get_type_hints(record).items()} | kinds
     fields: dict[str, Any] = {}
     for field in (one for one in dataclasses.fields(record) if one.name not in leave):
@@ -173,18 +185,29 @@ def form_of(record: type[Any], leave: Collection[str] = (), **kinds: Any) -> Any
             default = {"default_factory": field.default_factory}
         elif field.default is not dataclasses.MISSING:
             default = {"default": field.default}
-        about = docs.get(field.name)
-        if isinstance(field.default, bool | int | float):
-            about = f"{about} Default {show(field.default).removesuffix('.0')}."
-        info = Field(alias=field.name.rstrip("_"), description=about, **default)
+        info = Field(alias=field.name.rstrip("_"), **default)
         name = f"its_{field.name}" if hasattr(Form, field.name) else field.name
         fields[name] = (types[field.name], info)
-    return create_model(record.__name__, __base__=Form, __doc__=record.__doc__, **fields)
+    made: Any = create_model(record.__name__, __base__=Form, __doc__=record.__doc__, **fields)
+    made._record = record
+    return made
 
 
-def _descriptions(record: type[Any]) -> Mapping[str, str]:
-    """Field of a record -> the text below it."""
-    (parsed,) = ast.parse(inspect.getsource(record)).body
+def _about(form: type[Form], name: str, default: Any) -> str:
+    """The text below a field in the form or its record, with the default that only code states."""
+    for base in form.__mro__[: form.__mro__.index(Form)]:
+        record = vars(base).get("_record")
+        written = getattr(sys.modules[base.__module__], base.__name__, None) is base
+        if about := _descriptions(record or base).get(name) if record or written else None:
+            plain = record and isinstance(default, bool | int | float)
+            return f"{about} Default {show(default).removesuffix('.0')}." if plain else about
+    return ""
+
+
+@cache
+def _descriptions(of: type[Any]) -> Mapping[str, str]:
+    """Field of a class -> the text below it."""
+    (parsed,) = ast.parse(inspect.getsource(of)).body
     assert isinstance(parsed, ast.ClassDef)
     return {
         field.target.id: inspect.cleandoc(text.value.value)
