@@ -134,7 +134,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Form(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
     _record: ClassVar[Any] = None  # whose fields it has, if any
 
     @classmethod
