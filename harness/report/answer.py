@@ -68,10 +68,10 @@ def named(v: Verdict, of: Study, fits: Sequence[ScalingFit] = ()) -> Verdict:
         shared = shared_name(group) if group else ""
         name = (f.fact is Fact.FASTEST and shared) or short.get(f.subject) or shared or f.subject
         fit = curves.get((f.subject, r.stated.axis)) if r.stated and f.estimate else None
+        ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}" if fit else ""
         if fit and f.estimate == fit.kernels:
             steps = fit.exponent or fit.slope
             of = f"{round(steps.value, 2) + 0.0:.2f}" if steps else "not known"
-            ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
             by = f"by kernels, which decide; by steps, in part host-bound, {of}"
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends} {by}")
         elif fit and f.estimate == fit.exponent and len(fit.segments) > 1:
@@ -82,7 +82,6 @@ def named(v: Verdict, of: Study, fits: Sequence[ScalingFit] = ()) -> Verdict:
             begin, end = fit.last_ends
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {begin:g}–{end:g}")
         elif fit and f.estimate == fit.exponent:
-            ends = f"{fit.points[0].x:g}–{fit.points[-1].x:g}"
             f = replace(f, detail=f"over {suite.axis(fit.axis)} {ends}")
         return replace(f, subject=name, partner=other)
 
@@ -241,7 +240,8 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
             why = f": {part.said}" if part.answer == NOT_MEASURED and not part.asked else ""
             rest.setdefault((_kind(part), why), []).append(part.question)
     if also := rest.pop((main.answer, ""), []):
-        said.insert(1, f"{_bold(f'also {main.answer}')} ({' '.join(also)}).")
+        alone = [f": {p.number}" for p in found if p.limit and [p.question] == also]
+        said.insert(1, f"{_bold(f'also {main.answer}')} ({' '.join(also)}){''.join(alone)}.")
     said += [f"{_bold(name)} ({' '.join(of)}){why}." for (name, why), of in rest.items()]
     return " ".join(said)
 
