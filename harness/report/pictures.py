@@ -66,12 +66,13 @@ def _utilisation(of: Sequence[CaseSummary], by_host: Collection[str], row: Rows)
     """Where the GPU waits for the host."""
     both = [s for s in of if {"gpu_utilisation", "cpu_utilisation"} <= s.metrics.keys()]
     rows = [row(s, s.metrics["gpu_utilisation"], s.metrics["cpu_utilisation"]) for s in both]
-    waits = sum(s.case.case_id in by_host for s in both)
+    waits = any(s.case.case_id in by_host for s in both)
+    low = sum(s.metrics["gpu_utilisation"].value < HOST_BELOW for s in both)
     panels = (
         Panel("GPU busy", units.percent, {f"waits under {units.percent(HOST_BELOW)}": HOST_BELOW}),
         Panel("CPU cores", lambda x: f"{x:.2f}", {"one core": 1.0}),
     )
-    said = f"GPU waits for the host in {waits} of the {len(rows)} drawn"
+    said = f"GPU busy under {units.percent(HOST_BELOW)} in {low} of the {len(rows)} drawn"
     return _dots("utilisation", sorted(rows, key=_first), panels, said if waits else "")
 
 

@@ -149,7 +149,7 @@ def next_steps(
     yield from _steps(left, of, slow_host)
     yield from _keep_out(of.diagnoses, gap_place(run.suite))
     if of.reproduction and not of.reproduction.reproduced:
-        yield "Look at the code of that day: its settings alone do not explain what was seen"
+        yield "Look at the code of that day: the settings tested here do not explain what was seen"
     later = [c for c in relevant(found, v) if c not in urgent and (left or c.share)]
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:

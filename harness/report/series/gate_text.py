@@ -18,8 +18,6 @@ _BEFORE, _SAID = words("gate").values()
 """Clauses before and after what a rule of the suites says."""
 because = partial(filled, _SAID)
 """What the facts of a comparison say, or those of a bisection."""
-MAX_CHECKS = 20
-"""Checks that the text of one case lists."""
 
 
 def case_counts(cases: Sequence[GateCase]) -> str:
@@ -91,11 +89,9 @@ def case_text(case: GateCase) -> str:
         times = units.duration(case.baseline_s), units.duration(case.candidate_s)
         pairs = case.comparison.ratio.n if case.comparison else 0
         lines.append(f"step time: {times[0]} → {times[1]}, {pairs} pairs")
-    for f in case.findings[:MAX_CHECKS]:
+    for f in case.findings:
         excused = "" if f.counts else " (excused)"
         lines.append(f"  {f.decision} by {f.check}{excused}: {stated(f)}")
-    if len(case.findings) > MAX_CHECKS:
-        lines.append(f"  and {len(case.findings) - MAX_CHECKS} more checks")
     if case.log:
         lines.append(f"log: {case.log}")
     return "\n".join(lines)

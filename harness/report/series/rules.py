@@ -26,4 +26,5 @@ def judged_by(rules: str, run: Run) -> Run:
     taken = {name: getattr(suite, name) for name in own}
     judged = replace(run.suite, left_out=len(missing), **taken)
     note = f"judged by the rules of {suite.path} (sha256 {suite.sha256[:12]}), not by its own"
-    return replace(run, suite=judged, notes=(*run.notes, note), judged_by=suite.path)
+    notes = run.notes if suite.sha256 == run.suite.sha256 else (*run.notes, note)
+    return replace(run, suite=judged, notes=notes, judged_by=suite.path)

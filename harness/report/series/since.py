@@ -136,9 +136,10 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     still = [c for g in both if g.change in (Change.SAME, Change.UNDECIDED) and (c := g.comparison)]
     bounds = [(c.ratio.low, c.ratio.high) for c in still]
     ends = [max(-math.log(low), math.log(high)) for low, high in bounds if low and high]
-    unknown = Counter(reason(g).partition(":")[0] for g in both if g.change is None)
-    why = unknown.most_common(1)[0][0] if unknown else ""
-    why = f"mostly {why}" if len(unknown) > 1 else why
+    whys = [(reason(g).partition(":")[0], g) for g in both if g.change is None]
+    lost = (f"{w}, ok before" if g.state is State.FAILED and g.baseline_s else w for w, g in whys)
+    unknown = Counter(lost).most_common()
+    why = "; ".join(f"{text}: {n}" if unknown[1:] else text for text, n in unknown[:MOST])
     near = sum(end < math.log1p(NEAR) for end in ends)
     counts = {
         "slower": len(slower),
@@ -146,7 +147,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
         "faster": sum(g.change is Change.FASTER for g in both),
         f"moved by less than {units.percent(NEAR)}": near,
         f"not known within {units.percent(NEAR)}": len(still) - near,
-        f"not compared ({why})": sum(unknown.values()),
+        f"not compared ({why})": sum(n for _, n in unknown),
     }
     said = [f"{units.plural('case', len(both))} in both runs"]
     said += [f"{count} {what}" for what, count in counts.items() if count]

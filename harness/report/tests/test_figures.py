@@ -81,7 +81,7 @@ def test_the_gpu_waits_in_as_many_cases_as_are_drawn_so() -> None:
 
     assert values(drawn) == pytest.approx([0.3, 0.5, 0.74, 0.86], rel=0.02)
     assert values(drawn, 1) == pytest.approx([1, 0.5, 1, 1], rel=0.02)
-    assert titles(drawn) == drawn.alt == "GPU waits for the host in 3 of the 4 drawn"
+    assert titles(drawn) == drawn.alt == "GPU busy under 80 % in 3 of the 4 drawn"
     colours = [name.get_color() for name in drawn.figure.axes[0].get_yticklabels()]
     assert colours.count(figures.VERMILLION) == 1, "the case that decides the first rule"
     busy = run(made.suite.cases, lambda c: timed(c, 1, telemetry={"gpu_utilisation": 0.9}))
