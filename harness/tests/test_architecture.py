@@ -53,7 +53,7 @@ MOST_LINES = {
     "harness": 927,  # the modules beside the rooms
     "harness/analysis": 4_249,
     "harness/bisect": 1_521,
-    "harness/cli": 1_829,
+    "harness/cli": 1_831,
     "harness/executor": 288,
     "harness/gate": 1_720,
     "harness/git": 447,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_112,
     "harness/program": 1_562,
     "harness/records": 1_878,
-    "harness/report": 4_721,
+    "harness/report": 4_720,
     "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_914,

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
-import torch
 
 from harness import messages
 from harness.processes import PR_SET_CHILD_SUBREAPER, end_with, family, prctl
@@ -46,6 +45,7 @@ DYNAMO = "torch._dynamo"
 """Counting operators and the first step of an optimizer import it, in over a second."""
 TRITON_CACHE = "triton.runtime.cache"
 """Its `triton_key` hashes Triton's files, half a gigabyte: once a process, before a launch."""
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # NVIDIA's, the second in WSL
 KILL_WAIT_S = 5.0
 """A process that lives longer after SIGKILL hangs in the kernel."""
 
@@ -61,9 +61,9 @@ def main(control_fd: int, first: Sequence[str]) -> None:
 
 
 def prepare() -> None:
-    """Import what every measured workload needs, and hash Triton's files if torch can use a GPU."""
+    """Import what every measured workload needs, and hash Triton's files if there is a GPU."""
     importlib.import_module(DYNAMO)  # and with it much of the standard library
-    if torch.backends.cuda.is_built():
+    if any(map(os.path.exists, DRIVERS)):  # to ask CUDA would spoil the forks
         # Without Triton there is nothing to hash; a Triton with another name does it later.
         getattr(sys.modules.get(TRITON_CACHE), "triton_key", lambda: None)()
 

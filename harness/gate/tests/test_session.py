@@ -325,7 +325,7 @@ def test_the_command_writes_its_verdict(tmp_path: Path) -> None:
     assert "Gate: INCONCLUSIVE" in strict.stdout
     recorded = re.search(r"Recorded: harness show (\S+)\n", strict.stdout)
     assert recorded
-    assert harness("show", recorded[1], cwd=folder).stdout
+    assert "One side of a gate" in harness("show", recorded[1], cwd=folder).stdout
     assert decode(verdict.read_bytes(), "it").decision is OPEN
 
 

@@ -77,9 +77,8 @@ def case_reason(case: GateCase) -> str:
 
 def case_sentence(case: GateCase, said: str = "") -> str:
     """What is said, or the reason of the case; what is undecided and what is exempt."""
-    return "; ".join(
-        filter(None, (said or reason(case), open_question(case), because(case.exemption)))
-    )
+    parts = said or reason(case), open_question(case), because(case.exemption)
+    return "; ".join(filter(None, parts))
 
 
 def case_text(case: GateCase) -> str:
@@ -154,7 +153,7 @@ def next_steps(verdict: GateVerdict) -> Iterator[str]:
     commits = [side.commit[:10] for side in (base, head) if side and not side.uncommitted]
     commits = [] if len(set(filter(None, commits))) < 2 else commits
     both = [c for c in failed if c.decision is not Decision.NO_GO and c.state is State.COMPARED]
-    if compared and both and commits and verdict.mode is not Mode.RELATIVE:
+    if both and commits and not policy:  # of two runs
         command = f"harness compare {' '.join(commits)} --suite {both[0].suite}"
         yield f"to decide, measure both commits now: {command}"
     if compared:

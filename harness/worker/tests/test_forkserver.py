@@ -26,17 +26,17 @@ def test_the_code_under_test_is_on_the_path_only_for_its_own_modules(
     assert seen == [(forkserver.DYNAMO, False), ("own", True)]
 
 
-@pytest.mark.parametrize("cuda", [True, False])
+@pytest.mark.parametrize("driver", ["/dev/null", "/dev/absent"])
 def test_triton_is_hashed_before_the_fork_where_a_gpu_may_run_it(
-    cuda: bool, monkeypatch: pytest.MonkeyPatch
+    driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = Mock()
     monkeypatch.setattr(importlib.import_module(forkserver.TRITON_CACHE), "triton_key", hashed)
-    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: cuda)
+    monkeypatch.setattr(forkserver, "DRIVERS", (driver,))
 
     forkserver.prepare()
 
-    assert hashed.called is cuda
+    assert hashed.called is (driver == "/dev/null")
 
 
 def test_a_module_that_cannot_be_imported_is_the_reason_not_to_preload(
