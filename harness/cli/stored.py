@@ -89,7 +89,7 @@ def show_(
         of = Study(run)
         pages.show_cases(of)
         side = not rules and run.environment.command[1:2] in (("gate",), ("compare",))
-        judged = "One side of a gate or comparison, which judges it. By rules of a suite: --rules"
+        judged = "One side of a gate or comparison, which has the verdict. By a suite: --rules"
         out.print(judged if side else console.verdict(of.verdict))
         show(f"Run: {run.folder}")
         raise typer.Exit(0 if side else of.verdict.decision.exit_status)

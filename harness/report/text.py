@@ -62,7 +62,7 @@ def a_gpu(name: str) -> str:
 
 
 def for_gpu(pattern: str) -> str:
-    """On which GPUs a rule is asked: `for A100 only`, `for any GPU but H200`."""
+    """Where a rule counts: `for A100 only`, `for any GPU but H200`."""
     but = pattern.removeprefix("!")
     return f"for {pattern} only" if but == pattern else f"for any GPU but {but}"
 
