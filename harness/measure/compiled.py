@@ -13,7 +13,8 @@ from harness.records import PLACES, CompiledKernel
 JIT = "triton.runtime.jit"
 _LIBRARY = re.compile(
     r"^(void )?((at|at_cuda_detail|c10|cub|cublasLt|cudnn|cutlass|pytorch_flash|thrust)::"
-    r"|gem[mv][A-Z0-9]|cudnn_generated_|nvjet_|nccl|sm\d+_xmma_|Mem(cpy|set) |memcpy\d)"
+    r"|gem[mv][A-Z0-9]|cudnn_generated_|nvjet_|nccl|sm\d+_xmma_|Mem(cpy|set) |memcpy\d"
+    r"|\(anonymous namespace\)::(elementwise_kernel_with_index|softmax_warp_(for|back)ward)<)"
 )
 """Names of kernels of torch, cuDNN, cuBLAS and NCCL, which the code under test does not change."""
 
