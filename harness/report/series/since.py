@@ -101,13 +101,11 @@ def since(first: Study, second: Study) -> Since:
     failed = _failed(before, now, both, name)
     bullets, low = [], ""
     if host:
-        timed = [g for g in both if g.case_id in pace]
-        where = "where the GPU waits for the host, " if len(timed) < len(both) else ""
-        times = [g.candidate_s / g.baseline_s for g in timed if g.baseline_s and g.candidate_s]
-        least, most = min(times), max(times)
-        ends = f"{units.factor(least)} to" if least > NODE_MOVED else "up to"
+        some = any(g.case_id not in pace for g in both)
+        where = "where the GPU waits for the host, " if some else ""
+        ends = dict.fromkeys(units.factor(f(host.values())) for f in (min, max))
         whose = "host-bound steps" if where else "steps"
-        low = f"{whose} take {ends} {units.factor(most)} as long as on {day_of(before)}"
+        low = f"{whose} take {' to '.join(ends)} as long as on {day_of(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {day_of(before)}"
         kept = "losses, counters and memory are not affected"
