@@ -150,7 +150,7 @@ class Attention(torch.autograd.Function):
         with named_range("nsa.gate"):
             delta = gate_backward(do, o_cmp, o_sel, o_win)
         shares, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win = [], *[None] * 6
-        with side_streams(q.device, 2) as sides:
+        with side_streams(q.device, 2, q.numel() + do.numel()) as sides:
             if "compress" in ctx.running:
                 with named_range("nsa.compress"):
                     dq, dk_cmp, dv_cmp = banded_backward(

@@ -108,12 +108,12 @@ class KernelLaunch:
         """
         key = self.key(pointers, numbers)
         kept = None if key is None else self.kept.get(key)
-        if kept is None or (kept.read and _changed(kept)):
+        if key is None or kept is None or (kept.read and _changed(kept)):
             compiled = self.kernel[grid](*pointers, *numbers, **self.named)
             if key is not None:
                 self._keep(key, compiled)
             return
-        stream = driver.active.get_current_stream(driver.active.get_current_device())
+        stream = driver.active.get_current_stream(key[0])  # of the current device
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
         metadata = None
         if _idle(enter) and _idle(leave):

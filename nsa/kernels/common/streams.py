@@ -2,7 +2,8 @@
 
 The gradients of the branches are independent until their shares of dq are added up, and none of
 them fills a GPU until its end: when one runs out of programs the next can begin. At short lengths,
-where each has fewer programs than the GPU has room for, they run side by side.
+where each has fewer programs than the GPU has room for, they run side by side; but there launching
+takes longer than the kernels, and streams take the host more time still, unless a graph is captured.
 
 Tensors are allocated on the caller's stream only. Those without another owner are kept until that
 stream has waited, so that none is freed while a side stream still needs it.
@@ -49,10 +50,15 @@ class SideStream:
         self._pending = False
 
 
+FEW = 1 << 25
+"""Elements of queries and outputs up to which kernels wait for the host that launches them."""
+
+
 @contextmanager
-def side_streams(device: torch.device, count: int) -> Iterator[list[SideStream]]:
-    """`count` streams beside the caller's, joined at the end, also after an error."""
-    sides = [SideStream(stream) for stream in _streams(device, count)]
+def side_streams(device: torch.device, count: int, elements: int) -> Iterator[list[SideStream]]:
+    """`count` streams beside the caller's, or none for work that the host sets by
+    launching it; joined at the end, also after an error."""
+    sides = [SideStream(stream) for stream in _streams(device, count, elements)]
     try:
         yield sides
     finally:
@@ -64,8 +70,12 @@ _pools: dict[tuple[int, int], list[torch.cuda.Stream]] = {}
 """By device and the caller's stream, so that two callers do not wait for each other."""
 
 
-def _streams(device: torch.device, count: int) -> list[torch.cuda.Stream] | list[None]:
+def _streams(
+    device: torch.device, count: int, elements: int
+) -> list[torch.cuda.Stream] | list[None]:
     if device.type != "cuda" or not torch.cuda.is_initialized():
+        return [None] * count
+    if elements <= FEW and not torch.cuda.is_current_stream_capturing():
         return [None] * count
     caller = torch.cuda.current_stream(device)
     pool = _pools.setdefault((caller.device_index, caller.cuda_stream), [])
