@@ -149,7 +149,7 @@ def bottleneck(
     if not ok:
         return None
     clock = clock_limit(ok, max_clock_hz)
-    if all(m.steady is False and m.kept_s[0] > COLD * m.kept_s[-1] for m in ok):
+    if all(m.steady is False and min([m.kept_s[0], *m.warmup_s]) > COLD * m.kept_s[-1] for m in ok):
         facts = {"first": ok[0].kept_s[0], "last": ok[0].kept_s[-1]}
         return Bottleneck(limit=Limit.COLD, clock=clock, facts=facts)
     timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)

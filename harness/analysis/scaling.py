@@ -186,9 +186,9 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         each=found.slope.each if found.slope else (),
         usual=found.slope.usual if found.slope else None,
     )
-    (x1, y1), (x2, y2) = timed[-2:]
-    last = math.log(y2 / y1) / math.log(x2 / x1) if x2 > x1 else slope
-    steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT)
+    ends = [(a, b) for a, b in pairwise(zip(x, y, strict=True)) if b[0] > a[0]]
+    *before, last = ((b[1] - a[1]) / (b[0] - a[0]) for a, b in ends)
+    steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT, *before)
     if steepens:
         facts["bends"] = True
     elif abs(slope) < FLAT:

@@ -54,13 +54,9 @@ def compare_stored(
     measured = {c: _statistics(*s, day_cv, wider) for c, s in sides.items()}
     answers = judge(measured, dict.fromkeys(sides, wider))
     found = (_instead(answers[c], *s, len(sides), thresholds) for c, s in sides.items())
-    return tuple(_of_cards(c, wider) if other_card else c for c in found)
-
-
-def _of_cards(answer: Comparison, thresholds: Thresholds) -> Comparison:
-    """How much of the interval two cards make by themselves."""
-    share = math.expm1(-float(scipy.special.ndtri(thresholds.alpha)) * math.sqrt(2) * CARD_CV)
-    return replace(answer, facts={**answer.facts, "card": share})
+    card = math.expm1(-float(scipy.special.ndtri(wider.alpha)) * math.sqrt(2) * CARD_CV)
+    beside = {"card": card} if other_card else {}  # what two cards make of the interval
+    return tuple(replace(c, facts={**c.facts, **beside}) for c in found)
 
 
 def _logs(side: Sequence[Measurement]) -> Floats:

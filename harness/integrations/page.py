@@ -3,8 +3,6 @@
 Text from the verdict cannot add HTML, links or mentions.
 """
 
-from collections.abc import Sequence
-
 from harness import units
 from harness.gate.records import GateCase, GateVerdict, Stage
 from harness.records import Decision, worst_first
@@ -47,7 +45,7 @@ def page(verdict: GateVerdict) -> str:
         "counts": gate_text.case_counts,
         "signs": _SIGNS,
         "most": MAX_LISTED,
-        "more": _more,
+        "more": lambda of: f"- and {n} more\n" if (n := len(of) - MAX_LISTED) > 0 else "",
         "text": cell,
         "code": code,
         "duration": units.duration,
@@ -67,8 +65,3 @@ def _row(case: GateCase) -> str:
     sign = f"{_SIGNS[case.decision]} {case.decision}"
     why = cell(gate_text.case_reason(case), 600)
     return f"| {sign} | {code(case.case_id)} | {cell(gate_text.change_text(case))} | {why} |"
-
-
-def _more(listed: Sequence[object]) -> str:
-    more = len(listed) - MAX_LISTED
-    return f"- and {more} more\n" if more > 0 else ""

@@ -232,7 +232,11 @@ def _answer(found: Sequence[Part], v: Verdict) -> str:
     if main is None:
         return f"{v.said}: {verdict_sentence(v, 1)}."
     shown = [main, *(p for p in found if p.asked and p is not main and p.answer in _NO_YES)]
-    said = [_with_number(p, p.said if p is main else p.number) for p in shown]
+    said = []
+    for p in shown:  # `**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`
+        because = p.said if p is main else p.number
+        number = f": {because}{needed(p.limit)}" if because else ""
+        said.append(f"{_bold(_kind(p))} ({p.question}){number}.")
     rest: dict[tuple[str, str], list[str]] = {}
     for part in found:
         beside = part.word == YES and not part.asked  # the table below has it
@@ -254,12 +258,6 @@ def _kind(part: Part) -> str:
 def _bold(word: str) -> str:
     """`**No, for information**`."""
     return f"**{word.replace(NOTED, f', {BESIDE}').capitalize()}**"
-
-
-def _with_number(part: Part, said: str) -> str:
-    """`**Yes** (50,000 steps in 24 hours?): 10.0 ms; ≤ 1.73 s needed.`."""
-    number = f": {said}{needed(part.limit)}" if said else ""
-    return f"{_bold(_kind(part))} ({part.question}){number}."
 
 
 def parts(v: Verdict, suite: Suite, why: str) -> Iterator[Part]:

@@ -210,7 +210,8 @@ def cost_sentence(of: Study) -> str:
     if plan is None or not steps:
         return ""
     step_s, size, name = min(steps)
-    return f" Here {plan.steps:,} steps{size} take {_time_and_money(step_s, plan)} with {name}."
+    took = _time_and_money(step_s, plan)
+    return f" Here {plan.steps:,} steps{size} would take {took} with {name}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

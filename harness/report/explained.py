@@ -30,7 +30,7 @@ def line(
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
         here = _again(again, suite)
-        return f"not reproduced: that day's settings give {here}"
+        return f"not reproduced, so the cause is unknown: that day's settings give {here}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
@@ -104,8 +104,8 @@ def suspects_table(
     of_gap, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if higher else "above"
     title = f"what could explain {of_gap} ({units.factor(gap.factor)} {side} {expected})"
-    where = gap_place(suite)
-    columns = [title, "in that run", f">effect on the step here{f', {where}' if where else ''}"]
+    where, what = gap_place(suite), METRICS[gap.metric].title
+    columns = [title, "in that run", f">effect on {what} here{f', {where}' if where else ''}"]
     columns += [f">on {day}"] if then else []
     return Table(columns=(*columns, "conclusion"), rows=tuple(rows))
 
@@ -126,7 +126,8 @@ def fingerprint_table(found: Fingerprint | None, of: Study) -> Table | None:
         return None
     rows = []
     for i, o in enumerate(found.seen):
-        cells = (_cell(o, c.here[i], c.agrees[i]) for c in found.candidates)
+        here = [(c.here[i], " ✓" if c.agrees[i] else "") for c in found.candidates]
+        cells = (NONE if x is None else f"{_number(o, x)}{mark}" for x, mark in here)
         rows.append((_observed(o, of.run.suite), _number(o, o.seen), *cells))
     names = [f">{_name(c, of.names)}" for c in found.candidates]
     columns = ("seen in that run", ">then", *names)
@@ -157,10 +158,6 @@ def _name(c: Candidate, short: Mapping[str, str]) -> str:
     """Of its suspects, or of its case if that is shorter."""
     case = short[c.case_id]
     return min(case, listed(c.suspects), key=len) if c.suspects else case
-
-
-def _cell(o: Observation, here: float | None, agrees: bool) -> str:
-    return NONE if here is None else f"{_number(o, here)}{' ✓' if agrees else ''}"
 
 
 def _number(o: Observation, value: float) -> str:

@@ -90,7 +90,9 @@ def trust(of: Study) -> Iterator[str]:
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} per case"
+    ended = Counter(units.outcome_name(s.outcome) for s in summaries if s not in ok)
     ran = f"{len(ok)} of {units.plural('case', len(summaries))} ran"
+    ran += f" ({', '.join(f'{how}: {n}' for how, n in ended.items())})" if ended else ""
     cards = len({t.device for t in run.self_tests})
     yield f"{ran}, over {cards} cards" if cards > 1 else ran
     required = requirements.checks(run.suite, run.environment)
@@ -102,6 +104,8 @@ def trust(of: Study) -> Iterator[str]:
     judged = {c.case_id for rule in rules for c in rule.needs(run.suite.cases)}
     judged &= {s.case.case_id for s in ok}
     done = [m for m in run.measurements if m.accuracy is not None and m.accuracy.tensors]
+    checked = {m.case_id for m in done}
+    programs = {c.case_id for c in run.suite.cases if c.program}
     if all(c.program for c in run.suite.cases):
         yield "a program has no reference: outputs are not checked"
     elif run.measurements:
@@ -116,7 +120,8 @@ def trust(of: Study) -> Iterator[str]:
     moved = [m for m in run.measurements if m.steady is False and m.case_id in few]
     unsteady = {m.case_id for m in moved if m.is_evidence(few[m.case_id])}
     disturbed = {
-        "without a checked output": judged - {m.case_id for m in done} if done else set(),
+        "of a program, which has no reference": judged & programs if done else set(),
+        "without a checked output": judged - checked - programs if done else set(),
         "not repeatable, so without a speed": apart,
         f"with processes ≥ {LOOSE:g}x apart": loose,
         "without steady state": unsteady,

@@ -295,7 +295,7 @@ class Story:
             return f"in {name}, after its step {self._last_step}{each}"
         if each_s is None:
             return f"in {name}; no step is known yet"
-        return f"in {name}, at least {self._pace.steps} steps finished, {each_s:.3g} s each"
+        return f"in {name}, {self._pace.steps} or more steps finished, {each_s:.3g} s each"
 
     def lower_bound_s(self, now: float) -> float | None:
         """The least time of a typical step; None before the first step began. It is the shortest

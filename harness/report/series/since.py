@@ -105,7 +105,7 @@ def since(first: Study, second: Study) -> Since:
         where = "where the GPU waits for the host, " if some else ""
         ends = dict.fromkeys(units.factor(f(host.values())) for f in (min, max))
         whose = "host-bound steps" if where else "steps"
-        low = f"{whose} take {' to '.join(ends)} as long as on {day_of(before)}"
+        low = f"slow host: {whose} take {' to '.join(ends)} as long as on {day_of(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
         said = f"{where}this host ran {speeds} of its speed on {day_of(before)}"
         kept = "losses, counters and memory are not affected"
@@ -141,7 +141,7 @@ def _counted(both: Sequence[GateCase], slower: Sequence[GateCase], excused: int)
     near = sum(end < math.log1p(NEAR) for end in ends)
     counts = {
         "slower": len(slower),
-        "slower by no more than the host explains": excused,
+        "slower as this host is": excused,
         "faster": sum(g.change is Change.FASTER for g in both),
         f"moved by less than {units.percent(NEAR)}": near,
         f"not known within {units.percent(NEAR)}": len(still) - near,
@@ -250,7 +250,8 @@ def _pace(
     times as long each takes, and each case that waits, also one that the earlier run lacks."""
     provider = {c.case_id: c.provider for c in now.run.suite.cases}
     both, unknown = before.waiting & now.waiting, now.waiting - {*_kernels(before.summaries)}
-    for known, ids in ((both, both | unknown), ({*provider}, {*provider})):
+    alone = now.waiting or {*provider}
+    for known, ids in ((both, both | unknown), (alone, alone)):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
             return moved, {i: moved.get(p, least) for i, p in provider.items() if i in ids}

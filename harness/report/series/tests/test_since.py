@@ -118,7 +118,7 @@ def test_what_made_every_provider_slower_alike_is_the_node_if_that_changed() -> 
 
     speeds = "**This host ran nsa at 83.3 % and dense at 76.9 % of its speed on 2026-11-21**"
     assert f"{speeds}; losses" in text
-    assert "2 slower by no more than the host explains" in text
+    assert "2 slower as this host is" in text
     assert "; 1 slower" not in text
 
 
@@ -267,14 +267,15 @@ def test_a_busy_case_regressed_if_its_kernels_did(kernels_s: float, regressed: b
         busy_s, host_s = (kernels_s, 0.01) if c is both[1] else (0.01, 0.09)
         work = Breakdown(step_s=busy_s + host * host_s, device_busy_s=busy_s)
         profile = Profile(breakdown=work) if host > 1 else None
-        busy = {"gpu_utilisation": busy_s / work.step_s}
+        busy = {"gpu_utilisation": busy_s / work.step_s} if host > 1 or c.provider == "nsa" else {}
         return timed(c, work.step_s, cv=0.001, profile=profile, telemetry=busy)
 
     before = run(both, lambda c: taken(c, 1.0, 0.09), run_id="before")
     said = compared(run(both, lambda c: taken(c, 2.0, kernels_s), env=SLOW), before)
 
     assert ("nsa, seq_len=2048: 1.20" in said.regressed) is regressed
-    assert f"; {3 + (not regressed)} slower by no more than the host explains" in said.bullets[-1]
+    assert said.node.startswith("slow host: host-bound steps take 1.9")
+    assert f"; {3 + (not regressed)} slower as this host is" in said.bullets[-1]
 
 
 @pytest.mark.parametrize(("busy_s", "host"), [(0.0041, True), (0.0060, False), (None, False)])
@@ -304,9 +305,7 @@ def test_a_slower_step_whose_kernels_take_as_long_as_before_is_the_host(
 def test_a_slow_node_excuses_no_crash_and_no_case_far_slower_than_its_provider(
     first: float | Outcome, regressed: str
 ) -> None:
-    both = [
-        c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[256, 512, 1024, 2048, 4096])
-    ]
+    both = [c for p in ("nsa", "dense") for c in sweep(provider=p, seq_len=[256, 512, 1024, 2048])]
     before = run(both, lambda c: timed(c, 0.01), run_id="before")
 
     def measure(c: Case) -> list[Measurement]:
