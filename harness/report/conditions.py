@@ -200,7 +200,7 @@ def cost(of: Study) -> Table | None:
 
 
 def cost_sentence(of: Study) -> str:
-    """` Here 50,000 steps take 8 min ($0.28) with NSA.`: the fastest case of `cost`."""
+    """` 50,000 steps would take 8 min ($0.28) with NSA.`: the fastest case of `cost`."""
     plan = of.run.suite.cost
     steps = [
         (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", of.names[s.case.case_id])
@@ -211,7 +211,7 @@ def cost_sentence(of: Study) -> str:
         return ""
     step_s, size, name = min(steps)
     took = _time_and_money(step_s, plan)
-    return f" Here {plan.steps:,} steps{size} would take {took} with {name}."
+    return f" {plan.steps:,} steps{size} would take {took} with {name}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:

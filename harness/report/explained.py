@@ -30,7 +30,7 @@ def line(
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
         here = _again(again, suite)
-        return f"not reproduced, so the cause is unknown: that day's settings give {here}"
+        return f"not known: that day's settings give {here}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"

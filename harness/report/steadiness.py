@@ -120,7 +120,7 @@ def trust(of: Study) -> Iterator[str]:
     moved = [m for m in run.measurements if m.steady is False and m.case_id in few]
     unsteady = {m.case_id for m in moved if m.is_evidence(few[m.case_id])}
     disturbed = {
-        "of a program, which has no reference": judged & programs if done else set(),
+        "without reference": judged & programs if done else set(),
         "without a checked output": judged - checked - programs if done else set(),
         "not repeatable, so without a speed": apart,
         f"with processes ≥ {LOOSE:g}x apart": loose,

@@ -2,8 +2,8 @@
 
 The gradients of the branches are independent until their shares of dq are added up, and none of
 them fills a GPU until its end: when one runs out of programs the next can begin. At short lengths,
-where each has fewer programs than the GPU has room for, they run side by side; but there launching
-takes longer than the kernels, and streams take the host more time still, unless a graph is captured.
+where each has fewer programs than the GPU has room for, they run side by side. But there launching
+takes longer than the kernels do, and longer still on streams, unless a graph is captured.
 
 Tensors are allocated on the caller's stream only. Those without another owner are kept until that
 stream has waited, so that none is freed while a side stream still needs it.
