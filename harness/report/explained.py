@@ -104,8 +104,8 @@ def suspects_table(
     of_gap, expected = (units.quantity(gap.metric, v) for v in (gap.seen, gap.expected))
     side = "below" if higher else "above"
     title = f"what could explain {of_gap} ({units.factor(gap.factor)} {side} {expected})"
-    where, what = gap_place(suite), METRICS[gap.metric].title
-    columns = [title, "in that run", f">effect on {what} here{f', {where}' if where else ''}"]
+    where = f", {place}" if (place := gap_place(suite)) else ""
+    columns = [title, "in that run", f">effect on the step time per token here{where}"]
     columns += [f">on {day}"] if then else []
     return Table(columns=(*columns, "conclusion"), rows=tuple(rows))
 

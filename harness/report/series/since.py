@@ -103,11 +103,11 @@ def since(first: Study, second: Study) -> Since:
     if host:
         some = any(g.case_id not in pace for g in both)
         where = "where the GPU waits for the host, " if some else ""
-        ends = dict.fromkeys(units.factor(f(host.values())) for f in (min, max))
+        times = listed([f"{units.factor(ratio)} ({p})" for p, ratio in host.items()])
         whose = "host-bound steps" if where else "steps"
-        low = f"slow host: {whose} take {' to '.join(ends)} as long as on {day_of(before)}"
+        low = f"slow host: {whose} on average {times} those of {day_of(before)}"
         speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
-        said = f"{where}this host ran {speeds} of its speed on {day_of(before)}"
+        said = f"{where}this host ran on average {speeds} of its speed on {day_of(before)}"
         kept = "losses, counters and memory are not affected"
         bullets.append(f"**{said[0].upper()}{said[1:]}**; {kept}.")
     bullets += [f"**Failed now**: {listed(failed, MOST)}."] if failed else []

@@ -116,8 +116,8 @@ def moved(
 def test_what_made_every_provider_slower_alike_is_the_node_if_that_changed() -> None:
     text = section(*moved(LESS_POWER, nsa=1.2, dense=1.3))
 
-    speeds = "**This host ran nsa at 83.3 % and dense at 76.9 % of its speed on 2026-11-21**"
-    assert f"{speeds}; losses" in text
+    speeds = "ran on average nsa at 83.3 % and dense at 76.9 % of its speed on 2026-11-21**"
+    assert f"**This host {speeds}; losses" in text
     assert "2 slower as this host is" in text
     assert "; 1 slower" not in text
 
@@ -253,7 +253,7 @@ def test_a_slow_host_is_the_node_even_where_the_gpu_kept_its_speed() -> None:
         before = run(both, lambda c: taken(c, dict.fromkeys(names, 1.0)), run_id="before")
         return section(run(both, lambda c: taken(c, {"nsa": 2.0, "dense": dense}), env=env), before)
 
-    assert "this host ran nsa at 50 % and dense at 52.6 % of its speed" in text(other)
+    assert "this host ran on average nsa at 50 % and dense at 52.6 % of its speed" in text(other)
     assert "his host ran" not in text(other, dense=1.0)
     assert "his host ran" not in text(environment())
 
@@ -274,7 +274,7 @@ def test_a_busy_case_regressed_if_its_kernels_did(kernels_s: float, regressed: b
     said = compared(run(both, lambda c: taken(c, 2.0, kernels_s), env=SLOW), before)
 
     assert ("nsa, seq_len=2048: 1.20" in said.regressed) is regressed
-    assert said.node.startswith("slow host: host-bound steps take 1.9")
+    assert said.node.startswith("slow host: host-bound steps on average 1.9")
     assert f"; {3 + (not regressed)} slower as this host is" in said.bullets[-1]
 
 
