@@ -136,9 +136,8 @@ def next_steps(
     suite = shlex.quote(run.suite.path)
     urgent = [c for c in found if c.share is None and c.kind is not CauseKind.DEAD]
     yield from (remedy(c, run) for c in urgent)
-    took_s, n = run.elapsed_s or sum(m.wall_s for m in run.measurements), len(run.suite.cases)
-    took, whole = (units.duration(s) for s in (took_s, took_s * (1 + run.suite.left_out / n)))
     if v.not_measured:
+        took = units.duration(run.elapsed_s or sum(m.wall_s for m in run.measurements))
         yield f"Run the suite on {a_gpu(v.not_measured)}: `harness run {suite}`, {took} here"
     asked = (r for r in v.rules if r.applies and r.counts and r.decision is not Decision.GO)
     left = worst_first(asked)
@@ -155,7 +154,7 @@ def next_steps(
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
-        yield f"Run {'the rest' if run.stopped else 'all'} of the suite: `{rest}`, {whole} in all"
+        yield f"Run {'the rest' if run.stopped else 'all'} of the suite: `{rest}`"
 
 
 def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
