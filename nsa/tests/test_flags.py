@@ -177,9 +177,7 @@ def test_branch_flags_refine_the_master_and_reach_no_other_branch(
         ),
     ],
 )
-def test_a_wrong_flag_is_an_error_that_says_what_would_do(
-    environ: dict[str, str], message: str
-) -> None:
+def test_a_wrong_flag_is_an_error_and_says_what_does(environ: dict[str, str], message: str) -> None:
     with pytest.raises(FlagError, match=re.escape(message)):
         read(**environ)
 
@@ -209,7 +207,7 @@ def test_a_flag_counts_as_read_once_its_field_is_read() -> None:
         ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0"}, set()),
     ],
 )
-def test_routes_read_only_the_flags_that_decide_them(
+def test_routes_read_only_flags_that_decide_them(
     environ: dict[str, str], unasked: set[str]
 ) -> None:
     flags = read(**environ)

@@ -114,9 +114,7 @@ def test_memory_grows_linearly(part: str, route: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("part", ["compress", "scores", "window"])
-def test_chunks_fill_their_budget_and_keep_to_it(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_fill_their_budget_and_keep_it(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest intermediate, of a batch and of several heads: not above, nor far below."""
     budget = 1 << 17
     monkeypatch.setattr(eager, "CHUNK_ELEMENTS", budget)

@@ -285,9 +285,7 @@ def test_what_a_hook_forbids_to_compile_is_not_kept(
     assert launched.kept == {}
 
 
-def test_a_sweep_keeps_a_bounded_number(
-    gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_keeps_a_bounded_count(gpu: StandInDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "MAX_KEPT", 4)
     launched = KernelLaunch(kernel_of(), SIZE=16, FLAG=True)
 

@@ -3,10 +3,12 @@
 Whatever a kernel must write is NaN before, in every test here.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -334,9 +336,7 @@ def test_no_selection_yields_zeros_with_zero_gradients(device: str, dtype: torch
 
 @pytest.mark.gpu
 @needs_gpu
-def test_gradients_repeat_bit_for_bit_in_deterministic_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gradients_repeat_bit_for_bit_if_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     x = tokens(2000, HQ=16, HKV=2, Dk=64, Dv=64, device="cuda", dtype=torch.bfloat16)
     torch.use_deterministic_algorithms(True)
@@ -347,6 +347,16 @@ def test_gradients_repeat_bit_for_bit_in_deterministic_mode(
 
     for name, first in runs[0].items():
         assert all(torch.equal(first, other[name]) for other in runs[1:]), name
+
+
+@pytest.mark.parametrize(("few", "captured"), [(True, False), (True, True), (False, False)])
+def test_work_that_launching_takes_longer_than_stays_on_one_stream_unless_captured(
+    few: bool, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Mock(**{"is_current_stream_capturing.return_value": captured})
+    monkeypatch.setattr(torch, "cuda", cuda)
+    made = streams._streams(torch.device("cuda"), 2, streams.FEW + (not few))
+    assert (made == [None, None]) is (few and not captured)
 
 
 @pytest.mark.gpu
@@ -360,8 +370,9 @@ def test_branches_side_by_side_give_the_bits_of_one_after_another(
     x = tokens(T, HQ=12, HKV=2, Dk=64, Dv=64, device="cuda", dtype=torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
+        monkeypatch.setattr(streams, "FEW", 0)
         beside = [whole(x)[0] for _ in range(20)]
-        monkeypatch.setattr(streams, "_streams", lambda device, count: [None] * count)
+        monkeypatch.setattr(streams, "FEW", sys.maxsize)
         in_turn, _ = whole(x)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -222,9 +222,7 @@ def strided(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("wide", [False, True], ids=["32-bit", "64-bit"])
-def test_inputs_need_not_be_contiguous(
-    wide: bool, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_may_be_strided(wide: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with the offsets of a tensor too large for this test."""
     if wide:
         monkeypatch.setattr(selected, "needs_wide_offsets", lambda *_: True)

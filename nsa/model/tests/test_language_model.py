@@ -76,9 +76,7 @@ def test_the_model_is_llama_around_its_attention(config: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("prefill", ["batched", "token"])
-def test_routes_and_prefill_reach_every_layer(
-    prefill: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_routes_and_prefill_reach_each_layer(prefill: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     attend = NSAttention.attend
 
@@ -153,7 +151,7 @@ def test_other_checkpointing_is_refused(text: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("text", ["on", "1-1"])
-def test_checkpointing_recomputes_its_layers_and_changes_no_gradient(
+def test_checkpointing_recomputes_layers_and_changes_nothing(
     config: ModelConfig, text: str
 ) -> None:
     model, tokens, targets = sharp(config), some_bytes(), some_bytes()

@@ -163,9 +163,7 @@ def test_a_run_goes_on_in_its_log(saved: Path, capsys: pytest.CaptureFixture[str
     assert f"resumed from {saved / 'step-000004'}, 4 steps done\n[step 5] observed" in out
 
 
-def test_what_cannot_be_resumed_is_one_message(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_resume_is_one_message(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fourth = saved / "step-000004"
     for options, message in (
         (
