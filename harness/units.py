@@ -166,6 +166,8 @@ def value(metric: str, estimate: Interval, *, unit: bool = False) -> str:
         ranged = "" if low == high else f" ({_count(low)} to {_count(high)} in {steps} steps)"
         end = end.removesuffix("s") if estimate.value == 1 else end
         return f"{_count(estimate.value)}{ranged}{end}"
+    if metric == "scaling_exponent" and estimate.n == 1:
+        low = high = None  # over lengths, not processes
     one, scale = _scaled(metric, estimate.value)
     if estimate.both:
         signed = metric in METRICS and METRICS[metric].signed
@@ -175,7 +177,7 @@ def value(metric: str, estimate: Interval, *, unit: bool = False) -> str:
     if estimate.low is not None and not informs(metric, estimate):
         text = _with_interval(estimate.value / one, None, None, scale)
         return f"{text}{end} (not bounded by {estimate.n} processes)"
-    low, high = (None if x is None else x / one for x in (estimate.low, estimate.high))
+    low, high = (None if x is None else x / one for x in (low, high))
     return _with_interval(estimate.value / one, low, high, scale) + end
 
 

@@ -170,12 +170,15 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
     for at, bound_s in bounds:
         if math.log(bound_s) > y.mean() + high * (math.log(at) - x.mean()):
             return replace(found, facts=facts | {"beyond": at})
+    ends = [(a, b) for a, b in pairwise(zip(x, y, strict=True)) if b[0] > a[0]]
+    octaves = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in ends]
+    rises = all(b > a - FLAT for a, b in pairwise(octaves))
     if high - low > UNKNOWN:
         end = found.last.low if found.last else None
         return replace(
             found,
             facts=facts | {"unsure": len(timed)},
-            steepens=end is not None and end > slope + FLAT,
+            steepens=rises and end is not None and end > slope + FLAT,
         )
     exponent = Estimate(
         value=slope,
@@ -186,9 +189,7 @@ def _fit(axis: str, members: Sequence[CaseSummary]) -> ScalingFit:
         each=found.slope.each if found.slope else (),
         usual=found.slope.usual if found.slope else None,
     )
-    ends = [(a, b) for a, b in pairwise(zip(x, y, strict=True)) if b[0] > a[0]]
-    *before, last = ((b[1] - a[1]) / (b[0] - a[0]) for a, b in ends)
-    steepens = abs(slope) >= FLAT and last > max(high, slope + FLAT, *before)
+    steepens = rises and abs(slope) >= FLAT and octaves[-1] > max(high, slope + FLAT)
     if steepens:
         facts["bends"] = True
     elif abs(slope) < FLAT:

@@ -329,7 +329,7 @@ def _agrees(here: float, o: Observation, pace: float) -> bool:
     if o.over.criteria:
         return here / ALIKE <= o.seen <= here * ALIKE
     here *= _by_host(o.metric, pace)
-    busy = o.metric == "gpu_utilisation"  # twice as busy as half of the time is always
+    busy = o.metric == "gpu_utilisation"  # no GPU is more than 100 % busy
     least = FASTER_GPU if o.metric in _SLOWER else ALIKE if busy else AGREES
     most = FASTER_GPU if o.metric in _LONGER else AGREES
     return here / least <= o.seen <= here * most

@@ -217,7 +217,7 @@ class _Ranges:
         for e in operators:
             if e.name.startswith(_BACKWARD):
                 backward.append(e)
-            elif e.sequence >= 0 and (name := self.around(e)):
+            elif e.sequence >= 0 and not e.forward and (name := self.around(e)):
                 forward[e.thread, e.sequence] = name  # the last one; unused numbers are reused
         for e in backward:
             if name := forward.get((e.forward, e.sequence), ""):

@@ -90,8 +90,8 @@ def trust(of: Study) -> Iterator[str]:
     if counts:
         most = units.plural("process", counts[-1])
         yield f"{most if len(counts) == 1 else f'{counts[0]} to {most}'} per case"
-    others = [(s.outcome in s.case.allow, s.outcome) for s in summaries if s not in ok]
-    ended = Counter("allowed" if yes else units.outcome_name(o) for yes, o in others)
+    ends = [(s.outcome, s.outcome in s.case.allow) for s in summaries if s.outcome != Outcome.OK]
+    ended = Counter("allowed" if allowed else units.outcome_name(o) for o, allowed in ends)
     ran = f"{len(ok)} of {units.plural('case', len(summaries))} ran"
     ran += f" ({', '.join(f'{how}: {n}' for how, n in ended.items())})" if ended else ""
     cards = len({t.device for t in run.self_tests})

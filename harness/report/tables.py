@@ -21,7 +21,6 @@ from harness.records import (
     Estimate,
     Fact,
     Finding,
-    Interval,
     Outcome,
     Rule,
     Run,
@@ -317,14 +316,9 @@ def growth(f: ScalingFit) -> str:
     *bent, last = f.segments or (None,)
     if last is None or not bent:
         why = filled(SCALING["no_fit"], f.facts)
-        return _exponent(f.exponent) if f.exponent else unknown(why)
-    end = "flat" if last.flat else _exponent(last.exponent)
+        return units.value("scaling_exponent", f.exponent) if f.exponent else unknown(why)
+    end = "flat" if last.flat else units.value("scaling_exponent", last.exponent)
     return f"{', '.join(bends(f))}, then {end} to {last.end.x:,g}"
-
-
-def _exponent(e: Interval) -> str:
-    """One process has no interval: its ends say only how unlike the lengths are at least."""
-    return units.value("scaling_exponent", e if e.n > 1 else replace(e, low=None, high=None))
 
 
 def bends(f: ScalingFit) -> list[str]:

@@ -50,8 +50,8 @@ MOST_MODULES = 14
 """Modules of a room, `__init__` aside; a room with more holds two features."""
 
 MOST_LINES = {
-    "harness": 927,  # the modules beside the rooms
-    "harness/analysis": 4_250,
+    "harness": 929,  # the modules beside the rooms
+    "harness/analysis": 4_251,
     "harness/bisect": 1_521,
     "harness/cli": 1_831,
     "harness/executor": 288,
@@ -62,12 +62,12 @@ MOST_LINES = {
     "harness/measure": 2_113,
     "harness/program": 1_562,
     "harness/records": 1_878,
-    "harness/report": 4_729,
+    "harness/report": 4_723,
     "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_914,
     "harness/worker": 628,
-    "nsa": 13_294,
+    "nsa": 13_295,
     "suites": 3_004,
     "reports": 1_496,  # its studies
 }

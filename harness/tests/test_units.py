@@ -1,6 +1,7 @@
 """Formatting of numbers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -57,6 +58,7 @@ PRINTED = [
     (units.value("tokens_per_s", estimate(1.512e6, 1.501e6, 1.523e6)), "1.51 M [1.50 … 1.52]"),
     # An end that would be rounded to 0 has digits of its own.
     (units.value("scaling_exponent", estimate(0.4, -0.02, 0.8)), "0.4 [-0.02 … 0.8]"),
+    (units.value("scaling_exponent", replace(estimate(0.4, -0.02, 0.8), n=1)), "0.400"),
     (units.value("loss", estimate(276, 1.86, 40_957)), "280 [2 … 40,960]"),
     (units.value("step_s", both(2.08e-3, 2.14e-3)), "2.08 and 2.14 ms"),
     (units.value("step_s", both(0.4352, 0.43529)), "435 ms"),

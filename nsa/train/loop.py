@@ -211,7 +211,8 @@ class Trainer:
             ddp = self.ddp if i < accum - 1 else None  # these sums are not averaged over ranks
             with nullcontext() if ddp is None else ddp.no_sync():
                 loss = self._loss(batch, self.ddp or self.model)
-                with torch.autograd.set_multithreading_enabled(False):  # a thread costs the host
+                threads = self.config.cuda_graph  # in a launched step they cost the host
+                with torch.autograd.set_multithreading_enabled(threads):
                     self._scaler.scale(loss / accum).backward()
             losses.append(loss.detach())
         with named_range("nsa.optimiser"):

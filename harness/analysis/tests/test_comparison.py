@@ -219,9 +219,7 @@ def test_a_look_is_as_strict_as_its_share_of_alpha() -> None:
         (1.0, Change.UNDECIDED, False),
     ],
 )
-def test_a_look_before_the_last_decides_what_is_clear(
-    ratio: float, change: Change, done: bool
-) -> None:
+def test_an_early_look_decides_what_is_clear(ratio: float, change: Change, done: bool) -> None:
     answer = replace(judge(pairs(1.0, 20)), ratio=Ratio(value=ratio, n=20), change=change)
 
     assert decided(answer, DEFAULT) is done

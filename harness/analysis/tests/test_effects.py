@@ -191,9 +191,7 @@ def stacked(*cases: Case, profile: Profile | None = None, **step_s: Any) -> tupl
         (seen(0.11, select=0.04, window=0.07), (0.4 / 11, 0.7 / 11, 0, 0)),
     ],
 )
-def test_the_parts_of_a_profile_add_up_to_the_step(
-    profile: Profile, parts: Sequence[float]
-) -> None:
+def test_parts_of_a_profile_add_up_to_the_step(profile: Profile, parts: Sequence[float]) -> None:
     (found,) = stacked(case({"seq_len": 512}), profile=profile)
 
     names = ("select", "window", OTHER, OUTSIDE)

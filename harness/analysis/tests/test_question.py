@@ -91,9 +91,7 @@ def test_a_ratio_is_judged_between_cases_that_are_equal_otherwise(
 
 
 @pytest.mark.parametrize(("dense_s", "likely"), [(2.5, GO), (0.5, NO_GO), (2.06, GO), (2.0, None)])
-def test_a_single_process_indicates_but_does_not_decide(
-    dense_s: float, likely: Decision | None
-) -> None:
+def test_one_process_indicates_but_does_not_decide(dense_s: float, likely: Decision | None) -> None:
     verdict = judged({"nsa": 1.0, "dense": dense_s}, processes={"dense": 1})
 
     assert of(verdict).decision is INCONCLUSIVE

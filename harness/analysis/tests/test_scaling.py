@@ -134,8 +134,10 @@ def test_octaves_that_few_processes_do_not_tell_apart_are_one_segment() -> None:
     assert [len(fitted(steps, cv=cv).segments) for cv in (0.001, 0.2)] == [2, 1]
 
 
-def test_a_curve_that_goes_up_and_down_does_not_steepen() -> None:
+def test_a_curve_steepens_if_it_never_flattens_by_more_than_noise() -> None:
     assert not fitted({128: 0.079, 256: 0.053, 512: 0.083, 1024: 0.069, 2048: 0.104}).steepens
+    assert not fitted({128: 0.079, 256: 0.04, 512: 0.1, 1024: 0.05, 2048: 0.13}).steepens
+    assert fitted({128: 1.0, 256: 1.87, 512: 3.48, 1024: 11.3, 2048: 36.8, 4096: 119.0}).steepens
 
 
 def test_there_is_one_fit_for_each_value_of_the_other_axes() -> None:

@@ -129,9 +129,7 @@ def test_the_confirmation_looks_in_steps_and_stops_when_one_decides(
     [(16, 5, 0.9), (64, 1, 1.1), (64, 64, 1.1)],
     ids=["faster", "first", "last"],
 )
-def test_a_step_down_and_steps_at_the_ends_are_found(
-    last: int, culprit: int, factor: float
-) -> None:
+def test_a_step_down_and_steps_at_ends_are_found(last: int, culprit: int, factor: float) -> None:
     found, _ = noisy(culprit, last=last, factor=factor)
 
     assert found.found

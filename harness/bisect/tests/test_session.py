@@ -204,9 +204,7 @@ def test_what_the_culprit_changed_is_read_from_a_process_before_it_and_one_of_it
     assert machine.processes == result.processes == len(taken)
 
 
-def test_an_invalid_environment_stops_the_search(
-    past: Past, machine: Machine, tmp_path: Path
-) -> None:
+def test_an_invalid_environment_ends_a_search(past: Past, machine: Machine, tmp_path: Path) -> None:
     change(machine, SLOW, **failing(Outcome.INVALID_ENVIRONMENT))
 
     result = searched(past, tmp_path, CRASH)

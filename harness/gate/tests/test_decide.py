@@ -92,9 +92,7 @@ def judged(
         (Outcome.INVALID_ENVIRONMENT, Outcome.OK, OPEN),
     ],
 )
-def test_a_failed_candidate_never_passes(
-    outcome: Outcome, base: Outcome, decision: Decision
-) -> None:
+def test_no_failed_candidate_passes(outcome: Outcome, base: Outcome, decision: Decision) -> None:
     found = judged(ended(outcome), comparison=None, base=base)
 
     assert (found.decision, found.state) == (decision, State.FAILED)
@@ -209,9 +207,7 @@ def test_the_worst_decides_the_whole(
         ("block", "block", [NO_GO, OPEN]),
     ],
 )
-def test_the_policy_decides_what_blocks(
-    stage: str, inconclusive: str, blocked: list[Decision]
-) -> None:
+def test_a_policy_says_what_blocks(stage: str, inconclusive: str, blocked: list[Decision]) -> None:
     policy = policy_of(f"inconclusive: {inconclusive}", stage=stage)
 
     assert [d for d in (GO, NO_GO, OPEN) if decide.blocks(d, policy)] == blocked

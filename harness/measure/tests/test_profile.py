@@ -23,7 +23,7 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 
 def op(name: str, start: int, end: int, number: int, *, thread: int = MAIN, seq: int = -1) -> Event:
-    ids = thread, number, 0, seq, MAIN
+    ids = thread, number, 0, seq, MAIN * ("Backward" in name or "autograd" in name)
     return Event(EventKind.OPERATOR, name, start * US, end * US, *ids)
 
 
@@ -107,6 +107,15 @@ def test_kernels_belong_to_ranges_also_in_the_backward_pass(trace: Trace) -> Non
     times_s = [u.time_s for u in trace.kernels()]
     assert times_s[0] == pytest.approx(15e-6)
     assert by_range(trace.kernels()) == {"select": pytest.approx(sum(times_s))}
+
+
+def test_a_backward_pass_on_the_same_thread_belongs_to_the_range_of_the_forward_pass() -> None:
+    ran = [range_(STEP, 0, 90, 1), range_("whole", 1, 80, 2), range_("part", 2, 20, 3)]
+    ran += [op("aten::linear", 3, 9, 4, seq=5), op(f"{BACKWARD}: AddmmBackward0", 30, 60, 5, seq=5)]
+    ran += [op("AddmmBackward0", 31, 59, 6, seq=5), op("aten::mm", 32, 50, 7)]
+    ran += [launch(40, 1001), kernel("gemm", 52, 60, 7), range_(DRAIN, 90, 99, 8)]
+
+    assert [u.where for u in Trace(ran).kernels()] == ["part"]
 
 
 def use(name: str, where: str, calls: float, time_s: float) -> Use:

@@ -80,9 +80,7 @@ def used(rest: float, burn: float) -> Telemetry:
         ("gpu_sampler", {}, used(0.0, 0.6)),
     ],
 )
-def test_a_wrong_reading_fails_its_check(
-    check: str, changes: dict[str, Any], seen: Telemetry
-) -> None:
+def test_wrong_readings_fail_a_check(check: str, changes: dict[str, Any], seen: Telemetry) -> None:
     assert answers(replace(RIGHT, **changes), seen)[check] is False
 
 

@@ -250,8 +250,8 @@ def _pace(
     times as long each takes, and each case that waits, also one that the earlier run lacks."""
     provider = {c.case_id: c.provider for c in now.run.suite.cases}
     both, unknown = before.waiting & now.waiting, now.waiting - {*_kernels(before.summaries)}
-    alone = now.waiting or {*provider}
-    for known, ids in ((both, both | unknown), (alone, alone)):
+    alone = [(ids, ids) for ids in (now.waiting, {*provider})]
+    for known, ids in ((both, both | unknown), *alone):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
             return moved, {i: moved.get(p, least) for i, p in provider.items() if i in ids}

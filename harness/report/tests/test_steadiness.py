@@ -80,6 +80,9 @@ def test_an_unsteady_case_and_an_unfinished_run_are_doubted() -> None:
     trust = values(replace(recorded, ended_at=""))["trust"]
 
     assert "of 4 cases: 1 without steady state" in trust
+    late = replace(CASE, allow={Outcome.TIMEOUT: ""})
+    ends = values(run([late], lambda c: ended(c, Outcome.TIMEOUT)))["trust"]
+    assert "0 of 1 case ran (allowed: 1)" in ends
     assert "unfinished" in values(replace(recorded, ended_at=""))["answer"]
 
 

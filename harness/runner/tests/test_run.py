@@ -284,9 +284,7 @@ def test_an_interpreter_without_torch_is_one_clear_error(
     assert "Is torch installed" in str(raised.value)
 
 
-def test_ctrl_c_while_torch_is_imported_leaves_no_forkserver(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ctrl_c_while_torch_imports_leaves_no_forkserver(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
 
     def interrupted(handle: Any) -> None:

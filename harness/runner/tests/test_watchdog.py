@@ -336,9 +336,7 @@ def test_the_first_use_of_a_gpu_is_that_of_the_worker(
     assert recorder.gpu_used_at == (used_s and AT + used_s)
 
 
-def test_probes_are_read_at_an_interval_without_catching_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_probes_are_read_at_intervals_without_catching_up(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Counter()
     clock, beat = recorder_of(probe, monkeypatch)
 

@@ -56,8 +56,8 @@ FEW = 1 << 25
 
 @contextmanager
 def side_streams(device: torch.device, count: int, elements: int) -> Iterator[list[SideStream]]:
-    """`count` streams beside the caller's, or none for work that the host sets by
-    launching it; joined at the end, also after an error."""
+    """`count` streams beside the caller's, or none for work whose launches take longer
+    than its kernels; joined at the end, also after an error."""
     sides = [SideStream(stream) for stream in _streams(device, count, elements)]
     try:
         yield sides

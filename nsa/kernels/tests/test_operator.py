@@ -355,6 +355,7 @@ def test_work_that_launching_takes_longer_than_stays_on_one_stream_unless_captur
 ) -> None:
     cuda = Mock(**{"is_current_stream_capturing.return_value": captured})
     monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(streams, "_pools", {})
     made = streams._streams(torch.device("cuda"), 2, streams.FEW + (not few))
     assert (made == [None, None]) is (few and not captured)
 

@@ -48,9 +48,7 @@ def test_all_pages_are_those_of_their_records_and_the_newest_are_listed(tmp_path
     assert every_page.write(tmp_path, runs) == []
 
 
-def test_a_page_whose_run_is_gone_is_an_error_and_another_page_is_left_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_page_whose_run_is_gone_is_an_error_and_another_is_left_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     record(runs)
     (tmp_path / "mine.md").write_text("# Mine\n")

@@ -73,9 +73,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
-def test_a_refused_directory_is_one_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_folder_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Permission bits do not bind root, so mkdir is made to refuse."""
 
     def refuse(self: Path, *args: Any, **kwargs: Any) -> None:

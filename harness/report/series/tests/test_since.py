@@ -1,7 +1,7 @@
 """What changed since an earlier run, and by which name a run's page is counted."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from harness.records import (
 from harness.report import context
 from harness.report.series.since import Since
 from harness.store import reader
-from harness.tests.fake_runs import H200, ended, environment, run, sweep, timed, to
+from harness.tests.fake_runs import H200, case, ended, environment, run, sweep, timed, to
 from harness.tests.stored_runs import A100, CASES, dated, record, store
 
 STEPS: dict[str, float | Outcome] = {
@@ -131,9 +131,7 @@ def test_what_made_every_provider_slower_alike_is_the_node_if_that_changed() -> 
         (LESS_POWER, 1.3, 0.8),
     ],
 )
-def test_a_changed_node_does_not_excuse_the_code(
-    node: dict[str, Any], nsa: float, dense: float
-) -> None:
+def test_a_new_node_does_not_excuse_code(node: dict[str, Any], nsa: float, dense: float) -> None:
     text = section(*moved(node, nsa, dense))
 
     assert re.search(r"; \d slower[;.]", text)
@@ -159,6 +157,17 @@ def test_a_limit_missed_by_no_more_than_the_host_is_slower_is_open(
 
     assert f"; {answer}: fast" in page["status"]
     assert ("on a host that is not slow" in str(page["next_steps"])) is (answer == "open")
+
+
+def test_less_power_explains_busy_steps_beside_one_that_waits() -> None:
+    cases = [*sweep(seq_len=[512, 1024]), *sweep(provider="dense", seq_len=[512]), case({"n": 1})]
+    busy = [{"gpu_utilisation": 0.99 if c is not cases[3] else 0.1} for c in cases]
+
+    def taken(times: float) -> Callable[[Case], list[Measurement]]:
+        return lambda c: timed(c, 0.01 * times, cv=0.001, telemetry=busy[cases.index(c)])
+
+    said = compared(run(cases, taken(1.25), env=SLOW), run(cases, taken(1.0), run_id="before"))
+    assert (said.regressed, bool(said.node)) == ("", True)
 
 
 def test_the_first_screen_says_how_many_regressed_and_the_worst() -> None:
