@@ -6,7 +6,7 @@ another GPU is assumed to explain, it is undecided. "Enough" is no proof: that n
 removing it closes the gap on the machine of the gap.
 
 Below: what else was seen that day. A candidate is a case with a suspect that was not off in that
-run, or one with that day's settings. It agrees within AGREES, ALIKE, or what _agrees allows.
+run, or one with that day's settings. It agrees within AGREES, ALIKE, or what _WITHIN allows.
 """
 
 import math
@@ -46,9 +46,13 @@ FASTER_GPU = 4.0
 AGREES, ALIKE = 2.0, 1.5
 """Factors within which a number, and a ratio of two, are what was seen."""
 MAX_CANDIDATES = 5
-_SLOWER = ("tokens_per_s",)
-_LONGER = ("step_s", "gpu_utilisation")
-"""What falls, and what rises, on a slower GPU."""
+_WITHIN = {
+    "tokens_per_s": (FASTER_GPU, AGREES),
+    "step_s": (AGREES, FASTER_GPU),
+    "gpu_utilisation": (ALIKE, FASTER_GPU),
+}
+"""How many times as much as was seen a metric may be here, and as little: a slower GPU makes fewer
+tokens/s and is busier. None is more than 100 % busy, so that a factor of two says little."""
 
 
 class Conclusion(StrEnum):
@@ -325,13 +329,11 @@ def _value(run: Run, s: CaseSummary, metric: str) -> float | None:
 
 
 def _agrees(here: float, o: Observation, pace: float) -> bool:
-    """Where a slower GPU explains more, as of fewer tokens/s or a busier GPU, within FASTER_GPU."""
+    """Whether a number here is near what was seen; a ratio of two within ALIKE."""
     if o.over.criteria:
         return here / ALIKE <= o.seen <= here * ALIKE
     here *= _by_host(o.metric, pace)
-    busy = o.metric == "gpu_utilisation"  # no GPU is more than 100 % busy
-    least = FASTER_GPU if o.metric in _SLOWER else ALIKE if busy else AGREES
-    most = FASTER_GPU if o.metric in _LONGER else AGREES
+    least, most = _WITHIN.get(o.metric, (AGREES, AGREES))
     return here / least <= o.seen <= here * most
 
 

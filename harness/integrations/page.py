@@ -45,7 +45,6 @@ def page(verdict: GateVerdict) -> str:
         "counts": gate_text.case_counts,
         "signs": _SIGNS,
         "most": MAX_LISTED,
-        "more": lambda of: f"- and {n} more\n" if (n := len(of) - MAX_LISTED) > 0 else "",
         "text": cell,
         "code": code,
         "duration": units.duration,

@@ -110,9 +110,8 @@ def _screen(page: _Page) -> dict[str, object]:
     if suite.suspects:  # how the step of that day goes explains what somebody saw
         then = again.case_id if again else ""
         dispatch = [c for c in page.causes if c.kind is CauseKind.DISPATCH]
-        of_day, of_rule = {(then, "")}, {(i, "") for r in page.rules[:1] for i in r.evidence}
-        if then and then not in of.waiting:  # that step is not known to wait for the host
-            of_rule = set()
+        rules = page.rules[:1] if not then or then in of.waiting else ()
+        of_day, of_rule = {(then, "")}, {(i, "") for r in rules for i in r.evidence}
         how = [own for c in dispatch if (own := c.within(of_day) or c.within(of_rule))]
         relevant = [*how, *(c for c in relevant if c.kind is not CauseKind.DISPATCH)]
     causes_said = [*remedies.sentences(relevant, of.names)]

@@ -207,7 +207,7 @@ def test_a_flag_counts_as_read_once_its_field_is_read() -> None:
         ({"NSA_USE_TRITON": "1", "NSA_USE_TRITON_SEL": "0"}, set()),
     ],
 )
-def test_routes_read_only_flags_that_decide_them(
+def test_routes_read_only_the_flags_that_decide_them(
     environ: dict[str, str], unasked: set[str]
 ) -> None:
     flags = read(**environ)

@@ -101,15 +101,11 @@ def since(first: Study, second: Study) -> Since:
     failed = _failed(before, now, both, name)
     bullets, low = [], ""
     if host:
-        some = any(g.case_id not in pace for g in both)
-        where = "where the GPU waits for the host, " if some else ""
+        whose = "host-bound steps" if any(g.case_id not in pace for g in both) else "steps"
         times = listed([f"{units.factor(ratio)} ({p})" for p, ratio in host.items()])
-        whose = "host-bound steps" if where else "steps"
         low = f"slow host: {whose} on average {times} those of {day_of(before)}"
-        speeds = listed([f"{p} at {units.percent(1 / ratio)}" for p, ratio in host.items()])
-        said = f"{where}this host ran on average {speeds} of its speed on {day_of(before)}"
         kept = "losses, counters and memory are not affected"
-        bullets.append(f"**{said[0].upper()}{said[1:]}**; {kept}.")
+        bullets.append(f"**{low[0].upper()}{low[1:]}**; {kept}.")
     bullets += [f"**Failed now**: {listed(failed, MOST)}."] if failed else []
     bullets.append(_counted(both, slower, len(moved) - len(shown)))
     regressed = ""
@@ -250,8 +246,8 @@ def _pace(
     times as long each takes, and each case that waits, also one that the earlier run lacks."""
     provider = {c.case_id: c.provider for c in now.run.suite.cases}
     both, unknown = before.waiting & now.waiting, now.waiting - {*_kernels(before.summaries)}
-    alone = [(ids, ids) for ids in (now.waiting, {*provider})]
-    for known, ids in ((both, both | unknown), *alone):
+    now_waits, every = now.waiting, {*provider}
+    for known, ids in ((both, both | unknown), (now_waits, now_waits), (every, every)):
         if moved := _moved_alike([g for g in cases if g.case_id in known], provider):
             least = min(moved.values())
             return moved, {i: moved.get(p, least) for i, p in provider.items() if i in ids}

@@ -151,7 +151,7 @@ def test_other_checkpointing_is_refused(text: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("text", ["on", "1-1"])
-def test_checkpointing_recomputes_layers_and_changes_nothing(
+def test_checkpointing_recomputes_its_layers_and_changes_no_gradient(
     config: ModelConfig, text: str
 ) -> None:
     model, tokens, targets = sharp(config), some_bytes(), some_bytes()
