@@ -123,11 +123,10 @@ def diagnose(suite: Suite, summaries: Sequence[CaseSummary]) -> tuple[Diagnosis,
         elif again and not again.reproduced and _accused(d, s):
             d = replace(d, conclusion=Conclusion.APART, share=None, undecided=())
         found.append(replace(d, then=s.then))
-    untested = (
-        Diagnosis(name=name, conclusion=Conclusion.NOT_TESTED) for name in suite.suspects.not_tested
-    )
+    for name in suite.suspects.not_tested:
+        found.append(Diagnosis(name=name, conclusion=Conclusion.NOT_TESTED))
     order = [*Conclusion]
-    return tuple(sorted((*found, *untested), key=lambda d: order.index(d.conclusion)))
+    return tuple(sorted(found, key=lambda d: order.index(d.conclusion)))
 
 
 def _accused(d: Diagnosis, suspect: Suspect) -> bool:
@@ -255,9 +254,14 @@ class Candidate:
     """How many times as long its steps take on this host as on one that is not slow."""
 
     @property
-    def against(self) -> int:
-        """How many observations it contradicts."""
-        return len(self.here) - self.here.count(None) - sum(self.agrees)
+    def against(self) -> Sequence[int]:
+        """The observations that it contradicts: 0 is the gap itself."""
+        return [i for i, x in enumerate(self.here) if x is not None and not self.agrees[i]]
+
+    @property
+    def misfit(self) -> tuple[bool, int]:
+        """What does not make the gap fits less than what contradicts all else."""
+        return not self.agrees[0], len(self.against)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +270,7 @@ class Fingerprint:
 
     seen: tuple[Observation, ...]
     candidates: tuple[Candidate, ...]
-    """Those that contradict least come first, of them those nearest to the gap."""
+    """Those that fit best come first, of them those nearest to the gap."""
 
     def quiet(self, suspect: str, here: float) -> float:
         """The metric of the gap as it would be with this suspect on a host that is not slow."""
@@ -297,9 +301,8 @@ def fingerprint(
         here = tuple(_here(run, ok, ok[i].case, o) for o in seen)
         by, both = pace.get(i, 1.0), zip(here, seen, strict=True)
         agrees = tuple(x is not None and _agrees(x, o, by) for x, o in both)
-        one = Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees, pace=by)
-        found.append(one)
-    found.sort(key=lambda c: (c.against, abs(math.log((c.here[0] or math.inf) / gap.seen))))
+        found.append(Candidate(case_id=i, suspects=tuple(of), here=here, agrees=agrees, pace=by))
+    found.sort(key=lambda c: (c.misfit, abs(math.log((c.here[0] or math.inf) / gap.seen))))
     some = tuple(found[:MAX_CANDIDATES])
     return Fingerprint(seen=seen, candidates=some) if some else None
 

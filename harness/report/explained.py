@@ -29,8 +29,7 @@ def line(
         return f"the gap ({units.factor(gap.factor)}) is too small to explain by one run"
     seen = units.quantity(gap.metric, gap.seen)
     if again and not again.reproduced:
-        here = _again(again, suite)
-        return f"not known: that day's settings give {here}"
+        return f"not known: that day's settings give {_again(again, gap.metric)}"
     own = [d for d in tested if not d.is_control]
     if own and all(d.then == "off" for d in own):
         return f"not explained: nothing that was tested was on in the run that made {seen}"
@@ -50,9 +49,10 @@ def line(
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
         are = "are" if len(others) > 1 else "is"
         more = f"; so {are} {listed([*others])}{known}" if others else ""
-        agree = [c.suspects for c in marks.candidates if not c.against] if marks else []
-        if others and agree == [(nearest.name,)]:
-            more = "; no other suspect fits all that was measured here"
+        best = _best(marks) if marks else []
+        if others and [c.suspects for c in best] == [(nearest.name,)]:
+            much = "as much" if best[0].against else "all that was measured here"
+            more = f"; no other suspect fits {much}"
         return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
@@ -61,20 +61,19 @@ def line(
     return f"not explained: no suspect costs enough here{rest}"
 
 
-def _again(again: Reproduction, suite: Suite) -> str:
+def _again(again: Reproduction, metric: str) -> str:
     """`4,030 tokens/s here, 149x as much`."""
-    assert suite.suspects
-    here = units.quantity(suite.suspects.gap.metric, again.here)
-    return f"{here} here, {units.factor(again.times)} as much"
+    return f"{units.quantity(metric, again.here)} here, {units.factor(again.times)} as much"
 
 
 def reproduced_sentence(again: Reproduction | None, of: Study) -> str:
     """Whether the settings of that day reproduce the gap; empty without a case of them."""
-    if again is None:
+    suspects = of.run.suite.suspects
+    if again is None or suspects is None:
         return ""
     does = "reproduces it" if again.reproduced else "does not reproduce it, whatever it costs here"
     settings = "With that day's settings, as far as the suite has them,"
-    made = _again(again, of.run.suite)
+    made = _again(again, suspects.gap.metric)
     return f"{settings} {of.names[again.case_id]} makes {made}: that {does}."
 
 
@@ -131,26 +130,32 @@ def fingerprint_table(found: Fingerprint | None, of: Study) -> Table | None:
         rows.append((_observed(o, of.run.suite), _number(o, o.seen), *cells))
     names = [f">{_name(c, of.names)}" for c in found.candidates]
     columns = ("seen in that run", ">then", *names)
-    remark = fingerprint_sentence(found, of.names)
+    remark = fingerprint_sentence(found, of.names, of.run.suite)
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
 
-def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str]) -> str:
-    """Which candidates contradict least of what was seen."""
-    least = found.candidates[0].against
-    best = [c for c in found.candidates if c.against == least]
-    only = "Only " if len(best) < len(found.candidates) else ""
+def _best(found: Fingerprint) -> Sequence[Candidate]:
+    return [c for c in found.candidates if c.misfit == found.candidates[0].misfit]
+
+
+def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str], suite: Suite) -> str:
+    """Which candidates fit best what was seen, and what the only one contradicts."""
+    best, seen = _best(found), found.seen
     if not any(any(c.agrees) for c in found.candidates):
-        return f"None agrees with any of {units.plural('observation', len(found.seen))}."
+        return f"None agrees with any of {units.plural('observation', len(seen))}."
     names, agree = listed([_name(c, short) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
     of = units.plural("observation", max(len(c.here) - c.here.count(None) for c in best))
-    all_ = "with all that was measured here, " if not least else "with most, " if only else "with "
-    said = f"{only}{names} {agree} {all_}{counts} of {of}"
-    if not any(c.agrees[0] for c in found.candidates):
-        said += f"; none makes {_number(found.seen[0], found.seen[0].seen)}"
-    if any(c.pace != 1 for c in found.candidates):
-        said += "; tokens/s compared as on a host that is not slow"
+    others, said = len(best) < len(found.candidates), f"{names} {agree} with"
+    if not best[0].against:
+        said = f"{'only ' if others else ''}{said} all that was measured here, {counts} of {of}"
+    else:
+        apart = listed([_observed(seen[i], suite) for i in best[0].against])
+        said += f" {counts} of {of}{f', not with {apart}' if not best[1:] else ''}"
+    makes = [c for c in found.candidates if c.agrees[0]]
+    if not makes or (makes == best and best[0].against and others):
+        no = "no other makes about" if makes else "none makes"
+        said += f"; {no} {_number(seen[0], seen[0].seen)}"
     return f"{said[0].upper()}{said[1:]}."
 
 

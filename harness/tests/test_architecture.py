@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 929,  # the modules beside the rooms
-    "harness/analysis": 4_253,
+    "harness/analysis": 4_256,
     "harness/bisect": 1_521,
     "harness/cli": 1_831,
     "harness/executor": 288,
@@ -62,7 +62,7 @@ MOST_LINES = {
     "harness/measure": 2_113,
     "harness/program": 1_562,
     "harness/records": 1_878,
-    "harness/report": 4_718,
+    "harness/report": 4_723,
     "harness/runner": 2_094,
     "harness/store": 733,
     "harness/suite": 1_914,
