@@ -15,7 +15,7 @@ from harness.gate import compare as comparing
 from harness.gate import policy
 from harness.gate.plan import Request
 from harness.gate.policy import ChosenSuite, Policy
-from harness.gate.records import GateVerdict, Mode
+from harness.gate.records import GateRecord, Mode
 from harness.gate.session import carry_out
 from harness.git.repository import WORKING_TREE, Repository
 from harness.records import Run
@@ -103,7 +103,7 @@ def _run_of(name: str, root: Path) -> Run | None:
         return None
 
 
-def _measured(request: Request) -> GateVerdict:
+def _measured(request: Request) -> GateRecord:
     """Two commits, or a commit and the working tree, measured now; a HarnessError if both are the
     same code, or if the request cannot be carried out."""
     repository = Repository.around(Path.cwd())

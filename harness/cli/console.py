@@ -18,7 +18,7 @@ from harness import units
 from harness.analysis.bounds import timeout_bound
 from harness.analysis.study import Foreseen, Study
 from harness.analysis.summary import summarise
-from harness.gate.records import GateCase, GateVerdict, State, VerdictSubject
+from harness.gate.records import GateCase, GateRecord, GateSubject, State
 from harness.git.repository import WORKING_TREE
 from harness.machine.doctor import verdict as verdict_of
 from harness.machine.doctor import worst
@@ -310,11 +310,11 @@ def differences(found: Sequence[Difference], baseline: str, candidate: str) -> R
     return rows
 
 
-def judged(verdict: GateVerdict) -> RenderableType:
+def judged(verdict: GateRecord) -> RenderableType:
     """The two sides of a comparison and how they differ; every case; the answer last."""
     lines: list[RenderableType] = []
     cases = worst_first(verdict.cases)
-    if verdict.subject is VerdictSubject.COMPARISON:
+    if verdict.subject is GateSubject.COMPARISON:
         lines += [_sides(verdict), Text()]
         lines += [differences(verdict.differences, "baseline", "candidate"), Text()]
         cases.sort(key=lambda c: c.state in (State.NEW, State.MISSING))
@@ -325,7 +325,7 @@ def judged(verdict: GateVerdict) -> RenderableType:
     subject = verdict.subject.capitalize()
     lines.append(Text.assemble(f"{subject}: ", decision, f"  {gate_text.verdict_reason(verdict)}"))
     lines += [Text(f"  {step}") for step in gate_text.next_steps(verdict)]
-    if verdict.subject is VerdictSubject.GATE and verdict.decision is not Decision.GO:
+    if verdict.subject is GateSubject.GATE and verdict.decision is not Decision.GO:
         effect = "blocks" if verdict.blocks else "does not block"
         setting = gate_text.undecided_text(verdict)
         why = f"says {setting}" if setting else f"has stage {verdict.stage}"
@@ -337,7 +337,7 @@ def judged(verdict: GateVerdict) -> RenderableType:
     return Group(*lines)
 
 
-def _sides(verdict: GateVerdict) -> Table:
+def _sides(verdict: GateRecord) -> Table:
     rows = table()
     for name, side in (("baseline", verdict.baseline), ("candidate", verdict.candidate)):
         if side is not None:

@@ -8,14 +8,14 @@ import typer
 
 from harness.cli import options
 from harness.errors import HarnessError
-from harness.gate.records import GateVerdict, decode
+from harness.gate.records import GateRecord, decode
 from harness.integrations.annotations import annotations
 from harness.integrations.junit import junit
 from harness.integrations.page import page
 
 Format = Literal["junit", "page", "annotations"]
 
-_RENDERERS: Mapping[str, Callable[[GateVerdict], str]] = {
+_RENDERERS: Mapping[str, Callable[[GateRecord], str]] = {
     "junit": junit,
     "page": page,
     "annotations": annotations,

@@ -13,7 +13,7 @@ from harness.errors import HarnessError
 from harness.gate import counters as counting
 from harness.gate import decide
 from harness.gate.policy import Policy, PolicyForm
-from harness.gate.records import GateCase, GateVerdict, Mode, State, VerdictSubject, side_of
+from harness.gate.records import GateCase, GateRecord, GateSubject, Mode, State, side_of
 from harness.gate.unpaired import CARD_CV, DAY_CV, compare_stored, too_few
 from harness.machine import drift, facts
 from harness.records import Case, Comparison, Decision, Facts, Finding, Measurement, Outcome, Run
@@ -38,7 +38,7 @@ def runs(
     filters: Sequence[str] = (),
     counters: bool = False,
     across: bool = False,
-) -> GateVerdict:
+) -> GateRecord:
     """Compare a stored run with that of a study, in their times or their counters per step; a
     HarnessError if they are the same run, or have no case that passes the filters. With `across`
     they are judged even if their environments differ."""
@@ -65,17 +65,17 @@ def runs(
         cases = [_across(c, spoilt[c.case_id]) if c.case_id in spoilt else c for c in cases]
     cases += [_lacking(candidate, i, State.NEW) for i in after if i not in before]
     cases += [_lacking(candidate, i, State.MISSING) for i in before if i not in after]
-    return GateVerdict(
+    return GateRecord(
         mode=Mode.COUNTERS if counters else Mode.BASELINE,
         baseline=side_of(baseline),
         candidate=side_of(candidate),
         differences=around,
         cases=tuple(cases),
-        subject=VerdictSubject.COMPARISON,
+        subject=GateSubject.COMPARISON,
     )
 
 
-def commits(verdict: GateVerdict, environments: Sequence[Run]) -> GateVerdict:
+def commits(verdict: GateRecord, environments: Sequence[Run]) -> GateRecord:
     """The verdict of a gate on two commits, as that of a comparison; `environments` has a stored
     run of each side, if there are any."""
     both = [run.environment for run in environments]

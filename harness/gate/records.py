@@ -1,4 +1,4 @@
-"""The verdict of a gate: all that a renderer (JUnit, step summary, annotations, comment) needs.
+"""The record of a gate: what was compared, the findings that decide, all that a renderer needs.
 
 `encode` of harness.report.series.gate_text writes it as JSON, `decode` reads it. Times are SI;
 ratios are candidate over baseline, so above one is slower.
@@ -33,7 +33,7 @@ class Stage(StrEnum):
     BLOCK = "block"  # a NO-GO blocks the change
 
 
-class VerdictSubject(StrEnum):
+class GateSubject(StrEnum):
     GATE = "gate"  # a change or a tree, by a policy
     COMPARISON = "comparison"  # two runs or commits, without a policy; blocks nothing
 
@@ -135,7 +135,7 @@ def side_of(run: Run) -> GateSide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateVerdict:
+class GateRecord:
     schema: Literal[6] = 6
     mode: Mode
     stage: Stage = Stage.SHADOW
@@ -155,7 +155,7 @@ class GateVerdict:
     """ISO 8601, UTC."""
     gpu_s: float = 0.0
     """Total duration of all processes."""
-    subject: VerdictSubject = VerdictSubject.GATE
+    subject: GateSubject = GateSubject.GATE
     differences: tuple[Difference, ...] = ()
     """Of the environments, in a comparison; the most suspect first."""
 
@@ -171,10 +171,10 @@ class GateVerdict:
         return self.blocks and self.decision is not Decision.NO_GO
 
 
-def decode(text: str | bytes, place: str) -> GateVerdict:
+def decode(text: str | bytes, place: str) -> GateRecord:
     """The verdict that `encode` wrote; a HarnessError that names the `place` if it is not one."""
     try:
-        return parse(text, GateVerdict)
+        return parse(text, GateRecord)
     except ValueError as error:
         raise HarnessError(
             f"{place} is not a verdict of a gate: {error}", "Write one: harness gate --verdict FILE"

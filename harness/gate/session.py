@@ -9,7 +9,7 @@ from harness.analysis import comparison, summary
 from harness.errors import HarnessError
 from harness.gate import counters, decide
 from harness.gate.plan import Ground, Plan, Request, Say, gone, opened, prepared, unfit
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State, VerdictSubject
+from harness.gate.records import GateCase, GateRecord, GateSide, GateSubject, Mode, Stage, State
 from harness.gate.sources import PROSE, same_step
 from harness.records import Comparison, Decision, Facts, Finding, Pair, Thresholds
 from harness.runner.interleave import Bench, Observer, Side, Task, pairs
@@ -20,7 +20,7 @@ Key = tuple[str, str]
 """Suite and case id."""
 
 
-def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
+def carry_out(request: Request, observer: Observer, say: Say) -> GateRecord:
     """Judge a change or a tree; a HarnessError if that cannot be carried out. At Ctrl-C or SIGTERM
     worktrees and workers are removed, and all finished measurements are stored."""
     with ExitStack() as held:
@@ -32,7 +32,7 @@ def carry_out(request: Request, observer: Observer, say: Say) -> GateVerdict:
         return _judged(request, prepared(request, ground, held, say), held, observer)
 
 
-def _unchanged(request: Request, ground: Ground) -> GateVerdict:
+def _unchanged(request: Request, ground: Ground) -> GateRecord:
     """The verdict of a change that leaves the code as it is: nothing is measured."""
     check, same = decide.AGAINST[request.mode], {"same_code": True}
     found = Finding(check=check, decision=Decision.GO, facts=same)
@@ -44,9 +44,9 @@ def _unchanged(request: Request, ground: Ground) -> GateVerdict:
     return _verdict(request, ground, cases)
 
 
-def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> GateVerdict:
+def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> GateRecord:
     """The verdict by what is known without a measurement, and these cases."""
-    return GateVerdict(
+    return GateRecord(
         mode=request.mode,
         stage=Stage(ground.policy.form.stage),
         policy=ground.policy.path,
@@ -56,7 +56,7 @@ def _verdict(request: Request, ground: Ground, cases: Sequence[GateCase]) -> Gat
         findings=ground.trees.findings,
         started_at=ground.began,
         ended_at=now(),
-        subject=VerdictSubject.COMPARISON if request.given else VerdictSubject.GATE,
+        subject=GateSubject.COMPARISON if request.given else GateSubject.GATE,
     )
 
 
@@ -74,7 +74,7 @@ class _Answers:
     """Of the whole."""
 
 
-def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateVerdict:
+def _judged(request: Request, plan: Plan, held: ExitStack, observer: Observer) -> GateRecord:
     if plan.sound:
         answers = _measured(request, plan, held, observer)
     else:

@@ -3,7 +3,7 @@
 GitHub keeps ten annotations of each kind; the step summary has all.
 """
 
-from harness.gate.records import GateVerdict, Stage
+from harness.gate.records import GateRecord, Stage
 from harness.records import Decision, worst_first
 from harness.report.markdown import clipped, plain
 from harness.report.series.gate_text import case_text, stated, verdict_reason
@@ -13,7 +13,7 @@ MAX_MESSAGE = 2000
 MAX_PROPERTY = 200
 
 
-def annotations(verdict: GateVerdict) -> str:
+def annotations(verdict: GateRecord) -> str:
     """At most MOST commands, one per line, for the standard output of a step."""
     lines = [(verdict.decision, str(verdict.subject), verdict_reason(verdict), "")]
     lines += [(f.decision, f.check, stated(f), "") for f in verdict.findings]
@@ -29,7 +29,7 @@ def command(kind: str, decision: Decision, about: str, message: str, file: str) 
     return f"::{kind} title={title}{where}::{_data(clipped(plain(message), MAX_MESSAGE))}"
 
 
-def _kind(decision: Decision, verdict: GateVerdict) -> str:
+def _kind(decision: Decision, verdict: GateRecord) -> str:
     """What is undecided is a notice unless it blocks; the shadow stage has notices only."""
     if verdict.stage is Stage.SHADOW:
         return "notice"

@@ -7,7 +7,7 @@ stage nothing fails.
 from collections import defaultdict
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from harness.gate.records import GateVerdict, Stage
+from harness.gate.records import GateRecord, Stage
 from harness.records import Decision
 from harness.report.markdown import clipped, plain
 from harness.report.series import gate_text
@@ -17,7 +17,7 @@ MAX_LINE = 500
 COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def junit(verdict: GateVerdict) -> str:
+def junit(verdict: GateRecord) -> str:
     """The document: a test suite for each suite file, a test for each case and for the verdict."""
     whole = str(verdict.subject)
     tests: defaultdict[str, list[Element]] = defaultdict(list)
@@ -45,7 +45,7 @@ def junit(verdict: GateVerdict) -> str:
 
 
 def _judged(
-    verdict: GateVerdict,
+    verdict: GateRecord,
     name: str,
     decision: Decision,
     reason: str,

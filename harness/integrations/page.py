@@ -4,7 +4,7 @@ Text from the verdict cannot add HTML, links or mentions.
 """
 
 from harness import units
-from harness.gate.records import GateCase, GateVerdict, Stage
+from harness.gate.records import GateCase, GateRecord, Stage
 from harness.records import Decision, worst_first
 from harness.report.markdown import cell, code
 from harness.report.series import gate_text
@@ -29,7 +29,7 @@ _STAGES = {
 }
 
 
-def page(verdict: GateVerdict) -> str:
+def page(verdict: GateRecord) -> str:
     """The verdict, its evidence, and its worst cases."""
     cases = worst_first(verdict.cases)
     values = {
@@ -52,7 +52,7 @@ def page(verdict: GateVerdict) -> str:
     return rendered("verdict.md.j2", values)
 
 
-def _effect(verdict: GateVerdict) -> str:
+def _effect(verdict: GateRecord) -> str:
     """What follows from the verdict, and which setting decides that."""
     blocked = "is blocked" if verdict.blocks else "is not blocked"
     setting = gate_text.undecided_text(verdict)

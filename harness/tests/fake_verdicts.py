@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.gate.records import GateCase, GateSide, GateVerdict, Mode, Stage, State
+from harness.gate.records import GateCase, GateRecord, GateSide, Mode, Stage, State
 from harness.records import Change, CompiledKernel, Decision, Finding
 from harness.tests.fake_runs import comparison, ratio
 
@@ -52,8 +52,8 @@ FASTER = gate_case(
 )
 
 
-def gate_verdict(*cases: GateCase, **changes: Any) -> GateVerdict:
-    return GateVerdict(
+def gate_verdict(*cases: GateCase, **changes: Any) -> GateRecord:
+    return GateRecord(
         **{
             "mode": Mode.RELATIVE,
             "stage": Stage.BLOCK,

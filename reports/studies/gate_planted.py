@@ -26,7 +26,7 @@ from statistics import median
 
 from harness import units
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateVerdict, Mode
+from harness.gate.records import GateCase, GateRecord, Mode
 from harness.gate.session import carry_out
 from harness.records import Case, Decision, Measurement
 from harness.report.series.gate_text import plain, reason
@@ -194,7 +194,7 @@ class Scratch:
         commit(self.folder, {}, branch=name)
         git(self.folder, "checkout", "--quiet", "main")
 
-    def gate(self, head: str, *, proof: bool) -> GateVerdict:
+    def gate(self, head: str, *, proof: bool) -> GateRecord:
         """Judge a branch against `main`."""
         before = Path.cwd()
         os.chdir(self.folder)

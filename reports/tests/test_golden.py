@@ -29,7 +29,7 @@ from harness.analysis.scaling import fit
 from harness.analysis.study import Study
 from harness.analysis.verdict import by_case, judge
 from harness.gate.compare import runs
-from harness.gate.records import GateCase, GateVerdict, Mode
+from harness.gate.records import GateCase, GateRecord, Mode
 from harness.gate.unpaired import FEWEST, compare_stored
 from harness.machine.drift import changed, differences, measured
 from harness.records import (
@@ -199,7 +199,7 @@ def of_two(a: Run, b: Run) -> dict[str, Values]:
     }
 
 
-def _compared(compared: GateVerdict) -> dict[str, Values]:
+def _compared(compared: GateRecord) -> dict[str, Values]:
     method = "stored" if compared.mode is Mode.BASELINE else compared.mode
     return {
         "whole": [

@@ -14,7 +14,7 @@ from harness.cli import main as cli
 from harness.errors import HarnessError
 from harness.gate.compare import commits
 from harness.gate.compare import runs as compare
-from harness.gate.records import GateVerdict, State
+from harness.gate.records import GateRecord, State
 from harness.records import (
     Case,
     Counters,
@@ -63,7 +63,7 @@ def side(
     return run(six, measure, env=env or at(name), run_id=f"run-{name}", folder=f"runs/run-{name}")
 
 
-def of(compared: GateVerdict, case_id: str) -> tuple[Decision, State, str | None]:
+def of(compared: GateRecord, case_id: str) -> tuple[Decision, State, str | None]:
     (found,) = (c for c in compared.cases if c.case_id == case_id)
     return found.decision, found.state, found.change
 
@@ -201,7 +201,7 @@ def test_the_working_tree_is_compared_with_a_commit(
     git(root, "add", SUITE)  # staged, unlike the rest
     before = fingerprint(root)
 
-    answers: list[GateVerdict] = []
+    answers: list[GateRecord] = []
     monkeypatch.setattr(console, "judged", answers.append)
     said = harness("compare", "main", ".", "--counters", "--suite", SUITE, cwd=root)
 

@@ -12,7 +12,7 @@ from harness.analysis.summary import summarise
 from harness.gate import counters, decide
 from harness.gate.decide import CaseEvidence
 from harness.gate.policy import Policy, parse
-from harness.gate.records import CounterChange, GateCase, Mode, State, VerdictSubject, decode
+from harness.gate.records import CounterChange, GateCase, GateSubject, Mode, State, decode
 from harness.records import (
     Change,
     Comparison,
@@ -214,7 +214,7 @@ def test_a_policy_says_what_blocks(stage: str, inconclusive: str, blocked: list[
 
 
 def test_next_steps_suit_the_mode_and_the_request() -> None:
-    counting, only = {"mode": Mode.COUNTERS}, {"subject": VerdictSubject.COMPARISON}
+    counting, only = {"mode": Mode.COUNTERS}, {"subject": GateSubject.COMPARISON}
     more = gate_case(decision=NO_GO, counters=COUNTED[0], findings=(COUNTED[1],))
     gone = gate_case(decision=OPEN, state=State.MISSING)
     uncompared = gate_case(decision=OPEN, state=State.UNCOMPARED)

@@ -12,7 +12,7 @@ import pytest
 from harness.errors import HarnessError, SuiteError
 from harness.gate import session
 from harness.gate.plan import Request
-from harness.gate.records import GateCase, GateVerdict, Mode, State, decode
+from harness.gate.records import GateCase, GateRecord, Mode, State, decode
 from harness.gate.session import carry_out
 from harness.records import Case, Counters, Decision, Measurement, Outcome, TensorDigest
 from harness.report.series.gate_text import next_steps, reason, verdict_reason
@@ -34,7 +34,7 @@ from harness.tests.gate_repositories import (
 
 GO, NO_GO, OPEN = Decision.GO, Decision.NO_GO, Decision.INCONCLUSIVE
 
-Interleaved = tuple[GateVerdict, Path]
+Interleaved = tuple[GateRecord, Path]
 SYNC = "float(__import__('torch').ones(1)[0])"
 
 
@@ -44,7 +44,7 @@ class Quiet:
     def ended(self, place: str, measurement: Measurement) -> None: ...
 
 
-def judge(folder: Path, **request: object) -> GateVerdict:
+def judge(folder: Path, **request: object) -> GateRecord:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.delenv("TRITON_INTERPRET", raising=False)  # it would make this machine unfit
@@ -55,7 +55,7 @@ def case_id(provider: str) -> str:
     return f"sleep/{provider}/step_s=0.004"
 
 
-def of(verdict: GateVerdict, provider: str) -> GateCase:
+def of(verdict: GateRecord, provider: str) -> GateCase:
     (found,) = (c for c in verdict.cases if c.case_id == case_id(provider))
     return found
 

@@ -10,7 +10,7 @@ from functools import partial
 from harness import units
 from harness.gate.compare import ENVIRONMENT
 from harness.gate.counters import CHECK, RENEW
-from harness.gate.records import GateCase, GateVerdict, Mode, Stage, State, VerdictSubject
+from harness.gate.records import GateCase, GateRecord, GateSubject, Mode, Stage, State
 from harness.records import WORST_FIRST, Change, Decision, Finding
 from harness.report.text import fact_text, filled, words
 
@@ -96,7 +96,7 @@ def case_text(case: GateCase) -> str:
     return "\n".join(lines)
 
 
-def undecided_text(verdict: GateVerdict) -> str:
+def undecided_text(verdict: GateRecord) -> str:
     """The setting of the policy by which an undecided verdict blocks or not; else empty."""
     settled = verdict.decision in (Decision.GO, Decision.NO_GO)
     if settled or verdict.stage is not Stage.BLOCK:
@@ -104,7 +104,7 @@ def undecided_text(verdict: GateVerdict) -> str:
     return f"inconclusive: {'block' if verdict.blocks else 'neutral'}"
 
 
-def verdict_reason(verdict: GateVerdict) -> str:
+def verdict_reason(verdict: GateRecord) -> str:
     """What decided, as one sentence."""
     decision = verdict.decision
     if decision is Decision.GO:
@@ -137,10 +137,10 @@ def _passed(cases: Sequence[GateCase]) -> str:
     return f"{text}; {new} new" if new else text
 
 
-def next_steps(verdict: GateVerdict) -> Iterator[str]:
+def next_steps(verdict: GateRecord) -> Iterator[str]:
     """What to do next, in sentences with a command or a setting."""
     counting, policy = verdict.mode is Mode.COUNTERS, verdict.policy
-    compared = verdict.subject is VerdictSubject.COMPARISON  # nothing is to be merged
+    compared = verdict.subject is GateSubject.COMPARISON  # nothing is to be merged
     if _not_measured(verdict.cases):
         yield "to measure it all the same: the option --measure"
     if any(f.check == ENVIRONMENT for case in verdict.cases for f in case.findings):
@@ -172,7 +172,7 @@ def next_steps(verdict: GateVerdict) -> Iterator[str]:
         yield "to compare with a commit instead: harness gate --counters --base REF"
 
 
-def encode(verdict: GateVerdict) -> str:
+def encode(verdict: GateRecord) -> str:
     """The verdict as JSON, with its exit status."""
     fields = plain(verdict) | {"cases": [plain(case) for case in verdict.cases]}
     fields["next_steps"] = [*next_steps(verdict)]
@@ -180,7 +180,7 @@ def encode(verdict: GateVerdict) -> str:
     return json.dumps(fields, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def plain(answer: GateCase | GateVerdict) -> dict[str, object]:
+def plain(answer: GateCase | GateRecord) -> dict[str, object]:
     """All that it says, for JSON."""
     why = reason(answer) if isinstance(answer, GateCase) else verdict_reason(answer)
     found = [{**asdict(f), "reason": stated(f)} for f in answer.findings]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.gate.plan import Request
-from harness.gate.records import GateVerdict
+from harness.gate.records import GateRecord
 from harness.records import Decision
 from harness.store import reader
 from harness.suite import load as suites
@@ -20,7 +20,7 @@ from reports.studies import gate_planted
 CASE_ID = "sleep/a/step_s=0.004"
 
 
-def gate_by_text(request: Request, observer: object, say: object) -> GateVerdict:
+def gate_by_text(request: Request, observer: object, say: object) -> GateRecord:
     """In place of a gate: NO-GO if the head's module of workloads holds a delay."""
     slower = "_slower(" in git(Path.cwd(), "show", f"{request.head}:toysuites/workloads.py")
     decision, ratio = (Decision.NO_GO, 2.0) if slower else (Decision.GO, 1.0)
@@ -77,7 +77,7 @@ def test_known_step_times_spare_the_gate_of_one_commit() -> None:
         def plant(self, name: str, delays_s: dict[str, float]) -> None:
             planted[name] = delays_s
 
-        def gate(self, head: str, *, proof: bool) -> GateVerdict:
+        def gate(self, head: str, *, proof: bool) -> GateRecord:
             return gate_verdict(gate_case(CASE_ID, Decision.NO_GO, baseline_s=0.004))
 
     found = gate_planted.study(Scratch(), [0.5], 0, 1.0, {CASE_ID: 0.004})  # type: ignore[arg-type]
