@@ -303,7 +303,7 @@ def doctor(environment: Environment, checks: Sequence[Check]) -> RenderableType:
 def differences(found: Sequence[Difference], baseline: str, candidate: str) -> RenderableType:
     """How two machines differ, the most likely cause of another number first."""
     if not found:
-        return Text(f"{baseline} and {candidate}: no difference that could change a number")
+        return Text(f"{baseline} and {candidate}: no difference between their environments")
     rows = table("differs", escape(baseline), candidate, "how it could change a number")
     for d in found:
         rows.add_row(*map(escape, (d.name, d.baseline, d.candidate, d.how)))

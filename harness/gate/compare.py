@@ -131,7 +131,7 @@ def _judged(
     times: Mapping[str, Comparison] = {}
     if not counters:
         times, few = _times(a, b, [c for c in both if timed or c.case_id not in changed])
-        why = {**changed, **few}
+        why = {**few, **changed}
     counted = {c.case_id: counting.compare(a.of(c.case_id), b.of(c.case_id)) for c in both}
     cases = []
     for summed in (s for s in of.summaries if s.case.case_id in counted):

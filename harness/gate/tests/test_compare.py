@@ -147,6 +147,8 @@ def test_a_case_with_another_setting_is_compared_and_the_difference_is_named() -
     edited = replace(b, suite=replace(b.suite, sha256="another"))
     assert {c.comparison for c in compare(a, Study(edited)).cases} == {None}
     assert "axis batch is 1" in reason(compare(a, Study(edited), counters=True).cases[0])
+    few = replace(b, measurements=tuple(replace(m, steady=False) for m in b.measurements))
+    assert "axis batch is 1" in reason(compare(a, Study(few)).cases[0]), "before how few there are"
 
 
 def counting(host_syncs: int, step_s: float = 0.1) -> Measure:
