@@ -1,11 +1,12 @@
 """Under what conditions a run was measured, and what its time and its steps cost."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harness import units
 from harness.analysis.study import Study
 from harness.machine import requirements
-from harness.records import CaseSummary, CostPlan, Environment, Grade, Outcome, Run
+from harness.records import CaseSummary, CostPlan, Environment, Estimate, Grade, Outcome, Run
 from harness.report.tables import NONE, Table, settings_text, unknown
 from harness.report.text import quoted
 
@@ -200,33 +201,36 @@ def cost(of: Study) -> Table | None:
 
 
 def cost_sentence(of: Study) -> str:
-    """` 50,000 steps would take 8 min ($0.28) with NSA.`: the fastest case of `cost`."""
+    """` 50,000 steps: 8 min ($0.28) with NSA.`: the fastest case; of two processes only times."""
     plan = of.run.suite.cost
-    steps = [
-        (e.value, f" of {s.tokens:,} tokens" if s.tokens else "", of.names[s.case.case_id])
-        for s in of.summaries
-        if plan and plan.match.accepts(s.case) and (e := s.metrics.get("step_s"))
-    ]
-    if plan is None or not steps:
+    asked = [s for s in of.summaries if plan and plan.match.accepts(s.case)]
+    asked = [s for s in asked if "step_s" in s.metrics]
+    if plan is None or not asked:
         return ""
-    step_s, size, name = min(steps)
-    took = _time_and_money(step_s, plan)
-    return f" {plan.steps:,} steps{size} would take {took} with {name}."
+    fastest = min(asked, key=lambda s: s.metrics["step_s"].value)
+    size = f" of {fastest.tokens:,} tokens" if fastest.tokens else ""
+    step, name = fastest.metrics["step_s"], of.names[fastest.case.case_id]
+    plan = replace(plan, usd_per_gpu_hour=None) if step.both else plan
+    return f" {plan.steps:,} steps{size}: {_took(step, plan)} with {name}."
 
 
 def _extrapolated(s: CaseSummary, plan: CostPlan) -> str:
     """How long the steps of the plan take with a case."""
     e = s.metrics.get("step_s")
     if s.outcome is Outcome.OK and e is not None:
-        if e.both:
-            return " and ".join(dict.fromkeys(_time_and_money(x, plan) for x in e.both))
-        ends = f" (not bounded by {units.plural('process', e.n)})"
+        ends = "" if e.both else f" (not bounded by {units.plural('process', e.n)})"
         if e.low is not None and e.high is not None and units.informs("step_s", e):
             ends = f" [{_time_and_money(e.low, plan)} … {_time_and_money(e.high, plan)}]"
-        return f"{_time_and_money(e.value, plan)}{ends}"
+        return f"{_took(e, plan)}{ends}"
     if s.outcome is Outcome.TIMEOUT and s.lower_bound_s is not None:
         return f"more than {_time_and_money(s.lower_bound_s, plan)}"
     return unknown("not repeatable" if "step_s" in s.apart else units.outcome_name(s.outcome))
+
+
+def _took(step: Estimate, plan: CostPlan) -> str:
+    """Of two processes each, else the mean."""
+    each = (_time_and_money(x, plan) for x in step.both or [step.value])
+    return " and ".join(dict.fromkeys(each))
 
 
 def _time_and_money(step_s: float, plan: CostPlan) -> str:

@@ -49,10 +49,9 @@ def line(
         known = "" if {*others.values()} - {"unknown"} else ", if it was on"
         are = "are" if len(others) > 1 else "is"
         more = f"; so {are} {listed([*others])}{known}" if others else ""
-        best = _best(marks) if marks else []
-        if others and [c.suspects for c in best] == [(nearest.name,)]:
-            much = "as much" if best[0].against else "all that was measured here"
-            more = f"; no other suspect fits {much}"
+        makes = [c.suspects for c in marks.candidates if c.agrees[0]] if marks else []
+        if others and makes == [(nearest.name,)]:
+            more = "; no other suspect comes near"
         return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
@@ -96,7 +95,8 @@ def suspects_table(
         if spared and d.reached and (d.reached > gap.expected) == higher:
             text += f": still {units.quantity(gap.metric, d.reached)} here"
         seen = (_effect(d, gap.metric), *([_effect(then.get(d.name), gap.metric)] if then else []))
-        rows.append((d.name, NONE if d.is_control else d.then, *seen, text))
+        was = NONE if d.is_control else {"on": "yes", "off": "no"}.get(d.then, d.then)
+        rows.append((d.name, was, *seen, text))
     if untested := [d.name for d in found if d not in tested]:
         nothing = [NONE] * (3 if then else 2)
         rows.append((listed(untested), *nothing, str(Conclusion.NOT_TESTED)))
@@ -134,28 +134,21 @@ def fingerprint_table(found: Fingerprint | None, of: Study) -> Table | None:
     return Table(columns=columns, rows=tuple(rows), remarks=(remark,))
 
 
-def _best(found: Fingerprint) -> Sequence[Candidate]:
-    return [c for c in found.candidates if c.misfit == found.candidates[0].misfit]
-
-
 def fingerprint_sentence(found: Fingerprint, short: Mapping[str, str], suite: Suite) -> str:
     """Which candidates fit best what was seen, and what the only one contradicts."""
-    best, seen = _best(found), found.seen
+    best, seen = [c for c in found.candidates if c.misfit == found.candidates[0].misfit], found.seen
     if not any(any(c.agrees) for c in found.candidates):
         return f"None agrees with any of {units.plural('observation', len(seen))}."
     names, agree = listed([_name(c, short) for c in best]), "agree" if best[1:] else "agrees"
     counts = listed([*dict.fromkeys(f"{sum(c.agrees)}" for c in best)])
     of = units.plural("observation", max(len(c.here) - c.here.count(None) for c in best))
-    others, said = len(best) < len(found.candidates), f"{names} {agree} with"
-    if not best[0].against:
-        said = f"{'only ' if others else ''}{said} all that was measured here, {counts} of {of}"
-    else:
-        apart = listed([_observed(seen[i], suite) for i in best[0].against])
-        said += f" {counts} of {of}{f', not with {apart}' if not best[1:] else ''}"
-    makes = [c for c in found.candidates if c.agrees[0]]
-    if not makes or (makes == best and best[0].against and others):
-        no = "no other makes about" if makes else "none makes"
-        said += f"; {no} {_number(seen[0], seen[0].seen)}"
+    all_ = "" if best[0].against else "all that was measured here, "
+    only = "only " if all_ and len(best) < len(found.candidates) else ""
+    said = f"{only}{names} {agree} with {all_}{counts} of {of}"
+    if best[0].against and not best[1:]:
+        said += f", not with {listed([_observed(seen[i], suite) for i in best[0].against])}"
+    if not any(c.agrees[0] for c in found.candidates):
+        said += f"; none makes {_number(seen[0], seen[0].seen)}"
     return f"{said[0].upper()}{said[1:]}."
 
 

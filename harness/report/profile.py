@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from harness import units
 from harness.analysis.roofline import OTHER, OUTSIDE, Bottleneck, Limit, Stack
 from harness.analysis.study import Study
-from harness.records import COUNTERS, SAME_STEP, CaseSummary, Facts, Measurement
+from harness.records import COUNTERS, SAME_STEP, CaseSummary, Facts, Measurement, Outcome
 from harness.report.tables import NONE, Table
 from harness.report.text import filled, listed, own_name, shared_name, words
 
@@ -98,8 +98,8 @@ def limit_sentence(of: Study, cases: Sequence[CaseSummary]) -> str:
 
 def host_bound(of: Study, members: Sequence[CaseSummary]) -> str:
     """`Host-bound: dense SDPA (2 of 3 cases), ….`: whose speed is not that of its kernels."""
-    provider = of.run.suite.provider
-    shown = {s.case.case_id: provider(s.case.workload, s.case.provider) for s in members}
+    ok = [s.case for s in members if s.outcome is Outcome.OK]
+    shown = {case.case_id: of.run.suite.provider(case.workload, case.provider) for case in ok}
     every = Counter(shown.values())
     some = Counter(name for case_id, name in shown.items() if case_id in of.waiting)
     said = (f"{name} ({n} of {units.plural('case', every[name])})" for name, n in some.items())

@@ -164,7 +164,8 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     slow = [(d, e) for d in told if (e := d.effect) and (e.low or 0) > 1]
     step = f"a step at {where}" if where else "a step"
     for d, e in sorted(slow, key=lambda one: -one[1].value):
-        yield f"Keep `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}{units.repeats(e.n)}"
+        keep = "Set" if d.then == "on" else "Keep"  # it was not set that day
+        yield f"{keep} `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}{units.repeats(e.n)}"
 
 
 def _price(run: Run, ids: Iterable[str], processes: int = 1) -> str:

@@ -206,6 +206,8 @@ def _effect(e: Effect, word: Word) -> str:
     if e.within:
         pairs += f", {listed([f'{word(a)}={units.scalar(at)}' for a, at in e.within.items()])}"
     amount = units.ratio(e.ratio)
+    if e.ratio.both and e.pairs > 1:
+        pairs = f"2 processes of {pairs}"
     if e.at_least:
         amount = units.ratio(e.ratio, "least")
     elif e.disagree or max(each) > units.MOST_APART * min(each):

@@ -179,12 +179,10 @@ def test_only_what_does_as_was_seen_agrees() -> None:
     assert (batch.against, batch.agrees) == ([0, 1, 2], (False, False, False))
     assert said == "Only loop agrees with all that was measured here, 3 of 3 observations."
     assert candidates(BUSY, seen=52.0)[1].endswith("; none makes 52 tokens/s.")
-    (loop, _), _ = candidates(OVER_T, BUSY, pace=2.0)
-    assert loop.agrees == (False, True, True), "only a slow host makes it as slow as then"
+    assert candidates(OVER_T, BUSY, pace=2.0)[0][0].agrees == (False, True, True), "a slow host"
     (loop, batch), said = candidates(replace(OVER_T, seen=1.6), replace(BUSY, seen=0.9))
     assert (loop.against, batch.against) == ([1, 2], [0, 1]), "it fits better, with the gap itself"
-    apart = "tokens/s, seq_len=2048 over seq_len=512 and GPU; no other makes about 11 tokens/s."
-    assert said == f"Loop agrees with 1 of 3 observations, not with {apart}"
+    assert "1 of 3 observations, not with tokens/s, seq_len=2048 over seq_len=512 and GPU" in said
 
 
 @pytest.mark.parametrize(
