@@ -142,7 +142,7 @@ def test_every_command_and_option_of_the_harness_exists(page: Path) -> None:
 
 def test_every_function_that_carries_a_number_to_a_page_exists() -> None:
     text = (ROOT / "harness/README.md").read_text(encoding="utf-8")
-    hops = text.partition("A hop (→) is")[2].partition("###")[0]
+    hops = text.partition("An arrow (→) hands")[2].partition("###")[0]
     assert 10 < hops.count("→") <= 15
     for module, names in re.findall(r"`(\w+)\.([\w,\s]+)`", hops):
         source = "".join(p.read_text() for p in (ROOT / "harness").rglob(f"{module}.py"))
