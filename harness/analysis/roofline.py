@@ -152,10 +152,12 @@ def bottleneck(
     if all(m.steady is False and min([m.kept_s[0], *m.warmup_s]) > COLD * m.kept_s[-1] for m in ok):
         facts = {"first": ok[0].kept_s[0], "last": ok[0].kept_s[-1]}
         return Bottleneck(limit=Limit.COLD, clock=clock, facts=facts)
-    timed = next((m for m in ok if m.breakdown and m.breakdown.launch_gap is not None), None)
+    timed = [(m, b) for m in ok if (b := m.breakdown) and b.launch_gap is not None]
     waits: Mapping[Limit, float] = {}
-    if timed is not None and timed.breakdown is not None:
-        busy, waits = _waits(timed, timed.breakdown, peaks)
+    if timed:
+        each = [_waits(m, b, peaks) for m, b in timed]
+        busy = fmean(of_one for of_one, _ in each)
+        waits = {kind: fmean(w.get(kind, 0.0) for _, w in each) for kind in WAITS}
     elif nvml := [r for m in ok if (r := readings(m, "gpu_utilisation", ("sampling",)))]:
         busy = fmean(map(fmean, nvml))
     else:
@@ -174,14 +176,9 @@ def bottleneck(
         by = {"compute": Limit.COMPUTE, "bandwidth": Limit.BANDWIDTH}
         limit = by.get(summary.roofline_by, Limit.LAUNCHES)
     found = Bottleneck(
-        limit=limit,
-        busy=busy,
-        profiled=timed is not None,
-        waits=waits,
-        share=share,
-        clock=clock,
+        limit=limit, busy=busy, profiled=bool(timed), waits=waits, share=share, clock=clock
     )
-    counts = (timed.counters if timed else None) or Counters()
+    counts = (timed[0][0].counters if timed else None) or Counters()
     return replace(found, facts=_facts(found, summary.roofline_by, counts.host_syncs or 0))
 
 

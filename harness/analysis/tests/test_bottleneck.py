@@ -34,6 +34,7 @@ SENT = {"communication_s": REDUCE.time_s}
 def found(
     busy: float | None = None,
     *,
+    apart: float = 0.0,
     launches: int = 10,
     syncs: int = 0,
     kernels: tuple[Use, ...] = (),
@@ -45,13 +46,15 @@ def found(
 ) -> Bottleneck | None:
     """The limit of a step in which the GPU works for this share, by its profile."""
     one = case({"name": "a"})
-    work = Breakdown(
-        step_s=STEP_S, device_busy_s=None if busy is None else busy * STEP_S, **(where or {})
-    )
+
+    def work(share: float) -> Profile:
+        made = Breakdown(step_s=STEP_S, device_busy_s=share * STEP_S, **(where or {}))
+        return Profile(kernels=kernels, breakdown=made, steps=2)
+
     measured: list[Measurement] = [
         replace(
             m,
-            profile=None if busy is None else Profile(kernels=kernels, breakdown=work, steps=2),
+            profile=None if busy is None else work(busy + apart * (m.process - 1)),
             counters=Counters(kernel_launches=launches, host_syncs=syncs, steps=2),
             samples_s=(STEP_S,) * 20,
             **changes,
@@ -85,7 +88,7 @@ def limit(**known: Any) -> Limit | None:
         ({"busy": 0.98, "kernels": (REDUCE, Use(name="gemm", calls=1, time_s=0.01))}, Limit.GPU),
         ({"busy": 0.98, "kernels": (REDUCE,), "where": {**SENT, "exposed_s": 0.0}}, Limit.GPU),
         ({"busy": 0.98, "where": {**SENT, "exposed_s": 0.003}}, Limit.COMMUNICATION),
-        ({"busy": 0.85}, Limit.BOTH),
+        ({"busy": 0.85, "apart": 0.1}, Limit.BOTH),  # the mean of 0.75, 0.85 and 0.95
         ({"busy": 0.97}, Limit.GPU),
         ({"busy": 0.97, "share": 0.3}, Limit.BELOW),
         ({"busy": 0.97, "share": 0.7}, Limit.COMPUTE),

@@ -136,11 +136,7 @@ def test_a_large_effect_that_leaves_enough_speed_says_so_beside_the_earlier_one(
 @pytest.mark.parametrize(
     ("times", "then", "said"),
     [
-        (
-            149.0,
-            "on",
-            "not known: that day's settings give 4,920 tokens/s here, 150x as much",
-        ),
+        (149.0, "on", "not known: that day's settings give 4,920 tokens/s here, 150x as much"),
         (1.2, "on", "loop, which was on, is enough by itself: 40 tokens/s here"),
         (1.2, "off", "not explained: nothing that was tested was on in the run that made 33"),
     ],
