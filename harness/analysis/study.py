@@ -35,6 +35,8 @@ class Study:
         suite = replace(run.suite, parts=parts)
         self.run = replace(run, measurements=tuple(known), suite=suite)
         """Without the tokens that are withdrawn; the questions name its GPU."""
+        self.pace: Mapping[str, float] = {}
+        """Case id -> how many times as long its steps take by its host; set by a comparison."""
 
     @cached_property
     def names(self) -> Mapping[str, str]:

@@ -145,12 +145,8 @@ def verdict(v: Verdict) -> RenderableType:
             escape(r.rule),
             escape(rule_sentence(r)),
         )
-    head = Text.assemble(
-        "Verdict: ",
-        (v.said, DECISION_STYLE[v.decision]),
-        f"  (decided by: {v.decided_by})",
-    )
-    return Group(head, rules)
+    said = v.said, DECISION_STYLE[v.decision]
+    return Group(Text.assemble("Verdict: ", said, f"  (decided by: {v.decided_by})"), rules)
 
 
 def ending(of: Study, page: Path | None) -> RenderableType:

@@ -12,6 +12,7 @@ from harness.cli import report as pages
 from harness.cli.options import out, say, show
 from harness.errors import HarnessError
 from harness.records import Run, gpu_matches
+from harness.report.answer import excused
 from harness.report.series.rules import judged_by
 from harness.store import reader
 from harness.suite import load as suites
@@ -90,7 +91,7 @@ def show_(
         pages.show_cases(of)
         side = not rules and run.environment.command[1:2] in (("gate",), ("compare",))
         judged = "One side of a gate or comparison, which has the verdict. By a suite: --rules"
-        out.print(judged if side else console.verdict(of.verdict))
+        out.print(judged if side else console.verdict(excused(of)))
         show(f"Run: {run.folder}")
         raise typer.Exit(0 if side else of.verdict.decision.exit_status)
     show(pivots.pivot(runs, rows, cols, metric or "step_s", only or ()))

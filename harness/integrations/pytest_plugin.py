@@ -110,6 +110,7 @@ class SuiteFile(pytest.File):
         """Finish the run, release the machine, and judge the run by the rules of its suite."""
         from harness.analysis.study import Study
         from harness.records import Decision
+        from harness.report.answer import excused
         from harness.report.markdown import plain
         from harness.report.text import rest_command
         from harness.report.verdict_text import verdict_sentence
@@ -126,7 +127,7 @@ class SuiteFile(pytest.File):
         elif cases < whole:
             said = f"no verdict on the suite: {cases} of {whole} cases were selected"
         else:
-            verdict = Study(run).verdict
+            verdict = excused(Study(run))
             good = verdict.decision is Decision.GO
             said = f"verdict: {verdict.said}: {plain(verdict_sentence(verdict))}"
         lines = f"{run.suite.path}: {said}\nrun: {run.folder}"

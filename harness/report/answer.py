@@ -88,17 +88,17 @@ def named(v: Verdict, of: Study, fits: Sequence[ScalingFit] = ()) -> Verdict:
     return _each(v, about, lambda rule: rule and _worded(rule, suite))
 
 
-def excused(v: Verdict, pace: Mapping[str, float]) -> Verdict:
+def excused(of: Study) -> Verdict:
     """The verdict in which a speed is open, not missed, if it is missed by no more than the host of
     the run is slower, or met by the kernels alone on a slow host, or likely missed where the host
-    sets it, and its rule is no NO-GO. `pace` is how many times as long the steps of a case take by
-    that."""
+    sets it, and its rule is no NO-GO."""
 
     def result(r: RuleResult) -> RuleResult:
         if r.decision is Decision.NO_GO:
             return r
-        return replace(r, findings=tuple(excuse(f, r.stated, pace) for f in r.findings))
+        return replace(r, findings=tuple(excuse(f, r.stated, of.pace) for f in r.findings))
 
+    v = of.verdict
     return replace(v, rule=v.rule and result(v.rule), rules=tuple(map(result, v.rules)))
 
 

@@ -59,10 +59,10 @@ class _Page:
         run = of.run
         self.of, self.before = of, before
         self.changed = since(before, of) if before else None
-        pace = self.changed.pace if self.changed else {}
-        self.verdict = answer.excused(of.verdict, pace)
+        of.pace = self.changed.pace if self.changed else {}
+        self.verdict = answer.excused(of)
         self.expected = [
-            (e, [answer.excuse(f, e, pace) for f in by_case(e, of.summaries)])
+            (e, [answer.excuse(f, e, of.pace) for f in by_case(e, of.summaries)])
             for e in run.suite.expectations
         ]
         first = remedies.slowest(self.verdict)
@@ -71,7 +71,7 @@ class _Page:
         self.causes = causes(of)
         self.earlier = diagnose(run.suite, before.summaries) if before else ()
         self.again = of.reproduction
-        self.marks = fingerprint(run, of.summaries, pace)
+        self.marks = fingerprint(run, of.summaries, of.pace)
         device = run.environment.device_name
         self.why = explained.line(of.diagnoses, run.suite, device, self.again, self.marks)
         # With the names to show, without what other sections say.

@@ -22,7 +22,7 @@ from harness.records import (
     Verdict,
     pairs,
 )
-from harness.report.answer import named
+from harness.report.answer import excused, named
 from harness.report.markdown import clipped
 from harness.report.tables import NONE, Table
 from harness.report.text import alone_command, command_text, listed, together_sentences, why_ended
@@ -141,7 +141,7 @@ Line = tuple[str, str]
 
 def verdict_lines(of: Study) -> Iterator[Line]:
     """The verdict in one sentence, and the rules that are not met."""
-    v = named(of.verdict, of)
+    v = named(excused(of), of)
     decided = [r for r in v.rules if r.decides]
     unmet = [r for r in decided if r.decision is not Decision.GO]
     said = f"{verdict_sentence(v, 1)}{_checked(of.run)}" if len(unmet) < 2 else ""
