@@ -19,7 +19,7 @@ from harness.suite.positions import dumped, read
 
 SWEEP = ("name", "providers", "axes", "zip", "exclude", "env", "measure")
 CHECKS = ("allow", "kernels", "operators")
-LIMITS = ("processes", "most_processes", "timeout_s", "stall_s", "telemetry", "profile")
+LIMITS = ("processes", "most_processes", "timeout_s", "stall_s", "profile")
 LEFT_OUT = {"workload": SWEEP + CHECKS, "setting": LIMITS}
 """Keys and settings that do not change the time of a step."""
 

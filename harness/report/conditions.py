@@ -137,7 +137,7 @@ def time_use_sentence(run: Run) -> str:
     wall_s, work_s, overhead_s = used
     work = units.percent(work_s / wall_s)
     return (
-        f"{units.duration(wall_s)}: {work} work (accuracy, counting, warm-up, sampling); "
+        f"{units.duration(wall_s)}: {work} work (accuracy, warm-up, sampling, counting, profile); "
         f"overhead {units.duration(overhead_s)} per process"
     )
 

@@ -50,9 +50,10 @@ def line(
         are = "are" if len(others) > 1 else "is"
         more = f"; so {are} {listed([*others])}{known}" if others else ""
         makes = [c.suspects for c in marks.candidates if c.agrees[0]] if marks else []
+        is_ = "is enough by itself"
         if others and makes == [(nearest.name,)]:
-            more = "; no other suspect comes near"
-        return f"{nearest.name}{on} is enough by itself{here}{more}{elsewhere}"
+            is_, more = f"comes nearest of {len(enough)} that are enough by themselves", ""
+        return f"{nearest.name}{on} {is_}{here}{more}{elsewhere}"
     if some := [d.name for d in found if d.conclusion is Conclusion.CONTRIBUTES]:
         return f"not explained; in part by {listed(some)}{elsewhere}"
     untested = [d.name for d in found if d not in tested]

@@ -89,7 +89,7 @@ def table(found: Sequence[Cause], names: Mapping[str, str]) -> Table | None:
 
 def sentences(found: Sequence[Cause], names: Mapping[str, str]) -> Iterator[str]:
     """The first cause, every setting without effect, and a mechanism, for the first screen."""
-    words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism here"}
+    words = {CauseKind.SLOW_STEPS: "Seen", CauseKind.DISPATCH: "Mechanism in these cases"}
     for i, c in enumerate(found):
         if i == 0 or c.kind in (CauseKind.DEAD, CauseKind.FALLBACK, CauseKind.DISPATCH):
             yield f"**{words.get(c.kind, 'Cause')}: {c.kind}**: {_where(c, names)}: {evidence(c)}."

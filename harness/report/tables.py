@@ -362,7 +362,7 @@ def _count(s: CaseSummary) -> str:
     step = s.metrics.get("step_s")
     if step is None:
         return str(s.apart["step_s"].n if s.apart else 0)
-    return f"{step.n} × {step.samples // step.n}"
+    return f"{step.n} × {step.samples / step.n:.0f}"
 
 
 def _range(metric: str, low: float | None, high: float | None) -> str:
