@@ -99,6 +99,7 @@ class Limit(StrEnum):
     SYNCS = "host syncs"
     LAUNCHES = "launches"
     HOST = "host"
+    GRAPH = "gaps between the kernels of a CUDA graph"
     BOTH = "host and GPU"
     COMPUTE = "compute"
     BANDWIDTH = "memory bandwidth"
@@ -164,7 +165,10 @@ def bottleneck(
         return Bottleneck(limit=Limit.NOT_MEASURED, clock=clock)
     roofline = summary.metrics.get("roofline_share")
     share = roofline.value if roofline else None
-    if busy < HOST_BELOW:
+    one = any(m.counters and m.counters.kernel_launches == 1 and launches(m) is None for m in ok)
+    if busy < BUSY_FROM and one:  # the step is one graph
+        limit = Limit.GRAPH
+    elif busy < HOST_BELOW:
         limit = next((kind for kind, part in waits.items() if part >= HALF), Limit.HOST)
     elif busy < BUSY_FROM:
         limit = Limit.BOTH

@@ -12,7 +12,6 @@ from harness.analysis import scaling, summary, suspects
 from harness.analysis.bounds import precision_of
 from harness.analysis.dead_axes import DeadAxis, dead_axes
 from harness.analysis.effects import Effect, Versus, effects, versus
-from harness.analysis.recorded import launches
 from harness.analysis.roofline import Bottleneck, Limit, bottleneck, bound
 from harness.analysis.scaling import ScalingFit
 from harness.analysis.suspects import Diagnosis, Reproduction
@@ -92,9 +91,7 @@ class Study:
     def waiting(self) -> set[str]:
         """The cases in which the GPU waits for the host; a step that is one CUDA graph does not."""
         by_host = (Limit.HOST, Limit.SYNCS, Limit.LAUNCHES)
-        hidden = [m for m in self.run.measurements if m.counters and launches(m) is None]
-        graphs = {m.case_id for m in hidden if m.counters and m.counters.kernel_launches == 1}
-        return {i for i, b in self.bottlenecks.items() if b.limit in by_host} - graphs
+        return {i for i, b in self.bottlenecks.items() if b.limit in by_host}
 
 
 def case_names(suite: Suite) -> dict[str, str]:

@@ -51,7 +51,7 @@ MOST_MODULES = 14
 
 MOST_LINES = {
     "harness": 929,  # the modules beside the rooms
-    "harness/analysis": 4_255,
+    "harness/analysis": 4_256,
     "harness/bisect": 1_521,
     "harness/cli": 1_828,
     "harness/executor": 288,
