@@ -89,7 +89,7 @@ def judge(
         device=device,
         not_measured=suite.decides_for if elsewhere else "",
         here=decisive.decision if elsewhere else None,
-        partial=f"{len(asked)} of {whole} cases" if len(asked) < whole else "",
+        partial=f"{len(asked):,} of {whole:,} cases" if len(asked) < whole else "",
     )
 
 

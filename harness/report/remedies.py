@@ -154,7 +154,8 @@ def next_steps(
     yield from (remedy(c, run) for c in later[:1])
     if v.partial and not v.not_measured:
         rest = rest_command(run.stopped, run.folder) if run.stopped else f"harness run {suite}"
-        yield f"Run {'the rest' if run.stopped else 'all'} of the suite: `{rest}`"
+        more = "the rest of the suite" if run.stopped else f"all {v.partial.rpartition(' of ')[2]}"
+        yield f"Run {more}: `{rest}`"
 
 
 def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
@@ -164,8 +165,7 @@ def _keep_out(diagnoses: Sequence[Diagnosis], where: str) -> Iterator[str]:
     slow = [(d, e) for d in told if (e := d.effect) and (e.low or 0) > 1]
     step = f"a step at {where}" if where else "a step"
     for d, e in sorted(slow, key=lambda one: -one[1].value):
-        keep = "Set" if d.then == "on" else "Keep"  # it was not set that day
-        yield f"{keep} `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}{units.repeats(e.n)}"
+        yield f"Use `{d.remedy}`: with {d.name} {step} is {units.ratio(e)}{units.repeats(e.n)}"
 
 
 def _price(run: Run, ids: Iterable[str], processes: int = 1) -> str:

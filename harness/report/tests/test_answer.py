@@ -97,7 +97,7 @@ NO = "**No** (Is it twice as fast as dense?): "
     ("changes", "said", "step"),
     [
         ({}, YES, "Nothing: every limit that decides is met."),
-        ({"left_out": 4}, YES, "Run all of the suite"),
+        ({"left_out": 4}, YES, "Run all 8 cases: `harness run"),
         ({"dense_s": 1.5}, NO, "Speed up nsa, seq_len=2048 by "),
         ({"dense_s": 1.5, "deciding": ("fast",)}, "**No, for information** (Is it", "Nothing"),
         ({"dense_s": 2.0, "deciding": ("fast",)}, "**Open, for information** (Is it", ""),
