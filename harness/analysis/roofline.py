@@ -99,7 +99,7 @@ class Limit(StrEnum):
     SYNCS = "host syncs"
     LAUNCHES = "launches"
     HOST = "host"
-    GRAPH = "gaps between the kernels of a CUDA graph"
+    GRAPH = "launch and gaps of a CUDA graph"
     BOTH = "host and GPU"
     COMPUTE = "compute"
     BANDWIDTH = "memory bandwidth"
